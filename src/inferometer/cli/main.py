@@ -1,0 +1,69 @@
+"""`inferometer`: the verbs, each imported when it is called, so that `--help` is instant."""
+
+import importlib
+import os
+import sys
+
+import click
+
+from inferometer import __version__
+from inferometer.errors import UserError
+
+VERBS = {
+    "run": "Measure an endpoint: from a URL or a YAML file to a verdict.",
+    "serve": "Start the reference server: OpenAI endpoints on a simulator whose timing is known.",
+    "report": "Print the report of a stored run again, or export it.",
+    "calibrate": "Measure this machine's own ceiling and added latency, against a null server.",
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="inferometer")
+def main() -> None:
+    """Says how fast a model server really is.
+
+    \b
+    inferometer run http://127.0.0.1:8000        measure what runs there
+    inferometer run bench.yaml --set load.rate=50
+    inferometer report runs/LATEST               the same report again
+
+    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input.
+
+    Shell completion: eval "$(_INFEROMETER_COMPLETE=bash_source inferometer)" (or zsh_source, fish_source).
+    """
+
+
+def entry() -> None:
+    """The console script: a UserError is one line on stderr and status 2."""
+    try:
+        status = main(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except UserError as error:
+        click.echo(f"inferometer: {error.what}", err=True)
+        if error.remedy:
+            click.echo(f"  next: {error.remedy}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("inferometer: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away: `inferometer report RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

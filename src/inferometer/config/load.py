@@ -1,0 +1,210 @@
+"""From a YAML file and `--set` overrides to a Config, or to an error that names the key and the nearest right one."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from inferometer.config.schema import Bursts, Config, Ramp, Seconds, Stages, Steps, Window
+from inferometer.errors import UserError
+from inferometer.units import parse_seconds
+
+
+def load(path: str, overrides: Iterable[str] = ()) -> Config:
+    """Read the file at `path` and apply `key.path=value` overrides."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}", "give the path of a YAML file, or a URL that starts with http"
+        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file", "give a YAML file in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{path}:{where} is not YAML: {getattr(error, 'problem', error)}", "mend the file") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: holds no sections", "it needs at least `server: {url: ...}`")
+    return from_mapping(tree, overrides, source=path)
+
+
+def from_mapping(tree: dict[str, Any], overrides: Iterable[str] = (), source: str = "config") -> Config:
+    """A Config from plain dicts and lists."""
+    tree = _copy(tree)
+    for override in overrides:
+        _apply(tree, override)
+    load_ = tree.get("load")
+    if isinstance(load_, dict) and "stages" in load_:
+        load_.setdefault("type", "stages")
+    try:
+        config: Config = msgspec.convert(tree, Config, dec_hook=_quantity)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), tree, source) from None
+    _check_ends(config, source)
+    return config
+
+
+def _copy(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {str(key): _copy(value) for key, value in tree.items()}
+    return [_copy(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """`load.rate=50` or `load.stages.0.rate=50`: the value is read as YAML."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {override}: not of the form key=value", "write for example --set load.rate=50")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"--set {override}: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
+    *path, last = key.strip().split(".")
+    node: Any = tree
+    for name in path:
+        node = node[_position(node, name, override)] if isinstance(node, list) else node.setdefault(name, {})
+        if not isinstance(node, dict | list):
+            raise UserError(
+                f"--set {override}: {name} is a single value, not a section", "see docs/config.md for the keys"
+            )
+    if isinstance(node, list):
+        node[_position(node, last, override)] = value
+    else:
+        node[last] = value
+
+
+def _position(items: list[Any], name: str, override: str) -> int:
+    if not name.isdecimal() or int(name) >= len(items):
+        raise UserError(
+            f"--set {override}: {name!r} is not an entry of that list", f"it has the entries 0 to {len(items) - 1}"
+        )
+    return int(name)
+
+
+def _quantity(kind: type, value: object) -> object:
+    if kind is Seconds:
+        return Seconds(parse_seconds(value))
+    if kind is Window:
+        text = str(value)
+        if text != "auto" and not text.isdecimal():
+            try:
+                parse_seconds(value)
+            except ValueError:
+                raise ValueError(
+                    f"expected a count of requests, a duration such as 5s, or auto, got {value!r}"
+                ) from None
+        return Window(text)
+    raise NotImplementedError(kind)
+
+
+def _check_ends(config: Config, source: str) -> None:
+    """Every stage must end, and a rate that varies over time needs the time."""
+    stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
+    for number, stage in enumerate(stages):
+        where = f"load.stages.{number}" if isinstance(config.load, Stages) else "load"
+        if not stage.duration and not stage.requests:
+            raise UserError(
+                f"{source}: {where} never ends", f"give {where}.duration (such as 30s) or {where}.requests, more than 0"
+            )
+        if isinstance(stage, Ramp | Steps | Bursts) and not stage.duration:
+            raise UserError(f"{source}: {where}.duration is missing", "a rate that changes needs the time to do so")
+        if isinstance(stage, Bursts) and not stage.on:
+            raise UserError(f"{source}: {where}.on is 0", "give the time that a burst lasts")
+    if config.server.urls == []:
+        raise UserError(f"{source}: server.url is an empty list", "give at least one base URL")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+_AT = re.compile(r" - at `\$(.*)`$")
+
+
+def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
+    """msgspec's message, said in the file's own terms."""
+    found = _AT.search(message)
+    path = [part for part in re.split(r"[.\[\]]+", found[1] if found else "") if part and part != "..."]
+    what = _AT.sub("", message)
+    where = ".".join(path)
+    if unknown := re.search(r"unknown field `(.*)`", what):
+        keys = _keys_at(path, tree)
+        near = difflib.get_close_matches(unknown[1], keys, 1, 0.5)
+        here = ".".join([*path, unknown[1]])
+        remedy = f"did you mean {'.'.join([*path, near[0]])}?" if near else f"known here: {', '.join(keys)}"
+        return UserError(f"{source}: unknown key {here}", remedy)
+    if missing := re.search(r"missing required field `(.*)`", what):
+        return UserError(
+            f"{source}: {'.'.join([*path, missing[1]])} is missing", "add it; docs/config.md says what it takes"
+        )
+    if tag := re.search(r"Invalid (?:enum )?value '?(.*?)'?$", what):
+        choices = _choices(path, tree)
+        near = difflib.get_close_matches(tag[1], choices, 1, 0.5)
+        remedy = f"did you mean {near[0]}? " if near else ""
+        return UserError(f"{source}: {where}: there is no {tag[1]!r}", f"{remedy}it takes {' | '.join(choices)}")
+    return UserError(
+        f"{source}: {where or 'the file'}: {_plain(what)}, got {_value_at(path, tree)!r}", "see docs/config.md"
+    )
+
+
+def _plain(what: str) -> str:
+    if bound := re.match(r"Expected `(\w+)` (>=|>|<=|<) ([\d.]+)", what):
+        words = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}[bound[2]]
+        return f"must be {words} {float(bound[3]):g}"
+    if kinds := re.match(r"Expected `(.*)`, got `(.*)`", what):
+        names = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a section",
+                 "array": "a list", "null": "nothing"}  # fmt: skip
+        return "must be " + " or ".join(
+            names.get(kind.strip(), kind.strip()) for kind in kinds[1].split("|") if kind.strip() != "null"
+        )
+    return re.sub(r", got .*", "", what)
+
+
+def _value_at(path: list[str], tree: Any) -> Any:
+    for name in path:
+        try:
+            tree = tree[int(name)] if isinstance(tree, list) else tree[name]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return tree
+
+
+def _keys_at(path: list[str], tree: dict[str, Any]) -> list[str]:
+    kinds = _structs_at(path, tree)
+    return sorted({f.encode_name for kind in kinds for f in msgspec.structs.fields(kind)})
+
+
+def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
+    """What the literal or tag at `path` may be."""
+    if path[-1] == "type":
+        return sorted(kind.__struct_config__.tag for kind in _structs_at(path[:-1], {}))
+    for kind in _structs_at(path[:-1], tree):
+        hint = get_type_hints(kind).get(path[-1])
+        literals = [arg for part in (get_args(hint) or ()) for arg in get_args(part)] or list(get_args(hint))
+        if literals:
+            return [str(value) for value in literals]
+    return []
+
+
+def _structs_at(path: list[str], tree: Any) -> list[Any]:
+    """The section classes that may stand at `path`; the tree's own `type` keys choose among variants."""
+    kinds: list[Any] = [Config]
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+        if name.isdecimal():
+            continue
+        kinds = [s for kind in kinds if (hint := get_type_hints(kind).get(name)) for s in _structs_in(hint)]
+        tag = tree.get("type") if isinstance(tree, dict) else None
+        chosen = [kind for kind in kinds if tag is not None and kind.__struct_config__.tag == tag]
+        kinds = chosen or kinds
+    return kinds
+
+
+def _structs_in(hint: Any) -> list[Any]:
+    if get_origin(hint) in (Union, UnionType, Annotated, list):
+        return [s for part in get_args(hint) for s in _structs_in(part)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []

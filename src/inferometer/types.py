@@ -1,0 +1,127 @@
+"""The types that cross a border between folders: few, frozen and slotted.
+
+workload -> Request      schedule -> Plan      wire -> Call, Event      engine -> rows (records.py)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Messages = list[dict[str, object]]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One thing to ask: a prompt or a list of chat messages, and the lengths that are known beforehand."""
+
+    id: int
+    payload: str | Messages
+    n_in: int
+    """Tokens of the prompt by the workload's tokenizer; 0 where they were not counted."""
+    n_out: int
+    """Tokens wanted of the answer; 0 leaves the length to the server."""
+
+
+# --- what a plan is made of ------------------------------------------------------------------------------------------
+
+
+class OpenStage(msgspec.Struct, frozen=True):
+    """Send at these instants, whatever the server does."""
+
+    instants: NDArray[np.int64]
+    """Nanoseconds after the stage's start, ascending."""
+    duration: int
+    """Nanoseconds until the next stage starts."""
+    cap: int = 0
+    """Requests in flight at the most; 0 is no cap."""
+    drop: bool = False
+    """What happens at the cap: wait (the wait is charged to the request) or be dropped (a row, and INVALID)."""
+
+
+class ClosedStage(msgspec.Struct, frozen=True):
+    """Keep this many requests in flight; ends after `requests` or `duration` (ns), whichever comes first (0: no such end)."""
+
+    concurrency: int
+    requests: int = 0
+    duration: int = 0
+    ramp_up: int = 0
+    """The first requests of the users start evenly over these nanoseconds."""
+    think: int = 0
+    """Nanoseconds between an answer and the user's next request."""
+
+
+Stage = OpenStage | ClosedStage
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """When to ask. A shard's plan has the ids `first_id, first_id + id_step, ...`, so that the union of all is the whole."""
+
+    stages: tuple[Stage, ...]
+    first_id: int = 0
+    id_step: int = 1
+
+
+# --- what a decoder says ---------------------------------------------------------------------------------------------
+
+
+class Tokens(msgspec.Struct, frozen=True, gc=False):
+    """A chunk of the answer arrived that carries `n` tokens of content, reasoning or tool call."""
+
+    n: int
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """The server's own counts; -1 where it does not say."""
+
+    n_in: int
+    n_out: int
+    cached: int = -1
+    reasoning: int = -1
+
+
+class End(msgspec.Struct, frozen=True, gc=False):
+    """The answer is complete. `keep_alive` says whether the connection may carry another request."""
+
+    keep_alive: bool
+
+
+class Fail(msgspec.Struct, frozen=True, gc=False):
+    """The answer is a failure: a short code (see wire/failures.py) and the server's message, bounded."""
+
+    code: str
+    message: str
+    keep_alive: bool = False
+
+
+Event = Tokens | Usage | End | Fail
+
+
+class Decoder(Protocol):
+    """Turns the bytes of one answer into events. Sans-IO: no socket, no clock."""
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """Bytes as they came; the events they complete. After End or Fail nothing more is fed."""
+        ...
+
+    def eof(self) -> Sequence[Event]:
+        """The server closed the connection; says End or Fail."""
+        ...
+
+    @property
+    def status(self) -> int:
+        """The protocol's status (HTTP: 200, 503 ...); 0 before it is known."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """What was answered, for servers that give no usage: their tokens are counted after the run."""
+        ...
+
+
+class Call(msgspec.Struct, frozen=True):
+    """The bytes to write, and what reads the answer."""
+
+    data: bytes
+    decoder: Callable[[], Decoder]

@@ -1,0 +1,64 @@
+"""Quantities with units, read and written in one place: `50ms`, `10s`, `2m`, `64KiB`."""
+
+import math
+import re
+
+NS = 1_000_000_000
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BYTES = {
+    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_TERM = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)")
+
+
+def parse_seconds(value: object) -> float:
+    """`1.5`, `"1.5"`, `"90s"`, `"1m30s"` or `"250ms"` as seconds; ValueError says what is accepted."""
+    return _parse(value, _SECONDS, 1.0, "a duration such as 10s, 250ms or 1m30s")
+
+
+def parse_bytes(value: object) -> int:
+    """`4096`, `"64KiB"` or `"1.5GB"` as bytes."""
+    return int(_parse(value, {k: float(v) for k, v in _BYTES.items()}, 1.0, "a size such as 4096, 64KiB or 1GB"))
+
+
+def _parse(value: object, units: dict[str, float], bare: float, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected {expected}, got {value!r}")
+    if not isinstance(value, str):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        return value * bare
+    total, at = 0.0, 0
+    while at < len(value.rstrip()):
+        term = _TERM.match(value, at)
+        if term is None or (term[2] and term[2] not in units) or (not term[2] and at > 0):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        total += float(term[1]) * (units[term[2]] if term[2] else bare)
+        at = term.end()
+    if at == 0:
+        raise ValueError(f"expected {expected}, got {value!r}")
+    return total
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: three significant digits and the unit that suits them."""
+    if math.isnan(seconds):
+        return "-"
+    size = abs(seconds)
+    if size >= 99.95:
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if size >= 0.9995 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return "0 s" if size == 0 else f"{seconds * 1e9:.3g} ns"
+
+
+def format_bytes(count: float) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
