@@ -8,6 +8,8 @@ MISSING: it is excluded and counted, never 0.
 """
 
 import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -39,8 +41,9 @@ ROW = np.dtype(
         ("shard", "<i2"),
         ("url", "<i2"),  # which of the base URLs
         ("status", "<i2"),  # the protocol's: HTTP 200, 503 ...; 0: none came
-        ("failure", "<u2"),  # 0: ok; else 1 + the place in the list of failures
+        ("failure", "<i4"),  # 0: ok; else 1 + the place in the list of failures
         ("counted_by", "<i1"),  # who counted n_out: see COUNTED_BY
+        ("attempts", "<i1"),  # 2 where a stale connection made it be sent again
         ("open_loop", "<i1"),  # 1 where the plan had set the instant
     ]
 )
@@ -104,3 +107,64 @@ class Records(msgspec.Struct, frozen=True):
     """A place in PHASES for each row."""
     failures: tuple[Failure, ...]
     samples: tuple[Sample, ...]
+
+
+# --- a run: the records, and what is known about where they come from -------------------------------------------------
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stage asked for; 0 where it does not apply."""
+
+    type: str
+    """As the config names it: constant, poisson ... closed."""
+    open: bool
+    name: str = ""
+    rate: float = 0.0
+    """Open loop: requests a second, on average over the stage."""
+    duration: float = 0.0
+    """Seconds, as `ramp_up` and `think`."""
+    requests: int = 0
+    concurrency: int = 0
+    """Closed loop: requests in flight. Open loop: the cap."""
+    ramp_up: float = 0.0
+    think: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How the run ended."""
+
+    interrupted: bool = False
+    errors: tuple[str, ...] = ()
+    """Workers that died or hung, one line each."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """manifest.json: everything about a run that is not a record."""
+
+    schema: int = 1
+    inferometer: str
+    started: str
+    """Wall clock at t=0, ISO 8601."""
+    t0_wall_ns: int
+    config: dict[str, object]
+    """With secrets removed."""
+    plan: tuple[StagePlan, ...]
+    workload: dict[str, object]
+    """`distinct`: different prompts; `output`: tokens wanted of every answer, where all want the same; `digest` ..."""
+    clock: dict[str, object]
+    """`stamps`: kernel | user; its source, its offset ..."""
+    seeds: dict[str, int]
+    versions: dict[str, str]
+    host: dict[str, object]
+    outcome: Outcome = Outcome()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A whole run, as the store reads it."""
+
+    folder: Path
+    manifest: Manifest
+    records: Records
+    chunk_total: int
+    chunks: Callable[[], Iterator[Chunks]]
+    """The chunk columns from the start, in pieces small enough to hold; read when asked for."""

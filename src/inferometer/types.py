@@ -38,6 +38,9 @@ class OpenStage(msgspec.Struct, frozen=True):
     """Requests in flight at the most; 0 is no cap."""
     drop: bool = False
     """What happens at the cap: wait (the wait is charged to the request) or be dropped (a row, and INVALID)."""
+    first_id: int = 0
+    id_step: int = 1
+    """The requests have the ids first_id, first_id + id_step, ...: a shard's ids and instants are every Kth of the whole."""
 
 
 class ClosedStage(msgspec.Struct, frozen=True):
@@ -47,20 +50,22 @@ class ClosedStage(msgspec.Struct, frozen=True):
     requests: int = 0
     duration: int = 0
     ramp_up: int = 0
-    """The first requests of the users start evenly over these nanoseconds."""
+    """The users start evenly over these nanoseconds: user j at ramp_offset + j ramp_up / concurrency."""
+    ramp_offset: int = 0
+    """0 in the whole; a shard's users start between those of the others."""
     think: int = 0
     """Nanoseconds between an answer and the user's next request."""
+    first_id: int = 0
+    id_step: int = 1
 
 
 Stage = OpenStage | ClosedStage
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """When to ask. A shard's plan has the ids `first_id, first_id + id_step, ...`, so that the union of all is the whole."""
+    """When to ask: stages in a row. A shard's plan has the same stages; the union of all shards' is exactly the whole."""
 
     stages: tuple[Stage, ...]
-    first_id: int = 0
-    id_step: int = 1
 
 
 # --- what a decoder says ---------------------------------------------------------------------------------------------
@@ -99,7 +104,11 @@ Event = Tokens | Usage | End | Fail
 
 
 class Decoder(Protocol):
-    """Turns the bytes of one answer into events. Sans-IO: no socket, no clock."""
+    """Turns the bytes of a connection's answers, one after the other, into events. Sans-IO: no socket, no clock."""
+
+    def reset(self) -> None:
+        """Be ready for the next answer on the same connection."""
+        ...
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """Bytes as they came; the events they complete. After End or Fail nothing more is fed."""
@@ -120,8 +129,14 @@ class Decoder(Protocol):
         ...
 
 
-class Call(msgspec.Struct, frozen=True):
-    """The bytes to write, and what reads the answer."""
+class Calls(msgspec.Struct, frozen=True):
+    """The requests of a shard as bytes: the nth is heads[url] + its id + tails[n], so that nothing is encoded after t=0."""
 
-    data: bytes
+    heads: tuple[bytes, ...]
+    """For each base URL: the request line and headers, up to the value of the id's header."""
+    tails: tuple[bytes, ...]
+    """The rest: the last headers and the body. Used in turn."""
+    n_in: tuple[int, ...]
+    n_out: tuple[int, ...]
     decoder: Callable[[], Decoder]
+    """What makes a connection's decoder."""

@@ -15,8 +15,8 @@ from inferometer.errors import UserError
 from inferometer.units import parse_seconds
 
 
-def load(path: str, overrides: Iterable[str] = ()) -> Config:
-    """Read the file at `path` and apply `key.path=value` overrides."""
+def read_tree(path: str) -> dict[str, Any]:
+    """The YAML file at `path` as plain dicts and lists."""
     try:
         tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,23 +31,30 @@ def load(path: str, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path}:{where} is not YAML: {getattr(error, 'problem', error)}", "mend the file") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: holds no sections", "it needs at least `server: {url: ...}`")
-    return from_mapping(tree, overrides, source=path)
+    return tree
 
 
 def from_mapping(tree: dict[str, Any], overrides: Iterable[str] = (), source: str = "config") -> Config:
-    """A Config from plain dicts and lists."""
+    """A Config from plain dicts and lists, with `key.path=value` overrides applied."""
     tree = _copy(tree)
     for override in overrides:
         _apply(tree, override)
-    load_ = tree.get("load")
-    if isinstance(load_, dict) and "stages" in load_:
-        load_.setdefault("type", "stages")
+    _default_types(tree)
     try:
         config: Config = msgspec.convert(tree, Config, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise _explain(str(error), tree, source) from None
     _check_ends(config, source)
     return config
+
+
+def _default_types(tree: dict[str, Any]) -> None:
+    """`type` may be left out where another key tells it, or where the default is meant."""
+    load, data = tree.get("load"), tree.get("data")
+    if isinstance(load, dict):
+        load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")
+    if isinstance(data, dict):
+        data.setdefault("type", "prompts" if "prompts" in data else "jsonl" if "path" in data else "synthetic")
 
 
 def _copy(tree: Any) -> Any:

@@ -1,6 +1,6 @@
 """The one schema. Field names are a contract; docs/config.md is generated from what stands here (config/reference.py)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -67,7 +67,7 @@ class Server(_Section):
         Meta(description="The body field that limits the answer's length."),
     ] = "max_tokens"
     body: Annotated[
-        dict[str, object], Meta(description="More body fields, sent as they are: `{temperature: 0, top_p: 0.9}`.")
+        dict[str, Any], Meta(description="More body fields, sent as they are: `{temperature: 0, top_p: 0.9}`.")
     ] = field(default_factory=dict)
     headers: Annotated[dict[str, str], Meta(description="More request headers. Their values are not stored.")] = field(
         default_factory=dict

@@ -1,0 +1,52 @@
+"""What to ask: from a spec and a seed to requests. A request is a function of (spec, seed, id), whoever builds it.
+
+    synthetic.py   prompts of exactly so many tokens
+    prompts.py     prompts from the command line or the config
+    jsonl.py       a file of prompts or messages
+    tokenizer.py   counts tokens: the built-in one, or a local folder's
+
+A kind of data is a module with build(spec, seed, ids), distinct(spec) and content(spec).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from types import ModuleType
+
+import msgspec
+
+from inferometer.config.schema import Data, Jsonl, Prompts, Synthetic
+from inferometer.types import Request
+from inferometer.workload import jsonl, prompts, synthetic, tokenizer
+
+KINDS: dict[type, ModuleType] = {Synthetic: synthetic, Prompts: prompts, Jsonl: jsonl}
+_SAMPLE = 256
+
+
+def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
+    """The requests with these ids."""
+    requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
+    return requests
+
+
+def distinct(spec: Data) -> int | None:
+    """How many different requests there are; None is as many as are asked for."""
+    count: int | None = KINDS[type(spec)].distinct(spec)
+    return count
+
+
+def digest(spec: Data, seed: int) -> str:
+    """Names the workload: another spec, seed, tokenizer, file content or way of building gives another digest.
+
+    Where files lie is left out, what they hold is not, so that the same run on another machine has the same digest.
+    """
+    said = msgspec.to_builtins(spec)
+    said.pop("path", None)
+    said.pop("tokenizer", None)
+    first = build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+    parts = (
+        msgspec.json.encode([said, seed], order="sorted"),
+        tokenizer.load(spec.tokenizer).path.read_bytes(),
+        KINDS[type(spec)].content(spec),
+        msgspec.json.encode(first),
+    )
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

@@ -1,0 +1,51 @@
+"""The verdict: each check a function of the facts, in one table. A check never excuses itself: INVALID iff any fails."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from inferometer.analysis.checks import client, load, outcome, sample
+from inferometer.analysis.checks.facts import Check, Facts
+
+__all__ = ["CHECKS", "Check", "Facts", "examine", "verdict"]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    name: str
+    definition: str
+    judge: Callable[[Facts], Check | None]
+    """None where the check does not apply to this run."""
+
+
+CHECKS = {
+    rule.name: rule
+    for rule in (
+        Rule("completed", "at least one request of the window was answered in full", outcome.completed),
+        Rule("interrupted", "the run was not ended before its plan was", outcome.interrupted),
+        Rule("workers", "no client process died or hung", outcome.workers),
+        Rule("failures", "failed / (ok + failed) of the window is at most limits.failures", outcome.failures),
+        Rule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
+        Rule("lag", "p99 of client_lag is at most limits.lag, or 1 % of the median e2e if that is more", load.lag),
+        Rule("rate", f"open loop: requests were sent at {load.SHARE:.0%} of the planned rate or more", load.rate),
+        Rule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more", load.concurrency),
+        Rule("cpu", "mean share of a core that the busiest client process used is at most limits.cpu (a p95 above it is a warning)", client.cpu),
+        Rule("stalls", "share of the time in which a client's loop stood still for 10 ms and more is at most limits.stalls", client.stalls),
+        Rule("memory", "share of the machine's memory in use was at most limits.memory", client.memory),
+        Rule("clock_step", "the wall clock, which the kernel stamps with, stepped against the monotonic one by at most limits.clock_step", client.clock_step),
+        Rule("read_delay", f"kernel stamps: chunks read so late that the kernel may have merged them are at most {client.MERGED:.1%} of all", client.read_delay),
+        Rule("stamps", "arrivals are stamped by the kernel, not when the client came to read them", client.stamps),
+        Rule("token_source", "output tokens were counted by the server", sample.token_source),
+        Rule("answers", "answers have the length asked for", sample.answers),
+        Rule("prompts", "no prompt was sent twice, so that prefix caches cannot flatter", sample.prompts),
+        Rule("sample_size", "the window has enough answers to support a p99", sample.size),
+    )
+}  # fmt: skip
+
+
+def examine(facts: Facts) -> tuple[Check, ...]:
+    """Every check that applies to this run."""
+    return tuple(check for rule in CHECKS.values() if (check := rule.judge(facts)) is not None)
+
+
+def verdict(checks: tuple[Check, ...]) -> str:
+    return "INVALID" if any(check.status == "fail" for check in checks) else "VALID"

@@ -1,0 +1,95 @@
+"""Was the client itself well: did it have the CPU, the memory and the clock to be trusted?"""
+
+import numpy as np
+
+from inferometer.analysis.checks.facts import Check, Facts, judge
+from inferometer.analysis.percentiles import rank
+from inferometer.records import Sample
+from inferometer.units import NS, format_seconds
+
+MERGED = 0.005
+"""Share of the gaps that may be 0 because two chunks were stamped as one. Each takes a gap away and lengthens another, so
+that a hundredth of the gaps is touched at the most."""
+
+
+def _by_shard(facts: Facts) -> dict[int, list[Sample]]:
+    shards: dict[int, list[Sample]] = {}
+    for sample in facts.run.records.samples:
+        if sample.at > 0:
+            shards.setdefault(sample.shard, []).append(sample)
+    return shards
+
+
+def cpu(facts: Facts) -> Check:
+    limit = facts.limits.cpu
+    shards = _by_shard(facts)
+    if not shards:
+        return Check("cpu", "warn", None, limit, "The client's health was not sampled. Run for a second or more.")
+    mean, shard = max((float(np.mean([s.cpu for s in samples])), shard) for shard, samples in shards.items())
+    used = f"client process {shard} used {mean:.0%} of a core on average"
+    if mean > limit:
+        bad = f"{used[0].upper()}{used[1:]}, more than {limit:.0%}: it was the bottleneck. Use more client.processes or another machine, or lower the load."
+        return Check("cpu", "fail", mean, limit, bad)
+    peaks = [sorted(s.cpu for s in samples)[rank(950, len(samples)) - 1] for samples in shards.values()]
+    if max(peaks) > limit:
+        bad = f"A client process used {max(peaks):.0%} of a core for a part of the run (p95). Use more client.processes to be sure."
+        return Check("cpu", "warn", mean, limit, bad)
+    return Check("cpu", "pass", mean, limit, used)
+
+
+def stalls(facts: Facts) -> Check | None:
+    shares = [sum(s.stalled for s in samples) / max(s.at for s in samples) for samples in _by_shard(facts).values()]
+    if not shares:
+        return None
+    longest = max(s.stall for s in facts.run.records.samples) / NS
+    share = max(shares)
+    words = f"its loop stood still for {share:.2%} of the time, {format_seconds(longest)} at the longest"
+    bad = f"The client was kept from running: {words}. Leave it a core of its own, or use another machine."
+    return judge("stalls", share, facts.limits.stalls, words, bad)
+
+
+def memory(facts: Facts) -> Check | None:
+    used = [sample.memory for sample in facts.run.records.samples]
+    if not used:
+        return None
+    words = f"{max(used):.0%} of the machine's memory in use at the most"
+    bad = f"{words}: close to swapping. Free memory, or use another machine."
+    return judge("memory", max(used), facts.limits.memory, words, bad)
+
+
+def clock_step(facts: Facts) -> Check | None:
+    steps = [abs(sample.clock_step) / NS for sample in facts.run.records.samples]
+    if not steps:
+        return None
+    words = f"the wall clock moved by {format_seconds(max(steps))} against the monotonic one"
+    bad = f"{words[0].upper()}{words[1:]}, and kernel stamps moved with it. Let NTP settle and run again, or take client.stamps: user."
+    check = judge("clock_step", max(steps), facts.limits.clock_step, words, bad)
+    if check.status == "fail" and facts.stamps == "user":
+        return Check(
+            "clock_step",
+            "warn",
+            check.value,
+            check.limit,
+            f"{words[0].upper()}{words[1:]}. Arrivals do not depend on it here.",
+        )
+    return check
+
+
+def read_delay(facts: Facts) -> Check | None:
+    """Merged chunks have one stamp, so that their gap is 0; counted where bytes lay unread for longer than the median gap."""
+    gaps = facts.gaps
+    if facts.stamps != "kernel" or not len(gaps.values):
+        return None
+    share = gaps.merged / len(gaps.values)
+    words = f"{gaps.merged:,} of {len(gaps.values):,} gaps may be merged chunks ({share:.2%})"
+    bad = f"{words}: the client read too late to tell them apart. Use more client.processes or another machine, or lower the load."
+    return judge("read_delay", share, MERGED, words, bad)
+
+
+def stamps(facts: Facts) -> Check | None:
+    if facts.stamps == "kernel":
+        return Check("stamps", "pass", None, None, "arrivals are stamped by the kernel")
+    if facts.stamps == "user":
+        bad = "Arrivals are stamped when read, so that the client's own delays are in the latencies. Use Linux and client.stamps: kernel."
+        return Check("stamps", "warn", None, None, bad)
+    return None

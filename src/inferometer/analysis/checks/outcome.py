@@ -1,0 +1,66 @@
+"""Did the run come to its end, and did the server answer?"""
+
+import numpy as np
+
+from inferometer.analysis.checks.facts import Check, Facts, count_failures, judge
+from inferometer.records import CANCELLED, DROPPED
+
+
+def completed(facts: Facts) -> Check:
+    rows = facts.run.records.rows
+    ok = int((facts.steady & (rows["failure"] == 0)).sum())
+    if ok:
+        return Check("completed", "pass", ok, 1, f"{ok:,} requests answered in full")
+    if not len(rows):
+        bad = "Nothing was sent. Give the run more time or more requests."
+    elif (rows["failure"] == 0).any():
+        bad = "The warm-up and the cool-down leave nothing to count. Run longer, or shorten measure.warmup and measure.cooldown."
+    else:
+        bad = "No request was answered in full. See the failures, and try one request by hand."
+    return Check("completed", "fail", 0, 1, bad)
+
+
+def interrupted(facts: Facts) -> Check:
+    if not facts.run.manifest.outcome.interrupted:
+        return Check("interrupted", "pass", 0, 0, "ran to its end")
+    return Check(
+        "interrupted",
+        "fail",
+        1,
+        0,
+        "The run was interrupted: this is what there was. Let it run to its end, or ask for less.",
+    )
+
+
+def workers(facts: Facts) -> Check:
+    errors = facts.run.manifest.outcome.errors
+    if not errors:
+        return Check("workers", "pass", 0, 0, "every client process ran to its end")
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    bad = f"{errors[0].rstrip('.')}{more}. What the others recorded is kept, but their load was not the one asked for: run again."
+    return Check("workers", "fail", len(errors), 0, bad)
+
+
+def failures(facts: Facts) -> Check | None:
+    """Cancelled and dropped requests are not the server's failures: they have checks of their own."""
+    rows = facts.run.records.rows
+    kinds = [kind for kind in count_failures(facts.run, facts.steady) if kind.code not in (CANCELLED, DROPPED)]
+    failed = sum(kind.count for kind in kinds)
+    answered = failed + int((facts.steady & (rows["failure"] == 0)).sum())
+    if not answered:
+        return None
+    share = failed / answered
+    good = f"{failed:,} of {answered:,} failed"
+    if not kinds:
+        return Check("failures", "pass", 0.0, facts.limits.failures, good)
+    said = f": {kinds[0].message.rstrip('.')}" if kinds[0].message else ""
+    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. Mend that, or allow more with limits.failures."
+    return judge("failures", share, facts.limits.failures, good, bad)
+
+
+def dropped(facts: Facts) -> Check:
+    """In any phase: a run with drops did not offer the load it was asked to."""
+    places = [1 + place for place, failure in enumerate(facts.run.records.failures) if failure.code == DROPPED]
+    count = int(np.isin(facts.run.records.rows["failure"], places).sum()) if places else 0
+    bad = f"Dropped at the concurrency cap: {count:,}. Raise load.max_concurrency, lower the rate, or let them queue."
+    return judge("dropped", count, 0, "none dropped", bad)

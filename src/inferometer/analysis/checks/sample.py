@@ -1,0 +1,61 @@
+"""Are the answers such that the numbers mean what they seem to? These warn: the measurement holds, its reading needs care."""
+
+import numpy as np
+
+from inferometer.analysis.checks.facts import Check, Facts
+from inferometer.analysis.percentiles import PERCENTILES, needed
+from inferometer.analysis.settings import number
+from inferometer.records import COUNTED_BY, MISSING
+
+SHORT = 0.01
+"""Share of the answers that may be shorter than asked before it is worth a warning."""
+
+
+def token_source(facts: Facts) -> Check | None:
+    rows = facts.run.records.rows
+    sources = rows["counted_by"][facts.steady & (rows["failure"] == 0)]
+    if not len(sources):
+        return None
+    other = sources != COUNTED_BY.index("server")
+    share = float(other.mean())
+    if not share:
+        return Check("token_source", "pass", 0.0, 0.0, "output tokens counted by the server")
+    if (sources == COUNTED_BY.index("tokenizer")).any():
+        bad = f"The tokens of {share:.0%} of the answers were counted by the client's tokenizer, which may not be the model's. Ask for usage (server.usage), or give data.tokenizer."
+    else:
+        bad = f"The tokens of {share:.0%} of the answers are not known. Ask for usage (server.usage), or give data.tokenizer."
+    return Check("token_source", "warn", share, 0.0, bad)
+
+
+def answers(facts: Facts) -> Check | None:
+    asked = number(facts.run.manifest.workload, "output")
+    rows = facts.run.records.rows
+    lengths = rows["n_out"][facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0)]
+    if not asked or not len(lengths):
+        return None
+    share = float((lengths < asked).mean())
+    if share <= SHORT:
+        return Check("answers", "pass", share, SHORT, f"{asked} tokens asked for, {lengths.mean():.1f} on average")
+    bad = f"{share:.0%} of the answers are shorter than the {asked} tokens asked for ({lengths.mean():.1f} on average). Where the server knows it, set server.ignore_eos."
+    return Check("answers", "warn", share, SHORT, bad)
+
+
+def prompts(facts: Facts) -> Check | None:
+    distinct = number(facts.run.manifest.workload, "distinct")
+    sent = int(np.count_nonzero(facts.run.records.rows["sent"] != MISSING))
+    if distinct is None or not sent:
+        return None
+    if distinct >= sent:
+        return Check("prompts", "pass", distinct, sent, "every prompt was sent once")
+    bad = f"{distinct:,} different prompts served {sent:,} requests: a prefix cache may flatter the server. Give more prompts, or switch its cache off."
+    return Check("prompts", "warn", distinct, sent, bad)
+
+
+def size(facts: Facts) -> Check | None:
+    count, needs = facts.metrics["e2e"].count, needed(PERCENTILES["p99"])
+    if not count:
+        return None
+    if count >= needs:
+        return Check("sample_size", "pass", count, needs, f"{count:,} answers")
+    bad = f"{count:,} answers do not support a p99, which needs {needs}. Run longer."
+    return Check("sample_size", "warn", count, needs, bad)

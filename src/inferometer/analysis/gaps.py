@@ -1,0 +1,110 @@
+"""The gaps between consecutive chunks of an answer, of as many chunks as there may be, in one array.
+
+The chunk columns come in pieces of about a million and are never held whole. Each piece's gaps go straight to their place
+in one int64 array, in which each stage's gaps lie together, so that a stage's percentiles need no copy.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.errors import UserError
+from inferometer.records import Run
+
+
+class Gaps(msgspec.Struct, frozen=True):
+    values: NDArray[np.int64]
+    """Nanoseconds. Whoever takes percentiles may reorder them within a stage, and then altogether."""
+    stages: dict[int, slice]
+    read_late: int
+    """Answers of which some bytes lay unread for longer than most of their own gaps."""
+    merged: int
+    """Gaps of 0 in those answers: chunks that the kernel may have merged and stamped as one."""
+
+
+def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
+    """The gaps of the rows that are `counted`."""
+    taken = _Slices(run, counted)
+    stages, ends = taken.layout()
+    values = np.empty(sum(part.stop - part.start for part in stages.values()), np.int64)
+    position, previous = 0, 0
+    for piece in run.chunks():
+        arrival = piece.arrival
+        if not len(arrival):
+            continue
+        gaps = np.empty(len(arrival), np.int64)
+        np.subtract(arrival[1:], arrival[:-1], out=gaps[1:])
+        gaps[0] = arrival[0] - previous
+        taken.place(gaps, position, values, ends)
+        position, previous = position + len(arrival), int(arrival[-1])
+    late = taken.read_late()
+    return Gaps(values, stages, int(late.sum()), int(taken.zeros[late].sum()))
+
+
+class _Slices:
+    """Which gaps belong to which request: slices of the chunk columns, in their order."""
+
+    def __init__(self, run: Run, counted: NDArray[np.bool_]) -> None:
+        rows = run.records.rows
+        own = np.flatnonzero(rows["chunk_count"] > 0)
+        own = own[np.argsort(rows["chunk_start"][own], kind="stable")]
+        self.start = rows["chunk_start"][own]
+        self.end = self.start + rows["chunk_count"][own]
+        if len(own) and (self.start[0] < 0 or self.end[-1] > run.chunk_total or (self.start[1:] < self.end[:-1]).any()):
+            raise UserError(
+                f"{run.folder}: requests and chunks do not fit each other", "copy the run's folder again, or run again"
+            )
+        self.counted = counted[own]
+        self.stage = rows["stage"][own]
+        self.delay = rows["read_delay"][own]
+        self.shorter = np.zeros(len(own), np.int32)
+        self.zeros = np.zeros(len(own), np.int32)
+
+    def layout(self) -> tuple[dict[int, slice], dict[int, int]]:
+        """Where each stage's gaps will lie, and how far each is filled: nowhere yet."""
+        sizes = np.where(self.counted, self.end - self.start - 1, 0)
+        stages, at = {}, 0
+        for stage in np.unique(self.stage).tolist():
+            size = int(sizes[self.stage == stage].sum())
+            stages[stage] = slice(at, at + size)
+            at += size
+        return stages, {stage: part.start for stage, part in stages.items()}
+
+    def place(self, gaps: NDArray[np.int64], position: int, values: NDArray[np.int64], ends: dict[int, int]) -> None:
+        """Put the gaps of the chunks from `position` on, each to the chunk before it, where they belong."""
+        limit = position + len(gaps)
+        first = int(np.searchsorted(self.end, position, "right"))
+        last = int(np.searchsorted(self.start, limit, "left"))
+        here = slice(first, last)
+        begin = np.clip(self.start[here] + 1, position, limit) - position
+        end = np.clip(self.end[here], position, limit) - position
+        for stage in np.unique(self.stage[here]).tolist():
+            chosen = self.counted[here] & (self.stage[here] == stage) & (begin < end)
+            picked = gaps[_mask(begin[chosen], end[chosen], len(gaps))]
+            values[ends[stage] : ends[stage] + len(picked)] = picked
+            ends[stage] += len(picked)
+            self._compare(picked, first + np.flatnonzero(chosen), end[chosen] - begin[chosen])
+
+    def _compare(self, picked: NDArray[np.int64], owners: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Count, request by request, the gaps shorter than its read delay, and those of 0."""
+        if not len(picked) or self.delay[owners].max() <= picked.min():
+            return
+        starts = np.cumsum(counts) - counts
+        shorter = picked < np.repeat(self.delay[owners], counts)
+        self.shorter[owners] += np.add.reduceat(shorter.view(np.int8), starts, dtype=np.int32)
+        self.zeros[owners] += np.add.reduceat((picked == 0).view(np.int8), starts, dtype=np.int32)
+
+    def read_late(self) -> NDArray[np.bool_]:
+        """Requests with a read delay above their own median gap: more than half of their gaps are shorter."""
+        late: NDArray[np.bool_] = 2 * self.shorter > self.end - self.start - 1
+        return late & self.counted
+
+
+def _mask(begin: NDArray[np.int64], end: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """True within [begin, end) of each pair (ascending, apart from each other), False outside."""
+    edges = np.empty(2 * len(begin) + 2, np.int64)
+    edges[0], edges[-1] = 0, length
+    edges[1:-1:2], edges[2:-1:2] = begin, end
+    inside = np.zeros(len(edges) - 1, np.bool_)
+    inside[1::2] = True
+    return np.repeat(inside, np.diff(edges))

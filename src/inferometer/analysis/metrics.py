@@ -1,0 +1,149 @@
+"""Every metric, once: its name, its unit, what it is in words, and how it comes from the columns.
+
+Console, JSON, CSV and docs read METRICS. Latency counts from `start`: in open loop the instant that the plan had, so that a
+request which had to wait is charged the wait; in closed loop, which has no schedule to be late for, the send. `*_service`
+always counts from the send. A value that cannot be had is NaN: left out and counted, never 0.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.records import MISSING
+from inferometer.units import NS
+
+Rows = NDArray[np.void]
+Column = NDArray[np.float64]
+
+
+class Columns(Protocol):
+    """The columns of records.ROW by name: an array of rows, or a part of one."""
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
+
+
+class Part:
+    """The rows of a mask, of which a column is copied only when it is asked for: a million whole rows are 100 MB."""
+
+    def __init__(self, rows: Rows, mask: NDArray[np.bool_]) -> None:
+        self._rows, self._mask = rows, mask
+        self._all = bool(mask.all())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._mask))
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]:
+        return self._rows[name] if self._all else self._rows[name][self._mask]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    name: str
+    unit: Literal["s", "tokens", "tokens/chunk"]
+    definition: str
+    values: Callable[[Columns], Column] | None
+    """One value a row, NaN where there is none. None: one value a gap between chunks, see gaps.py."""
+    of: Literal["ok", "sent"] = "ok"
+    """Whose rows count: those answered in full, or all that were sent."""
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether a failed request may count as +inf here: the latencies of a request."""
+        return self.name in ("ttft", "ttft_service", "tpot", "e2e", "e2e_service", "ntpot")
+
+
+def _since(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> Column:
+    """Seconds between two times of the records."""
+    return np.where((later == MISSING) | (earlier == MISSING), np.nan, (later - earlier) / NS)
+
+
+def start(rows: Columns) -> NDArray[np.int64]:
+    """Where a latency begins."""
+    return np.where(rows["open_loop"] != 0, rows["intended"], rows["sent"])
+
+
+def _known(column: NDArray[Any]) -> Column:
+    return np.where(column < 0, np.nan, column.astype(np.float64))
+
+
+def _at_least(column: NDArray[Any], least: int) -> Column:
+    """The counts that are `least` or more, NaN for the others: fit to divide by."""
+    return np.where(column < least, np.nan, column.astype(np.float64))
+
+
+def ttft(rows: Columns) -> Column:
+    return _since(rows["first_token"], start(rows))
+
+
+def ttft_service(rows: Columns) -> Column:
+    return _since(rows["first_token"], rows["sent"])
+
+
+def tpot(rows: Columns) -> Column:
+    return _since(rows["last_token"], rows["first_token"]) / (_at_least(rows["n_out"], 2) - 1)
+
+
+def e2e(rows: Columns) -> Column:
+    return _since(rows["done"], start(rows))
+
+
+def e2e_service(rows: Columns) -> Column:
+    return _since(rows["done"], rows["sent"])
+
+
+def ntpot(rows: Columns) -> Column:
+    return e2e(rows) / _at_least(rows["n_out"], 1)
+
+
+def lag(rows: Columns) -> Column:
+    return _since(rows["sent"], rows["intended"])
+
+
+def client_lag(rows: Columns) -> Column:
+    return lag(rows) - rows["held"] / NS
+
+
+def read_delay(rows: Columns) -> Column:
+    return _known(rows["read_delay"]) / NS
+
+
+def tokens_per_chunk(rows: Columns) -> Column:
+    return _known(rows["n_out"]) / _at_least(rows["chunk_count"], 1)
+
+
+def _count_of(name: str) -> Callable[[Columns], Column]:
+    return lambda rows: _known(rows[name])
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("ttft", "s", "time to first token: first token - intended (closed loop: - sent)", ttft),
+        Metric("ttft_service", "s", "time to first token from the send: first token - sent", ttft_service),
+        Metric("itl", "s", "inter-token latency: each gap between consecutive chunks of one answer", None),
+        Metric("tpot", "s", "time per output token after the first: (last token - first token) / (tokens - 1)", tpot),
+        Metric("e2e", "s", "end to end: last byte of the answer - intended (closed loop: - sent)", e2e),
+        Metric("e2e_service", "s", "end to end from the send: last byte of the answer - sent", e2e_service),
+        Metric("ntpot", "s", "normalised time per output token: e2e / tokens", ntpot),
+        Metric("lag", "s", "how late a request was sent: sent - intended, of all that were sent", lag, "sent"),
+        Metric("client_lag", "s", "the part of lag that the client is to blame for: lag less waiting for the cap or for a connection", client_lag, "sent"),
+        Metric("read_delay", "s", "the longest that bytes of an answer lay in the socket unread (their stamp is the kernel's all the same)", read_delay),
+        Metric("tokens_per_chunk", "tokens/chunk", "output tokens of an answer / its chunks", tokens_per_chunk),
+        Metric("input_tokens", "tokens", "tokens of the prompt", _count_of("n_in")),
+        Metric("output_tokens", "tokens", "tokens of the answer", _count_of("n_out")),
+        Metric("cached_tokens", "tokens", "prompt tokens that the server had cached, where it says", _count_of("cached")),
+        Metric("reasoning_tokens", "tokens", "output tokens spent on reasoning, where the server says", _count_of("reasoning")),
+    )
+}  # fmt: skip
+"""In the order in which reports print them."""
+
+RATES = {
+    "requests": "requests completed within the window, a second",
+    "output_tokens": "output tokens of the requests completed within the window, a second",
+    "input_tokens": "prompt tokens of the requests completed within the window, a second",
+    "total_tokens": "prompt and output tokens of the requests completed within the window, a second",
+}
+"""The window: from its first intended instant (t=0 where no warm-up is left out) to its last answer's end (the first
+intended instant of the cool-down, where one is left out)."""

@@ -1,0 +1,152 @@
+"""Exact order statistics, how sure they are, and whether the sample can support them at all.
+
+Nearest rank: the p-th percentile of n values is the ceil(p n)-th smallest; a value that was measured, never an
+interpolation between two.
+
+How sure. Of n independent values, the number B that lie below the true p-quantile is binomial(n, p), whatever the
+distribution. So [x_(l), x_(u)] covers the quantile with probability P(l <= B < u). l is the largest rank with
+P(B < l) <= 2.5 %, u the smallest with P(B >= u) <= 2.5 %. An end that the sample cannot bound is None.
+
+Supported. If n values say something about p, at least one of them should lie above it: P(none does) = p^n <= 1 %, so
+n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
+"""In thousandths, so that ranks are whole-number arithmetic."""
+
+Values = NDArray[np.float64] | NDArray[np.int64]
+_BLOCK = 1 << 16
+
+
+class Unsupported(msgspec.Struct, frozen=True):
+    """A percentile of too few values: what it came to, and how many it needs."""
+
+    value: float
+    needs: int
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric's values in numbers. Infinite and missing numbers are null in JSON."""
+
+    unit: str
+    count: int
+    infinite: int = 0
+    """How many of `count` are failures that count as +inf."""
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p999: float | None = None
+    max: float | None = None
+    ci: dict[str, tuple[float | None, float | None]] = {}
+    """95 % confidence interval of each percentile."""
+    unsupported: dict[str, Unsupported] = {}
+
+    def value(self, name: str) -> float | None:
+        """A percentile, supported or not."""
+        if name in self.unsupported:
+            return self.unsupported[name].value
+        number: float | None = getattr(self, name)
+        return number
+
+
+def needed(thousandths: int) -> int:
+    """The number of values from which on a percentile is supported."""
+    return math.ceil(math.log(0.01) / math.log(thousandths / 1000))
+
+
+def rank(thousandths: int, count: int) -> int:
+    """The nearest rank, from 1."""
+    return max(-(-thousandths * count // 1000), 1)
+
+
+@lru_cache(maxsize=1024)
+def interval(thousandths: int, count: int) -> tuple[int | None, int | None]:
+    """The ranks, from 1, between which the true percentile lies with 95 % confidence; None where no value bounds it."""
+    low, high = _binomial_quantiles(count, thousandths / 1000, 0.025, 0.975)
+    return low or None, high + 1 if high < count else None
+
+
+def _binomial_quantiles(n: int, p: float, *levels: float) -> list[int]:
+    """For each level the smallest k with P(B <= k) >= level.
+
+    Exact: the probabilities follow from the one at the mode by their ratios, P(k+1)/P(k) = (n-k)/(k+1) p/(1-p), and are
+    normed by their sum. More than 12 standard deviations off there is less than a double can hold.
+    """
+    spread = 12 * math.sqrt(n * p * (1 - p)) + 60
+    first, last = max(0, math.floor(n * p - spread)), min(n, math.ceil(n * p + spread))
+    k = np.arange(first, last, dtype=np.float64)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((n - k) / (k + 1)) + math.log(p / (1 - p)))])
+    weights = np.exp(logs - logs.max())
+    below = np.cumsum(weights)
+    return [first + int(np.searchsorted(below, level * below[-1])) for level in levels]
+
+
+def distribution(values: Values, unit: str, infinite: int = 0, scale: float = 1.0) -> Distribution:
+    """The numbers of `values` / `scale` and of `infinite` more that are +inf. Reorders `values`."""
+    finite = len(values)
+    count = finite + infinite
+    if count == 0:
+        return Distribution(unit=unit, count=0)
+    ranks = {name: rank(p, count) for name, p in PERCENTILES.items()}
+    bounds = {name: interval(p, count) for name, p in PERCENTILES.items()}
+    wanted = {1, count, *ranks.values(), *(r for pair in bounds.values() for r in pair if r is not None)}
+    select(values, sorted(r - 1 for r in wanted if r <= finite))
+
+    def at(place: int) -> float:
+        return float(values[place - 1]) / scale if place <= finite else math.inf
+
+    mean, std = _moments(values) if not infinite else (math.inf, None)
+    short = {name for name, p in PERCENTILES.items() if count < needed(p)}
+    return Distribution(
+        unit=unit,
+        count=count,
+        infinite=infinite,
+        mean=mean / scale,
+        std=None if std is None else std / scale,
+        min=at(1),
+        max=at(count),
+        ci={name: (at(low) if low else None, at(high) if high else None) for name, (low, high) in bounds.items()},
+        unsupported={name: Unsupported(at(ranks[name]), needed(PERCENTILES[name])) for name in ranks if name in short},
+        **{name: at(place) for name, place in ranks.items() if name not in short},
+    )
+
+
+def select(values: Values, places: Sequence[int]) -> None:
+    """Bring the order statistics at `places` (ascending, from 0) into place, in place: the middle one first, then each side."""
+    if not places:
+        return
+    middle = len(places) // 2
+    place = places[middle]
+    values.partition(place)
+    select(values[:place], places[:middle])
+    select(values[place + 1 :], [other - place - 1 for other in places[middle + 1 :]])
+
+
+def _moments(values: Values) -> tuple[float, float | None]:
+    """Mean and standard deviation, block by block: no copy of the values."""
+    count = len(values)
+    mean = math.fsum(float(block.sum()) for block in _blocks(values)) / count
+    if count < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum(_squares(block - mean) for block in _blocks(values)) / (count - 1))
+
+
+def _squares(deviations: Any) -> float:
+    return float(np.dot(deviations, deviations))
+
+
+def _blocks(values: Values) -> Iterator[Any]:
+    return (values[at : at + _BLOCK] for at in range(0, len(values), _BLOCK))

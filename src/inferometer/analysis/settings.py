@@ -1,0 +1,41 @@
+"""The parts of a run's config that the analysis goes by, back from the manifest's plain dict."""
+
+from typing import TypeVar
+
+import msgspec
+
+from inferometer.config.schema import Limits, Measure, Seconds
+from inferometer.records import Manifest
+from inferometer.units import parse_seconds
+
+Section = TypeVar("Section", Limits, Measure)
+
+
+def measure(manifest: Manifest) -> Measure:
+    return _section(manifest.config.get("measure"), Measure)
+
+
+def limits(manifest: Manifest) -> Limits:
+    return _section(manifest.config.get("limits"), Limits)
+
+
+def text(manifest: Manifest, section: str, key: str) -> object:
+    """One value of the config as it stands there, None where there is none."""
+    part = manifest.config.get(section)
+    return part.get(key) if isinstance(part, dict) else None
+
+
+def number(values: dict[str, object], key: str) -> int | None:
+    """A whole number that a manifest's dict may hold."""
+    value = values.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _section(tree: object, kind: type[Section]) -> Section:
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    known = {key: value for key, value in tree.items() if key in names} if isinstance(tree, dict) else {}
+    return msgspec.convert(known, kind, dec_hook=_quantity)
+
+
+def _quantity(kind: type, value: object) -> object:
+    return Seconds(parse_seconds(value)) if kind is Seconds else kind(str(value))

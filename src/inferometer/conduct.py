@@ -1,0 +1,203 @@
+"""The only place where the folders meet: from a config to a run's folder and its report.
+
+    reach the server -> plan -> shards (live view meanwhile) -> spool -> folder -> read it back -> summary -> report
+
+The report of a live run is made from the folder that was just written, by the function that `inferometer report` calls.
+"""
+
+import contextlib
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+
+from inferometer import __version__, manifest, schedule, store, workload
+from inferometer.analysis import summary as analysis
+from inferometer.analysis import window
+from inferometer.config.schema import Config, Measure
+from inferometer.engine import before, spool
+from inferometer.errors import UserError
+from inferometer.fleet.crew import Crew, Snapshot
+from inferometer.fleet.job import MAX_DISTINCT, Job, how_many
+from inferometer.records import Manifest, Outcome, Run
+from inferometer.report import json as report_json
+from inferometer.store.folder import disk_errors
+from inferometer.timing.clock import wall_offset
+from inferometer.types import Plan
+
+SPOOL = "spool"
+_DRAFT = "draft.json"
+
+
+class Show(Protocol):
+    """Who is told how a run goes (report/live.py)."""
+
+    def planned(self, config: Config, plan: Plan, reached: before.Reached, shards: int, folder: Path) -> None: ...
+
+    def progress(self, snapshot: Snapshot) -> None: ...
+
+    def over(self) -> None: ...
+
+
+class _Draft(msgspec.Struct):
+    """The manifest as far as it is known at the start, so that a run which does not end can still be read."""
+
+    manifest: Manifest
+    shards: int
+
+
+def measure(config: Config, show: Show | None = None) -> tuple[Run, analysis.Summary]:
+    """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored."""
+    reached = before.reach(config.server)
+    plan = schedule.plan(config.load, config.seed)
+    shards = how_many(config, plan)
+    folder = store.new_folder(config.output)
+    job = Job(config, reached, shards, folder / SPOOL)
+    try:
+        draft = _draft(config, reached, plan, shards)
+        with disk_errors(folder):
+            job.spool.mkdir()
+            (job.spool / _DRAFT).write_bytes(msgspec.json.encode(draft))
+        if show:
+            show.planned(config, plan, reached, shards, folder)
+        crew = Crew(job, in_process=config.client.processes == 0)
+        with _ctrl_c(crew.stop):
+            for snapshot in crew.watch():
+                if show:
+                    show.progress(snapshot)
+    except BaseException:
+        _forget_if_empty(folder, shards)
+        raise
+    finally:
+        if show:
+            show.over()
+    if not crew.t0 and not crew.errors:
+        _forget_if_empty(folder, shards)
+        raise UserError("ended before it started", "nothing was sent")
+    finished = _finished(draft.manifest, crew, config)
+    with contextlib.suppress(OSError):
+        (job.spool / _DRAFT).write_bytes(msgspec.json.encode(_Draft(finished, shards)))
+    return _save(folder, _from_spool(folder, finished, shards))
+
+
+def open_run(folder: str) -> Run:
+    """A stored run; one that never ended is put together from what it had recorded."""
+    place = Path(folder).resolve()
+    draft_file = place / SPOOL / _DRAFT
+    if not draft_file.exists() or (place / "manifest.json").exists():
+        return store.read(folder)
+    draft = msgspec.json.decode(draft_file.read_bytes(), type=_Draft)
+    unfinished = draft.manifest
+    if not unfinished.started:
+        errors = (*unfinished.outcome.errors, "the run did not end: this is what it had recorded")
+        unfinished = msgspec.structs.replace(unfinished, outcome=Outcome(True, errors))
+    return _save(place, _from_spool(place, unfinished, draft.shards))[0]
+
+
+class UnsavedError(UserError):
+    """The records could not be written to the folder; `run` and `summary` are made from what the shards left."""
+
+    def __init__(self, cause: UserError, run: Run, summary: analysis.Summary) -> None:
+        super().__init__(
+            f"{cause.what}: the run is measured but not stored",
+            f"make room, then `inferometer report {run.folder}` stores it from {SPOOL}/",
+        )
+        self.run = run
+        self.summary = summary
+
+
+def _save(folder: Path, run: Run) -> tuple[Run, analysis.Summary]:
+    try:
+        store.write(folder, run.manifest, run.records, run.chunks())
+        stored = store.read(folder)
+        summary = analysis.summarise(stored)
+        store.write_summary(folder, report_json.encode(summary))
+    except UserError as error:
+        raise UnsavedError(error, run, analysis.summarise(run)) from None
+    shutil.rmtree(folder / SPOOL, ignore_errors=True)
+    store.point_latest(folder)
+    return stored, summary
+
+
+def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
+    records, _ = spool.merge(folder / SPOOL, shards)
+    rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
+    records = msgspec.structs.replace(records, phase=window.mark(records.rows, rules))
+    step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
+    head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
+    total = int(records.rows["chunk_count"].sum())
+    return Run(folder, head, records, total, lambda: spool.merge(folder / SPOOL, shards)[1])
+
+
+def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> _Draft:
+    distinct = workload.distinct(config.data)
+    return _Draft(
+        Manifest(
+            inferometer=__version__,
+            started="",
+            t0_wall_ns=0,
+            config=manifest.redacted(config, reached.model),
+            plan=manifest.stage_plans(config, plan),
+            workload={
+                "digest": workload.digest(config.data, config.seed),
+                "distinct": min(distinct or MAX_DISTINCT, MAX_DISTINCT * shards),
+                "output": getattr(config.data, "output", 0),
+            },
+            clock={"source": manifest.clock_source(), "stamps": "unknown"},
+            seeds={"seed": config.seed},
+            versions=manifest.versions(),
+            host=manifest.host() | {"processes": shards},
+        ),
+        shards,
+    )
+
+
+def _finished(head: Manifest, crew: Crew, config: Config) -> Manifest:
+    wall = crew.t0 + wall_offset()
+    facts = crew.facts[0] if crew.facts else None
+    errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
+    return msgspec.structs.replace(
+        head,
+        started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
+        t0_wall_ns=wall,
+        clock=head.clock | ({"stamps": facts.stamps, "timer": facts.timer, "loop": facts.loop} if facts else {}),
+        outcome=Outcome(crew.interrupted, errors),
+    )
+
+
+def _forget_if_empty(folder: Path, shards: int) -> None:
+    """A run that recorded nothing leaves no folder behind; one that did keeps its spool."""
+    with contextlib.suppress(OSError, ValueError):
+        if not any((folder / SPOOL / f"{shard}.rows").exists() for shard in range(shards)) or not len(
+            spool.merge(folder / SPOOL, shards)[0].rows
+        ):
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C ends the run with a grace, the second at once, the third as usual. (SIGTERM counts as the first.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    count = 0
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 2:
+            raise KeyboardInterrupt
+        stop()
+
+    earlier = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -1,0 +1,352 @@
+"""The run of one shard: from its part of the plan to its spool. The same function runs in this process or in another."""
+
+import asyncio
+import gc
+import os
+import ssl
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from inferometer.config.schema import Timeouts
+from inferometer.engine.agenda import Agenda
+from inferometer.engine.connection import Clock, Connection
+from inferometer.engine.flight import Flight
+from inferometer.engine.health import TICK, Health
+from inferometer.engine.pool import Pool
+from inferometer.engine.spool import Spool
+from inferometer.engine.stages import driver
+from inferometer.errors import UserError
+from inferometer.records import CANCELLED, DROPPED
+from inferometer.timing import clock as timing
+from inferometer.timing.clock import now
+from inferometer.types import Calls, End, Fail, OpenStage, Plan
+from inferometer.units import NS
+from inferometer.wire.failures import meaning
+from inferometer.wire.target import Target
+
+_SWEEP_AT_LEAST = 5_000_000
+"""Timeouts are looked for at this distance or wider, never a timer a request."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What one shard is to do."""
+
+    shard: int
+    plan: Plan
+    calls: Calls
+    targets: tuple[Target, ...]
+    addresses: tuple[tuple[int, tuple[object, ...]], ...]
+    context: ssl.SSLContext | None
+    timeouts: Timeouts
+    connections: int
+    """Opened before t=0, over all targets."""
+    warm: tuple[bytes, ...]
+    """For each target, what to send over each of them before t=0; empty: nothing."""
+    grace: float
+    kernel_stamps: bool
+    spool: Path
+
+
+class Shard:
+    """Runs a Task. `texts` are answers whose server gave no usage: (row, text), to be counted after the run."""
+
+    def __init__(self, task: Task, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = task
+        self._loop = loop
+        self._calls = task.calls
+        self._urls = len(task.targets)
+        self._primed = timing.prime() if task.kernel_stamps else None
+        self._clock = Clock(timing.wall_offset(), self._primed is not None)
+        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls))
+        self._control = self._spool.control
+        self._pools = [
+            Pool(
+                loop,
+                target,
+                address,
+                self._clock,
+                task.calls.decoder,
+                task.context if target.tls else None,
+                self._ended,
+            )
+            for target, address in zip(task.targets, task.addresses, strict=True)
+        ]
+        self.agenda = Agenda(loop)
+        self.stopping = False
+        self.texts: list[tuple[int, str]] = []
+        self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]
+        self._stage = -1
+        self._launched = self._sent = self._ok = self._failed = self._in_flight = 0
+        self._queue: deque[tuple[Flight, int]] = deque()
+        self._finished = loop.create_future()
+        self._health: Health | None = None
+        self._parent = os.getppid()
+        timeouts = task.timeouts
+        self._limits = tuple(
+            int(limit * NS) for limit in (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total)
+        )
+
+    # --- the course of it ---
+
+    async def run(self) -> None:
+        """Open, say ready, wait for t=0, run the stages, wait for the last answer."""
+        self._control["heartbeat"] = now()
+        await self._open()
+        self._control.state = "ready"
+        while not self._control["t0"]:
+            if self._control["stop"] or os.getppid() != self._parent:
+                return
+            self._control["heartbeat"] = now()
+            await asyncio.sleep(0.001)
+        t0 = self._control["t0"]
+        self._control.state = "running"
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            self._health = Health(self._task.shard, self._clock, t0)
+            self.agenda.at(t0, lambda: self._next_stage(t0))
+            self._tick(now() + TICK)
+            self._sweep()
+            await self._finished
+        finally:
+            gc.enable()
+            gc.unfreeze()
+
+    async def _open(self) -> None:
+        share, rest = divmod(self._task.connections, self._urls)
+        for place, pool in enumerate(self._pools):
+            failed = await pool.open(share + (place < rest))
+            if failed is None and self._task.warm:
+                failed = await pool.warm(self._task.warm[place])
+            if failed is not None:
+                what = failed.message or meaning(failed.code)
+                raise UserError(
+                    f"{self._task.targets[place].url}: {what}",
+                    "check the URL and that the server takes so many connections",
+                )
+
+    def _next_stage(self, at: int) -> None:
+        self._stage += 1
+        if self._stage < len(self._drivers) and not self.stopping:
+            self._drivers[self._stage].start(at, self._next_stage)
+        else:
+            self._stage = len(self._drivers)
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        planned = self._stage < len(self._drivers) and not self.stopping
+        if not planned and not self._in_flight and not self._queue and not self._finished.done():
+            self._finished.set_result(None)
+
+    def close(self) -> None:
+        """Everything that was opened; the spool last."""
+        if self._health is not None:
+            self._spool.sample(self._health.sample(self._in_flight))
+        for pool in self._pools:
+            pool.close()
+        self.agenda.close()
+        if self._primed is not None:
+            self._primed.close()
+        self._publish()
+        self._control["ended"] = now()
+
+    def save_counts(self, counts: list[int], counted_by: int) -> None:
+        """The tokens of `texts`, counted after the run."""
+        for (row, _), count in zip(self.texts, counts, strict=True):
+            self._spool.set_tokens(row, count, counted_by)
+
+    def close_spool(self) -> None:
+        self._spool.close()
+        self._control.state = "done"
+
+    @property
+    def timer_kind(self) -> str:
+        return self.agenda.timer_kind
+
+    @property
+    def has_kernel_stamps(self) -> bool:
+        return self._clock.kernel_stamps
+
+    # --- requests ---
+
+    def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
+        """The next request."""
+        calls = self._calls
+        n = self._launched % len(calls.tails)
+        url = id % self._urls
+        self._launched += 1
+        flight = Flight(id, n, url, stage, intended, user)
+        flight.data = b"%b%d%b" % (calls.heads[url], id, calls.tails[n])
+        return flight
+
+    def release(self, flight: Flight, cap: int, drop: bool) -> None:
+        """Its time has come: send it, unless the cap holds it back."""
+        if cap and self._in_flight >= cap:
+            if drop:
+                self._failed += 1
+                self._record(flight, 0, Fail(DROPPED, ""), 0)
+            else:
+                flight.held_from = now()
+                self._queue.append((flight, cap))
+            return
+        self._in_flight += 1
+        self._sent += 1
+        self._pools[flight.url].carry(flight)
+
+    def _release_queued(self) -> None:
+        while self._queue and self._in_flight < self._queue[0][1]:
+            flight, cap = self._queue.popleft()
+            flight.held += now() - flight.held_from
+            self.release(flight, cap, False)
+
+    def _ended(self, connection: Connection, flight: Flight, at: int, event: End | Fail) -> None:
+        self._in_flight -= 1
+        failed = event.__class__ is Fail
+        if failed:
+            self._failed += 1
+        else:
+            self._ok += 1
+            usage = flight.usage
+            if usage is None or usage.n_out < 0:
+                self.texts.append((self._spool.rows, connection.text))
+        self._record(flight, at, event, connection.status)
+        if self._queue:
+            self._release_queued()
+        self._drivers[flight.stage].freed(flight, at, failed)
+        if not self._in_flight:
+            self._end_if_idle()
+
+    def _record(self, flight: Flight, at: int, event: End | Fail, status: int) -> None:
+        usage, arrivals, spool = flight.usage, flight.arrivals, self._spool
+        n = flight.n
+        try:
+            spool.add(
+                arrivals,
+                flight.counts,
+                flight.id,
+                flight.intended,
+                flight.sent,
+                flight.first_byte,
+                arrivals[0] if arrivals else 0,
+                arrivals[-1] if arrivals else 0,
+                at,
+                flight.held,
+                flight.read_delay,
+                flight.bytes_in,
+                spool.chunks,
+                len(arrivals),
+                flight.bytes_out,
+                usage.n_in if usage is not None and usage.n_in >= 0 else self._calls.n_in[n] or -1,
+                usage.n_out if usage is not None else -1,
+                usage.cached if usage is not None else -1,
+                usage.reasoning if usage is not None else -1,
+                flight.stage,
+                self._task.shard,
+                flight.url,
+                status,
+                spool.failure(event.code, event.message) if isinstance(event, Fail) else 0,
+                1 if usage is not None and usage.n_out >= 0 else 0,
+                flight.attempts,
+                0 if flight.user >= 0 else 1,
+            )
+        except OSError:  # no space left: what is recorded stays, nothing more can be
+            self._control["disk_full"] = 1
+            self._stop_now()
+
+    # --- now and then ---
+
+    def _tick(self, due: int) -> None:
+        assert self._health is not None
+        sample = self._health.tick(due, self._in_flight)
+        if sample is not None:
+            try:
+                self._spool.sample(sample)
+            except OSError:
+                self._control["disk_full"] = 1
+                self._stop_now()
+        self._publish()
+        stop = self._control["stop"]
+        if os.getppid() != self._parent:
+            stop = 2
+        if stop and not self.stopping:
+            self._stop(now() + int(self._task.grace * NS))
+        if stop > 1:
+            self._stop_now()
+        if not self._finished.done():
+            following = max(due + TICK, now() + TICK // 2)
+            self.agenda.at(following, lambda: self._tick(following))
+
+    def _publish(self) -> None:
+        self._spool.publish()
+        control = self._control
+        control["heartbeat"] = now()
+        control["sent"] = self._sent
+        control["ok"] = self._ok
+        control["failed"] = self._failed
+        control["in_flight"] = self._in_flight
+        control["queued"] = len(self._queue)
+        control["stage"] = min(max(self._stage, 0), len(self._drivers) - 1)
+
+    def _sweep(self) -> None:
+        """Fail what has outstayed a timeout. Nothing new can expire before the shortest limit has passed from now."""
+        limits = [limit for limit in self._limits if limit]
+        if not limits:
+            return
+        at = now()
+        following = at + min(limits)
+        for pool in self._pools:
+            for connection in list(pool.connections):
+                flight = connection.flight
+                if flight is None:
+                    continue
+                deadline, code = self._deadline(connection, flight)
+                if deadline <= at:
+                    connection.give_up(code)
+                else:
+                    following = min(following, deadline)
+        if not self._finished.done():
+            self.agenda.at(max(following, at + _SWEEP_AT_LEAST), self._sweep)
+
+    def _deadline(self, connection: Connection, flight: Flight) -> tuple[int, str]:
+        """When the request expires, and by which of its timeouts."""
+        connect, first_token, idle, total = self._limits
+        never = 1 << 62
+        if not connection.is_ready:
+            return (connection.connect_from + connect if connect else never), "connect_timeout"
+        candidates = [(flight.sent + total if total else never, "total_timeout")]
+        if flight.arrivals:
+            candidates.append((flight.arrivals[-1] + idle if idle else never, "idle_timeout"))
+        else:
+            candidates.append((flight.sent + first_token if first_token else never, "first_token_timeout"))
+        return min(candidates)
+
+    def _stop(self, deadline: int) -> None:
+        """Send nothing more; what is in flight has until the deadline."""
+        self.stopping = True
+        self._control["interrupted"] = 1
+        at = now()
+        while self._queue:
+            flight, _ = self._queue.popleft()
+            self._failed += 1
+            self._record(flight, at, Fail(CANCELLED, "still waiting for the cap"), 0)
+        self.agenda.at(deadline, self._stop_now)
+        self._end_if_idle()
+
+    def _stop_now(self) -> None:
+        if not self.stopping:
+            self._stop(now())
+        for pool in self._pools:
+            for connection in list(pool.connections):
+                if connection.flight is not None:
+                    connection.give_up(CANCELLED)
+        self._end_if_idle()
+
+
+def _expected(plan: Plan, calls: Calls) -> tuple[int, int]:
+    """Rows and chunks to make room for before t=0; more room is made when needed."""
+    rows = sum(len(stage.instants) if isinstance(stage, OpenStage) else stage.requests for stage in plan.stages)
+    mean_out = sum(calls.n_out) // len(calls.n_out) + 1
+    return min(rows + 64, 1 << 22), min(rows * mean_out, 1 << 25)

@@ -1,0 +1,235 @@
+"""Rows and chunks on disk as they happen, and the few numbers that processes tell each other.
+
+A shard packs each finished request straight into a mapped file: no call into the kernel on the hot path, no message to
+another process, and a process that dies leaves what it had recorded. The parent maps the same files to feed the live view
+and, at the end, to merge. Space is allocated before it is written, so that a full disk is an error here and not a SIGBUS.
+
+    SPOOL/0.control   the numbers of CONTROL, 8 bytes each
+    SPOOL/0.rows      records.ROW structs
+    SPOOL/0.arrivals  int64 ns            one a chunk; a request's chunks lie together
+    SPOOL/0.tokens    uint16              one a chunk
+    SPOOL/0.failures  JSON lines, in the order that rows refer to them
+    SPOOL/0.samples   JSON lines
+"""
+
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from inferometer.records import MISSING, ROW, ROW_STRUCT, TIMES, Chunks, Failure, Records, Sample
+
+T = TypeVar("T")
+
+CONTROL = (
+    # written by the parent
+    "t0",  # monotonic ns at which the run starts; 0: not yet
+    "stop",  # 1: send nothing more and wait for the grace; 2: end now
+    # written by the shard
+    "state",  # a place in STATES
+    "heartbeat",  # monotonic ns of the last sign of life
+    "rows",
+    "chunks",
+    "failures",
+    "sent",
+    "ok",
+    "failed",
+    "in_flight",
+    "queued",
+    "stage",
+    "ended",  # monotonic ns at which the shard had nothing more to do
+    "interrupted",
+    "disk_full",
+)
+STATES = ("starting", "ready", "running", "done")
+_AT = {name: 8 * place for place, name in enumerate(CONTROL)}
+_NUMBER = struct.Struct("<q")
+
+_FIRST_ROWS = 1 << 14
+_FIRST_CHUNKS = 1 << 18
+_MAX_FAILURES = 60_000
+"""Distinct failures that are kept apart; what comes after counts under its code with the message left out."""
+
+
+class Control:
+    """The numbers of CONTROL, in a mapped file that parent and shard share."""
+
+    def __init__(self, path: Path, create: bool) -> None:
+        if create:
+            path.write_bytes(bytes(8 * len(CONTROL)))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8 * len(CONTROL))
+
+    def __getitem__(self, name: str) -> int:
+        number: int = _NUMBER.unpack_from(self._map, _AT[name])[0]
+        return number
+
+    def __setitem__(self, name: str, value: int) -> None:
+        _NUMBER.pack_into(self._map, _AT[name], value)
+
+    @property
+    def state(self) -> str:
+        return STATES[self["state"]]
+
+    @state.setter
+    def state(self, name: str) -> None:
+        self["state"] = STATES.index(name)
+
+
+class _Column:
+    """A file that grows and is written through a map."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = path.open("w+b")
+        _allocate(self._file.fileno(), size)
+        self.map = mmap.mmap(self._file.fileno(), size)
+        self.size = size
+
+    def grow(self) -> None:
+        _allocate(self._file.fileno(), 2 * self.size)
+        self.map.resize(2 * self.size)
+        self.size *= 2
+
+    def close(self, used: int) -> None:
+        self.map.close()
+        self._file.truncate(used)
+        self._file.close()
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
+class Spool:
+    """The shard's side: `row` for each request that ended."""
+
+    def __init__(self, folder: Path, shard: int, expected_rows: int, expected_chunks: int) -> None:
+        self.control = Control(folder / f"{shard}.control", create=False)
+        row_room = max(expected_rows, _FIRST_ROWS)
+        self._rows = _Column(folder / f"{shard}.rows", row_room * ROW.itemsize)
+        chunk_room = max(expected_chunks, _FIRST_CHUNKS)
+        self._arrivals = _Column(folder / f"{shard}.arrivals", chunk_room * 8)
+        self._tokens = _Column(folder / f"{shard}.tokens", chunk_room * 2)
+        self._failures = (folder / f"{shard}.failures").open("wb")
+        self._samples = (folder / f"{shard}.samples").open("wb")
+        self._known: dict[tuple[str, str], int] = {}
+        self._row_end = 0
+        self.rows = 0
+        self.chunks = 0
+
+    def failure(self, code: str, message: str) -> int:
+        """What a row's `failure` column says for this failure."""
+        if len(self._known) >= _MAX_FAILURES:
+            message = ""
+        place = self._known.get((code, message))
+        if place is None:
+            place = self._known[code, message] = len(self._known) + 1
+            self._failures.write(msgspec.json.encode(Failure(code, message)) + b"\n")
+            self._failures.flush()
+            self.control["failures"] = place
+        return place
+
+    def add(self, arrivals: list[int], counts: list[int], *row: int) -> None:
+        """One request that ended; `row` is in the order of records.ROW, its chunk_start and chunk_count included."""
+        count = len(arrivals)
+        if count:
+            start = self.chunks
+            end = start + count
+            while end * 8 > self._arrivals.size:
+                self._arrivals.grow()
+                self._tokens.grow()
+            self._arrivals.map[start * 8 : end * 8] = array("q", arrivals).tobytes()
+            self._tokens.map[start * 2 : end * 2] = array("H", counts).tobytes()
+            self.chunks = end
+        at = self._row_end
+        if at >= self._rows.size - ROW.itemsize:
+            self._rows.grow()
+        ROW_STRUCT.pack_into(self._rows.map, at, *row)
+        self._row_end = at + ROW.itemsize
+        self.rows += 1
+
+    def set_tokens(self, row: int, n_out: int, counted_by: int) -> None:
+        """A row's tokens, counted after the run."""
+        view = np.frombuffer(self._rows.map, ROW, count=self.rows)
+        view["n_out"][row], view["counted_by"][row] = n_out, counted_by
+        del view
+
+    def sample(self, sample: Sample) -> None:
+        self._samples.write(msgspec.json.encode(sample) + b"\n")
+        self._samples.flush()
+
+    def publish(self) -> None:
+        """Let the parent see what there is: the chunks first, so that no row points beyond them."""
+        self.control["chunks"] = self.chunks
+        self.control["rows"] = self.rows
+
+    def close(self) -> None:
+        self.publish()
+        self._rows.close(self.rows * ROW.itemsize)
+        self._arrivals.close(self.chunks * 8)
+        self._tokens.close(self.chunks * 2)
+        self._failures.close()
+        self._samples.close()
+
+
+# --- the reader's side -----------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path, shard: int, count: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """Rows of a shard, copied: times are still those of the monotonic clock."""
+    return np.fromfile(folder / f"{shard}.rows", ROW, count=count - first, offset=first * ROW.itemsize)
+
+
+def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
+    """All shards' records in one, times since t=0; the chunks come in pieces."""
+    controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
+    parts, failures, samples = [], list[Failure](), list[Sample]()
+    chunks = 0
+    for shard, control in enumerate(controls):
+        rows = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
+        for name in TIMES:
+            column = rows[name]
+            rows[name] = np.where(column == 0, MISSING, column - control["t0"])
+        rows["chunk_start"] += chunks
+        rows["failure"] += np.where(rows["failure"] > 0, len(failures), 0)
+        failures += failures_of(folder, shard)
+        samples += _lines(folder / f"{shard}.samples", Sample)
+        chunks += control["chunks"]
+        parts.append(rows)
+    merged = np.concatenate(parts) if parts else np.zeros(0, ROW)
+    records = Records(merged, np.zeros(len(merged), np.int8), tuple(failures), tuple(samples))
+    return records, _pieces(folder, controls)
+
+
+def failures_of(folder: Path, shard: int) -> list[Failure]:
+    """The failures that a shard's rows refer to, as far as they are written."""
+    return _lines(folder / f"{shard}.failures", Failure)
+
+
+def _lines(path: Path, kind: type[T]) -> list[T]:
+    """JSON lines; a line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    return [
+        msgspec.json.decode(line, type=kind)
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
+
+
+def _pieces(folder: Path, controls: list[Control], size: int = 1 << 20) -> Iterator[Chunks]:
+    for shard, control in enumerate(controls):
+        for first in range(0, control["chunks"], size):
+            count = min(size, control["chunks"] - first)
+            arrival = np.fromfile(folder / f"{shard}.arrivals", "<i8", count, offset=first * 8)
+            tokens = np.fromfile(folder / f"{shard}.tokens", "<u2", count, offset=first * 2)
+            yield Chunks(arrival - control["t0"], tokens)

@@ -1,0 +1,138 @@
+"""What every shard is told, and how it makes its own part of it: shards share nothing."""
+
+import asyncio
+import math
+import os
+from pathlib import Path
+
+import msgspec
+
+from inferometer import schedule, workload
+from inferometer.config.schema import Config
+from inferometer.engine import before
+from inferometer.engine.shard import Shard, Task
+from inferometer.records import COUNTED_BY
+from inferometer.timing import loop as event_loop
+from inferometer.types import ClosedStage, OpenStage, Plan
+from inferometer.units import NS
+from inferometer.wire import openai
+from inferometer.workload import tokenizer
+
+MAX_DISTINCT = 20_000
+"""Requests that are made before t=0; a longer run uses them again, and its report says so."""
+_DISTINCT_UNKNOWN = 4_096
+"""The same for a closed loop that ends by time, where nobody knows how many will be sent."""
+
+_CHUNKS_PER_PROCESS = 40_000
+_USERS_PER_PROCESS = 512
+"""What one process is trusted with before another is started; about half of what it can do."""
+_MAX_OPENED = 256
+
+
+class Job(msgspec.Struct, frozen=True):
+    config: Config
+    reached: before.Reached
+    shards: int
+    spool: Path
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a shard found out about itself, for the manifest."""
+
+    stamps: str
+    timer: str
+    loop: str
+
+
+def run_shard(job: Job, shard: int) -> Facts:
+    """Make this shard's part, run it, and leave its records in the spool."""
+    return event_loop.run(_run(job, shard))
+
+
+async def _run(job: Job, number: int) -> Facts:
+    loop = asyncio.get_running_loop()
+    config = job.config
+    shard = Shard(make_task(job, number), loop)
+    try:
+        try:
+            await shard.run()
+        finally:
+            shard.close()
+        if shard.texts:
+            counter = tokenizer.load(config.data.tokenizer)
+            shard.save_counts(counter.count_batch([text for _, text in shard.texts]), COUNTED_BY.index("tokenizer"))
+    finally:
+        shard.close_spool()
+    return Facts(
+        "kernel" if shard.has_kernel_stamps else "user", shard.timer_kind, type(loop).__module__.partition(".")[0]
+    )
+
+
+def make_task(job: Job, shard: int) -> Task:
+    config, reached = job.config, job.reached
+    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards)
+    requests = workload.build(config.data, config.seed, _ids(plan))
+    connections = opened_before(plan, config)
+    before.raise_file_limit(max(connections, *(_most_at_once(stage) for stage in plan.stages)))
+    return Task(
+        shard=shard,
+        plan=plan,
+        calls=openai.calls(config.server, reached.model, reached.targets, reached.secrets, requests),
+        targets=reached.targets,
+        addresses=reached.addresses,
+        context=before.tls_context(config.server.tls) if any(target.tls for target in reached.targets) else None,
+        timeouts=config.server.timeouts,
+        connections=connections,
+        warm=tuple(before.warming_request(target, config.server, reached.secrets) for target in reached.targets)
+        if config.client.warm
+        else (),
+        grace=config.client.grace,
+        kernel_stamps=config.client.stamps == "kernel",
+        spool=job.spool,
+    )
+
+
+def _ids(plan: Plan) -> list[int]:
+    """The ids whose requests are made before t=0: the first ones of each stage, within MAX_DISTINCT over all."""
+    ids: list[int] = []
+    for stage in plan.stages:
+        known = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests
+        count = min(known or _DISTINCT_UNKNOWN, MAX_DISTINCT - len(ids))
+        ids += range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
+    return ids or [0]
+
+
+def opened_before(plan: Plan, config: Config) -> int:
+    """Connections to open before t=0, for this plan (a shard's or the whole)."""
+    if config.client.connections != "auto":
+        return config.client.connections
+    return max(_opened_for(stage) for stage in plan.stages)
+
+
+def _opened_for(stage: OpenStage | ClosedStage) -> int:
+    if isinstance(stage, ClosedStage):
+        return min(stage.concurrency, stage.requests) if stage.requests else stage.concurrency
+    rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
+    return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
+
+
+def _most_at_once(stage: OpenStage | ClosedStage) -> int:
+    return stage.concurrency if isinstance(stage, ClosedStage) else stage.cap
+
+
+def how_many(config: Config, plan: Plan) -> int:
+    """Processes for this load: what it needs, at most the cores less one, and never more than there is concurrency to share."""
+    if config.client.processes == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        wanted = min(max(_needed(stage, config) for stage in plan.stages), max(cores - 1, 1))
+    else:
+        wanted = config.client.processes
+    return max(1, min(wanted, schedule.max_shards(plan)))
+
+
+def _needed(stage: OpenStage | ClosedStage, config: Config) -> int:
+    if isinstance(stage, ClosedStage):
+        return math.ceil(stage.concurrency / _USERS_PER_PROCESS)
+    rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
+    chunks = (config.data.output or 128) + 1 if config.server.stream else 2
+    return math.ceil(rate * chunks / _CHUNKS_PER_PROCESS)

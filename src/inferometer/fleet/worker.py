@@ -1,0 +1,34 @@
+"""A process that runs one shard: `python -m inferometer.fleet.worker`, the job on standard input.
+
+It answers with one JSON line: what it found out about itself, or the error that a user can mend. Ctrl-C is the parent's
+to handle: it reaches the shard through the spool's control file.
+"""
+
+import pickle
+import signal
+import sys
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.fleet.job import Facts, Job, run_shard
+
+
+class Answer(msgspec.Struct):
+    facts: Facts | None = None
+    error: tuple[str, str] | None = None
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job: Job
+    job, shard = pickle.load(sys.stdin.buffer)
+    try:
+        answer = Answer(facts=run_shard(job, shard))
+    except UserError as error:
+        answer = Answer(error=(error.what, error.remedy))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

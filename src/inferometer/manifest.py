@@ -1,0 +1,123 @@
+"""What a run's manifest says of where it was taken: versions, host, clock; and the config with secrets removed."""
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from inferometer import __version__
+from inferometer.config.schema import Config, Seconds, Stages, StageSpec, Window
+from inferometer.records import StagePlan
+from inferometer.types import ClosedStage, OpenStage, Plan
+from inferometer.units import NS
+from inferometer.wire.target import parse
+
+_LIBRARIES = ("uvloop", "httptools", "msgspec", "numpy", "pyarrow", "tokenizers")
+_SECRET = re.compile(r"key|token$|secret|password|authorization|cookie|credential", re.IGNORECASE)
+REMOVED = "(removed)"
+
+
+def redacted(config: Config, model: str) -> dict[str, object]:
+    """The config as it ran (the model that was found included), without anything that could be a secret."""
+    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
+    server = tree["server"]
+    server["url"] = [parse(url).url for url in config.server.urls]
+    server["model"] = model
+    server["headers"] = dict.fromkeys(server["headers"], REMOVED)
+    server["body"] = _without_secrets(server["body"])
+    return tree
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Seconds):
+        return float(value)
+    if isinstance(value, Window):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def _without_secrets(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: REMOVED if _SECRET.search(str(key)) else _without_secrets(value) for key, value in tree.items()}
+    return [_without_secrets(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def versions() -> dict[str, str]:
+    found = {"inferometer": __version__, "python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def host() -> dict[str, object]:
+    return {
+        "name": platform.node(),
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def clock_source() -> str:
+    """What the kernel reads the time from."""
+    try:
+        return (
+            Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text(encoding="utf-8").strip()
+        )
+    except OSError:
+        return "unknown"
+
+
+def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
+    """What each stage asked for, in words and numbers."""
+    specs = config.load.stages if isinstance(config.load, Stages) else [config.load]
+    return tuple(
+        _stage_plan(spec, stage, number) for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
+    )
+
+
+def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) -> StagePlan:
+    kind = str(type(spec).__struct_config__.tag)
+    seconds = stage.duration / NS
+    if isinstance(stage, ClosedStage):
+        return StagePlan(
+            type=kind,
+            open=False,
+            name=f"{number + 1} {kind} {stage.concurrency}",
+            duration=seconds,
+            requests=stage.requests,
+            concurrency=stage.concurrency,
+            ramp_up=stage.ramp_up / NS,
+            think=stage.think / NS,
+        )
+    rate = len(stage.instants) / seconds if seconds else 0.0
+    return StagePlan(
+        type=kind,
+        open=True,
+        name=f"{number + 1} {kind} {rate:.4g}/s",
+        rate=rate,
+        duration=seconds,
+        requests=len(stage.instants),
+        concurrency=stage.cap,
+    )

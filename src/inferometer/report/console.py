@@ -1,0 +1,233 @@
+"""The final report in the terminal: 100 columns, the same bytes for the same run, whoever prints it and where."""
+
+import io
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from inferometer.analysis import settings
+from inferometer.analysis.checks import Check
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.summary import Summary
+from inferometer.records import Run
+from inferometer.report import words
+
+WIDTH = 100
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+SERVICE = ("ttft_service", "e2e_service")
+TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
+COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max"}
+MARK = "*"
+"""Beside a percentile of too few values."""
+
+
+def render(run: Run, summary: Summary, explain: bool = False, color: bool = False) -> str:
+    """The report of `run`, whose `summary` this is; `explain` adds what every name means."""
+    console = Console(
+        file=io.StringIO(),
+        width=WIDTH,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        _environ={},
+    )
+    with console.capture() as capture:
+        for part in _parts(run, summary, explain):
+            console.print(Padding(part, (0, 0, 1, 1)))
+        console.print(Text(f" {run.folder}", style="dim"), soft_wrap=True)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _parts(run: Run, summary: Summary, explain: bool) -> list[RenderableType]:
+    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(summary), _latency(run, summary)]
+    if summary.counts.ok:
+        parts.append(_tokens(summary))
+    if summary.failures:
+        parts.append(_failures(summary))
+    if summary.stages:
+        parts.append(_stages(run, summary))
+    if explain:
+        parts.append(_definitions(summary))
+    return parts
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+def _title(run: Run, summary: Summary) -> RenderableType:
+    manifest = run.manifest
+    model = settings.text(manifest, "server", "model")
+    parts = [words.target_words(manifest), *([str(model)] if model else []), words.api_words(manifest)]
+    load = [words.load_words(stage) for stage in manifest.plan]
+    shown = load[0] if len(load) == 1 else f"{len(load)} stages"
+    return Group(
+        Text(words.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
+        Text(
+            words.one_line(" · ".join([shown, *([summary.started] if summary.started else [])]), WIDTH - 2), style="dim"
+        ),
+    )
+
+
+def _verdict(summary: Summary) -> RenderableType:
+    by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
+    tally = Text(f" {summary.verdict} ", style=f"bold white on {'green' if summary.verdict == 'VALID' else 'red'}")
+    numbers = [f"{len(found)} {name}" for name, found in (
+        ("failed", by_status["fail"]), ("warned", by_status["warn"]), ("passed", by_status["pass"])) if found]  # fmt: skip
+    lines: list[RenderableType] = [Text.assemble(tally, f"  checks: {', '.join(numbers)}")]
+    lines += [_check(check, "✗", "red") for check in by_status["fail"]]
+    lines += [_check(check, "!", "yellow") for check in by_status["warn"]]
+    return Group(*lines)
+
+
+def _check(check: Check, sign: str, style: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=1, style=f"bold {style}")
+    grid.add_column(width=12, style=style)
+    grid.add_column(width=WIDTH - 18)
+    grid.add_row(sign, check.name, Text(words.one_line(check.message, 1000)))
+    return Padding(grid, (0, 0, 0, 1))
+
+
+def _headline(summary: Summary) -> RenderableType:
+    rate, counts = summary.throughput, summary.counts
+    grid = Table.grid(padding=(0, 3))
+    grid.add_column(style="bold")
+    for _ in range(4):
+        grid.add_column(justify="left")
+    grid.add_row(
+        "throughput",
+        _number(words.plain(rate.requests), "requests/s"),
+        _number(words.plain(rate.output_tokens), "output tokens/s"),
+        _number(words.plain(rate.input_tokens), "input tokens/s"),
+        Text(f"over {words.plain(summary.window.span)} s", style="dim"),
+    )
+    left_out = sum(summary.window.requests.values()) - summary.window.requests["steady"]
+    grid.add_row(
+        "requests",
+        _number(f"{counts.ok:,}", "ok"),
+        _number(f"{counts.failed:,}", "failed", "red" if counts.failed else ""),
+        _number(f"{counts.dropped:,}", "dropped", "red" if counts.dropped else ""),
+        Text(f"{left_out:,} left out" if left_out else "", style="dim"),
+    )
+    return grid
+
+
+def _number(value: str, unit: str, style: str = "") -> Text:
+    return Text.assemble((value, f"bold {style}".strip()), " ", (unit, style or "dim"))
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+def _latency(run: Run, summary: Summary) -> RenderableType:
+    """Latencies in ms, from the intended instant where the loop is open; then the lag that stands beside them."""
+    is_open = any(stage.open for stage in run.manifest.plan)
+    names = [name for name in LATENCIES if summary.metrics[name].count]
+    service = [name for name in SERVICE if is_open and summary.metrics[name].count]
+    table = _table("latency, ms", [*COLUMNS.values(), "p99, 95 % CI"])
+    for name in names:
+        _row(table, name, summary.metrics[name], style="bold")
+    for name in service:
+        _row(table, name.replace("_", " "), summary.metrics[name])
+    if summary.metrics["lag"].count:
+        _row(table, "lag", summary.metrics["lag"])
+    shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
+    notes = [
+        "ttft and e2e count from the intended instant, service from the send; lag is between the two"
+        if is_open
+        else "ttft and e2e count from the send (closed loop); lag: how long a free user waited for it"
+    ]
+    return Group(table, *(Text(note, style="dim") for note in [*notes, *_footnotes(shown)]))
+
+
+def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
+    """In milliseconds, all with the decimals that suit the median."""
+    decimals = words.decimals_for(_ms(found.value("p50")))
+    low, high = (words.plain(_ms(end), decimals) for end in found.ci.get("p99", (None, None)))
+    cells = []
+    for name in COLUMNS:
+        mark = MARK if name in found.unsupported else ""
+        shown = words.plain(_ms(found.value(name)), decimals)
+        cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
+    table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _footnotes(shown: list[Distribution]) -> list[str]:
+    """What the mark means, once for each percentile that bears it."""
+    needs = {COLUMNS[name]: found.needs for each in shown for name, found in each.unsupported.items()}
+    notes = []
+    if needs:
+        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in COLUMNS.values() if name in needs)
+        notes.append(f"{MARK} too few values to support it: it takes {wanted}")
+    if failed := max((each.infinite for each in shown), default=0):
+        notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
+    return notes
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
+    table.add_column(title, min_width=15, no_wrap=True)
+    for column in columns:
+        table.add_column(f"{column} ", justify="right", no_wrap=True, min_width=8)
+    return table
+
+
+def _tokens(summary: Summary) -> RenderableType:
+    table = _table("tokens", ["mean", "min", "p50", "p90", "p99", "max", "total/s"])
+    rates = {"input_tokens": summary.throughput.input_tokens, "output_tokens": summary.throughput.output_tokens}
+    for name in TOKENS:
+        found = summary.metrics[name]
+        if not found.count:
+            continue
+        cells = [words.count(found.value(column)) for column in ("mean", "min", "p50", "p90", "p99", "max")]
+        label = {"tokens_per_chunk": "per chunk"}.get(name, name.removesuffix("_tokens"))
+        table.add_row(label, *(f"{cell} " for cell in cells), f"{words.plain(rates[name])} " if name in rates else "")
+    sources = ", ".join(f"{count:,} by {who}" for who, count in summary.tokens_counted_by.items())
+    by = {"server": "the server", "tokenizer": "the client's tokenizer", "nobody": "nobody"}
+    only = [*summary.tokens_counted_by]
+    source = by[only[0]] if len(only) == 1 else sources
+    return Group(table, Text(f"output tokens counted by {source}", style="dim"))
+
+
+def _failures(summary: Summary) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for style, justify in (("bold", "left"), ("red", "left"), ("bold red", "right"), ("", "left")):
+        table.add_column(style=style, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for place, kind in enumerate(summary.failures):
+        table.add_row("" if place else "failures", kind.code, f"{kind.count:,}", Text(words.one_line(kind.message, 60)))
+    return table
+
+
+def _stages(run: Run, summary: Summary) -> RenderableType:
+    columns = ["ok", "failed", "req/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p99"]
+    table = _table("stages, ms", columns)
+    for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
+        shown = [stage.metrics[name] for name in ("ttft", "ttft", "itl", "itl", "e2e")]
+        cells = [
+            words.plain(_ms(found.value(p))) + (MARK if p in found.unsupported else " ")
+            for found, p in zip(shown, ("p50", "p99", "p50", "p99", "p99"), strict=True)
+        ]
+        counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
+        label = words.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)
+        table.add_row(label, *counts, f"{words.plain(stage.throughput.requests)} ", *cells)
+    return table
+
+
+def _definitions(summary: Summary) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    grid.add_row("definitions", "")
+    for name, definition in summary.definitions.items():
+        grid.add_row(name, Text(definition))
+    return grid

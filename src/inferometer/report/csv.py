@@ -1,0 +1,45 @@
+"""One line a request, for spreadsheets: times in seconds since t=0, latencies beside them, empty where missing."""
+
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from inferometer.analysis.metrics import METRICS
+from inferometer.records import COUNTED_BY, MISSING, PHASES, TIMES, Run
+from inferometer.units import NS
+
+_AS_THEY_ARE = ("id", "stage", "shard", "url")
+_COUNTS = ("n_in", "n_out", "cached", "reasoning")
+_PIECE = 100_000
+
+
+def write(run: Run, file: IO[bytes]) -> None:
+    for at in range(0, max(len(run.records.rows), 1), _PIECE):
+        options = pa.csv.WriteOptions(include_header=at == 0, quoting_style="needed")
+        pa.csv.write_csv(_table(run, slice(at, at + _PIECE)), file, options)
+
+
+def _table(run: Run, part: slice) -> pa.Table:
+    rows, phase, failures = run.records.rows[part], run.records.phase[part], run.records.failures
+    columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _AS_THEY_ARE}
+    columns["phase"] = np.array(PHASES)[phase]
+    columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
+    columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}
+    for metric in METRICS.values():
+        if metric.unit == "s" and metric.values is not None:
+            values = metric.values(rows)
+            columns[f"{metric.name}_s"] = _or_empty(values, np.isnan(values))
+    columns |= {name: _or_empty(np.ascontiguousarray(rows[name]), rows[name] < 0) for name in _COUNTS}
+    columns["tokens_counted_by"] = np.array(COUNTED_BY)[rows["counted_by"]]
+    columns["chunks"] = np.ascontiguousarray(rows["chunk_count"])
+    columns["bytes_out"], columns["bytes_in"] = (np.ascontiguousarray(rows[name]) for name in ("bytes_out", "bytes_in"))
+    columns["status"] = np.ascontiguousarray(rows["status"])
+    columns["failure"] = np.array(["", *(failure.code for failure in failures)])[rows["failure"]]
+    columns["message"] = np.array(["", *(failure.message for failure in failures)])[rows["failure"]]
+    return pa.table(columns)
+
+
+def _or_empty(values: Any, missing: Any) -> pa.Array:
+    return pa.array(values, mask=missing)

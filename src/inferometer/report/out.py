@@ -1,0 +1,53 @@
+"""Where a report goes: the console, and files where asked for. `run` and `report` both end here."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import click
+
+from inferometer.analysis.summary import Summary
+from inferometer.errors import UserError
+from inferometer.records import Run
+from inferometer.report import console, csv
+from inferometer.report import json as summary_json
+
+
+def check_paths(json_path: str | None, csv_path: str | None) -> None:
+    """Before anything is measured: can both go where they are sent?"""
+    if json_path == csv_path == "-":
+        raise UserError("--json - and --csv - both want standard output", "give one of them a file")
+    for path in (json_path, csv_path):
+        if path not in (None, "-") and not os.access(Path(str(path)).parent, os.W_OK):
+            raise UserError(f"{path}: its folder is not there, or cannot be written", "give a path that can be written")
+
+
+def deliver(run: Run, summary: Summary, json_path: str | None, csv_path: str | None, explain: bool) -> int:
+    """Print and export; the exit status that the verdict calls for."""
+    if "-" not in (json_path, csv_path):
+        click.echo(console.render(run, summary, explain, color=wants_color()), nl=False, color=True)
+    if json_path is not None:
+        export(json_path, lambda file: file.write(summary_json.encode(summary)))
+    if csv_path is not None:
+        export(csv_path, lambda file: csv.write(run, file))
+    return 0 if summary.verdict == "VALID" else 1
+
+
+def wants_color() -> bool:
+    """Colours for a terminal, unless NO_COLOR says otherwise."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def export(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """Have `write` write to the file at `path`; - is standard output."""
+    if path == "-":
+        write(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with Path(path).open("wb") as file:
+            write(file)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None

@@ -1,0 +1,66 @@
+"""Numbers and loads in words, as the reports print them."""
+
+import math
+
+from inferometer.analysis import settings
+from inferometer.records import Manifest, StagePlan
+from inferometer.units import format_seconds
+
+
+def plain(value: float | None, decimals: int | None = None) -> str:
+    """A number with as many decimals as its size deserves, or `decimals` as far as there is room for them."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if decimals is None:
+        decimals = decimals_for(value)
+    room = next(places for below, places in ((99.9995, 3), (999.995, 2), (math.inf, 0)) if abs(value) < below)
+    return f"{value:,.{min(decimals, room)}f}"
+
+
+def decimals_for(value: float | None) -> int:
+    """Enough for four digits or so."""
+    size = abs(value or 0)
+    return next(places for below, places in ((9.9995, 3), (99.995, 2), (999.95, 1), (math.inf, 0)) if size < below)
+
+
+def count(value: float | None) -> str:
+    """Tokens: whole where they are whole."""
+    if value is None or not math.isfinite(value) or value != round(value):
+        return plain(value)
+    return f"{value:,.0f}"
+
+
+def one_line(text: str, width: int) -> str:
+    """A server's words, made harmless for a terminal and cut to `width`."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def load_words(stage: StagePlan) -> str:
+    """`poisson, 500 requests/s for 10 s`, `closed loop, 256 in flight, 2,560 requests`."""
+    if stage.open:
+        parts = [f"{stage.type}, {stage.rate:,.6g} requests/s"] if stage.rate else [stage.type]
+    else:
+        parts = [f"closed loop, {stage.concurrency:,} in flight"]
+    ends = [f"{stage.requests:,} requests"] if stage.requests else []
+    ends += [f"for {format_seconds(stage.duration)}"] if stage.duration else []
+    parts.append(" ".join(ends))
+    if stage.open and stage.concurrency:
+        parts.append(f"at most {stage.concurrency:,} in flight")
+    parts += [f"ramp-up {format_seconds(stage.ramp_up)}"] if stage.ramp_up else []
+    parts += [f"think {format_seconds(stage.think)}"] if stage.think else []
+    return ", ".join(part for part in parts if part)
+
+
+def target_words(manifest: Manifest) -> str:
+    url = settings.text(manifest, "server", "url")
+    urls = [str(each) for each in url] if isinstance(url, list | tuple) else [str(url or "?")]
+    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+    return f"{urls[0]}{more}"
+
+
+def api_words(manifest: Manifest) -> str:
+    api = settings.text(manifest, "server", "api") or "chat"
+    return f"{api}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"

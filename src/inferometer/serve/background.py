@@ -1,0 +1,111 @@
+"""A reference server in a child process: for tests, benches and the demo.
+
+    with running(Settings(timing=Fixed(ttft=0.05, itl=0.01), port=0)) as url:
+        ...
+
+The child is told its settings on stdin and says its URL on stdout; it ends when stdin does, so it never outlives its parent.
+It is ended by its own pid, and has flushed its truth log when `stop` returns.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.app import serve
+from inferometer.serve.settings import Settings
+from inferometer.timing.loop import run
+
+_PATIENCE_S = 15.0
+
+
+class _Reply(msgspec.Struct):
+    url: str = ""
+    what: str = ""
+    remedy: str = ""
+
+
+class Running:
+    """A server that listens: `url`, and `pid` for who wants to watch it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self._process = process
+        self.url = url
+        self.pid = process.pid
+
+    def stop(self) -> None:
+        """End it and wait until it has; UserError where its truth log is incomplete."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            last, _ = self._process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        if last:
+            reply = msgspec.json.decode(last, type=_Reply)
+            raise UserError(reply.what, reply.remedy)
+
+
+def start(settings: Settings) -> Running:
+    """Start a server and wait until it listens; UserError where it cannot."""
+    command = [sys.executable, "-m", "inferometer.serve.background"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(msgspec.json.encode(settings) + b"\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    reply = msgspec.json.decode(line, type=_Reply) if line else _Reply(what="the server ended before it listened")
+    if reply.url:
+        return Running(process, reply.url)
+    process.communicate()
+    raise UserError(reply.what, reply.remedy)
+
+
+@contextlib.contextmanager
+def running(settings: Settings) -> Iterator[str]:
+    """The URL of a server that runs as long as the block does."""
+    server = start(settings)
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def _say(reply: _Reply) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _serve_until_stdin_ends(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    os.set_blocking(0, False)
+
+    def readable() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop.set()
+
+    loop.add_reader(0, readable)
+    await serve(settings, lambda url: _say(_Reply(url=url)), stop)
+
+
+def _main() -> None:
+    settings = msgspec.json.decode(os.read(0, 1 << 20), type=Settings)
+    try:
+        run(_serve_until_stdin_ends(settings))
+    except UserError as error:
+        _say(_Reply(what=error.what, remedy=error.remedy))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,163 @@
+"""A step-synchronous batch engine, as LLM servers have: all running sequences move together, a step at a time.
+
+A step starts when the one before was due to end, or when a request comes to an idle engine. At its start it is planned:
+
+1. Every sequence that decodes gets room for its next tokens, oldest first. Where there is none, the latest sequence is
+   preempted: it gives up its room, goes back to the head of the queue, and its prompt and what it has made are prefilled
+   again later.
+2. Prefills under way go on; then, unless something was preempted, waiting requests are let in, first come first served,
+   while the batch, the KV room and the step's token budget last. Decoding takes of the budget first. Without chunked
+   prefill there is no budget: whole prompts at once, and who decodes waits for the long step's end.
+
+The step lasts as settings.Batch says, and at its end each sequence that decoded or whose prefill is complete gets its tokens:
+one, or a chunk's worth, as with speculative decoding. Room: a sequence that has made m tokens of its answer to a prompt of p
+holds p + m tokens while it makes the next.
+"""
+
+from collections import deque
+
+from inferometer.serve.jobs import NEVER, Job, noise
+from inferometer.serve.kv import Holding, KvCache
+from inferometer.serve.settings import Batch
+from inferometer.units import NS
+
+
+class BatchTiming:
+    def __init__(self, spec: Batch, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
+        self.due = NEVER
+        self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
+        self.preemptions = 0
+        self.steps = 0
+        self._spec = spec
+        self._seed = seed
+        self._per_step = tokens_per_chunk
+        self._max_queue = NEVER if max_queue is None else max_queue
+        self._budget = spec.token_budget if spec.chunked_prefill else NEVER
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._step: list[tuple[Job, int]] = []  # the tokens that each prefills in this step; 0: it decodes
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, job: Job, at: int) -> bool:
+        free = self._spec.max_batch - len(self._running)
+        if len(self._waiting) >= free + self._max_queue:
+            return False
+        job.left = job.n_in
+        self._waiting.append(job)
+        if self.due == NEVER:
+            self._begin(at)
+        return True
+
+    def drop(self, job: Job, at: int) -> None:
+        job.gone = True
+        if job.holding is not None:
+            self._leave(job)
+        elif job.made < job.n_out:
+            self._waiting.remove(job)
+
+    def advance(self, now: int) -> None:
+        while self.due <= now:
+            end = self.due
+            self._end(end)
+            self._begin(end)
+
+    def pause(self, ns: int) -> None:
+        """The step under way takes that much longer."""
+        if self.due != NEVER:
+            self.due += ns
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, start: int) -> None:
+        self._step = step = self._plan(start)
+        if not step:
+            self.due = NEVER
+            return
+        self.steps += 1
+        prefilled = sum(tokens for _, tokens in step)
+        self.due = start + self._duration(prefilled, sum(not tokens for _, tokens in step))
+
+    def _duration(self, prefilled: int, decoding: int) -> int:
+        spec, seconds = self._spec, 0.0
+        if prefilled:
+            seconds += spec.prefill_overhead + prefilled / spec.prefill_rate
+        if decoding:
+            seconds += spec.decode_step + decoding * spec.decode_per_seq
+        if spec.jitter:
+            seconds *= 1 + spec.jitter * noise(self._seed, 0, self.steps)
+        return max(round(seconds * NS), 1)
+
+    def _plan(self, start: int) -> list[tuple[Job, int]]:
+        before = self.preemptions
+        step = [(job, 0) for job in list(self._running) if not job.left and self._make_room(job)]
+        budget = self._budget - len(step) * self._per_step
+        for job in self._running:
+            if job.left and budget > 0:
+                step.append((job, min(job.left, budget)))
+                budget -= step[-1][1]
+        if self.preemptions == before:
+            while budget > 0 and self._waiting and len(self._running) < self._spec.max_batch and self._let_in(start):
+                job = self._running[-1]
+                step.append((job, min(job.left, budget)))
+                budget -= step[-1][1]
+        return step
+
+    def _make_room(self, job: Job) -> bool:
+        """For the next tokens of a sequence that decodes; False where it had to go itself, or had gone already."""
+        while job.holding is not None:
+            if self.kv.grow(_holding(job), job.n_in + job.made):
+                return True
+            self._preempt(self._running[-1])
+        return False
+
+    def _preempt(self, job: Job) -> None:
+        self.preemptions += 1
+        self._leave(job)
+        job.left = job.n_in + job.made
+        self._waiting.appendleft(job)
+
+    def _let_in(self, start: int) -> bool:
+        job = self._waiting[0]
+        holding = self.kv.admit(job.keys, job.n_in + job.made)
+        if holding is None:
+            return False
+        self._waiting.popleft()
+        self._running.append(job)
+        job.holding = holding
+        job.left = job.n_in + job.made - holding.cached
+        if job.started < 0:
+            job.started = start
+            job.cached = holding.cached
+        return True
+
+    def _end(self, end: int) -> None:
+        for job, prefilled in self._step:
+            if job.gone:
+                continue
+            if prefilled:
+                job.left -= prefilled
+                self.kv.publish(_holding(job), job.keys, job.n_in + job.made - job.left)
+                if job.left:
+                    continue
+            count = min(self._per_step, job.n_out - job.made)
+            job.made += count
+            if job.made == job.n_out:
+                self._leave(job)
+            job.emit(count, end)
+
+    def _leave(self, job: Job) -> None:
+        self._running.remove(job)
+        self.kv.release(_holding(job))
+        job.holding = None
+
+
+def _holding(job: Job) -> Holding:
+    assert isinstance(job.holding, Holding)
+    return job.holding

@@ -1,0 +1,150 @@
+"""Faults to inject: what goes wrong, and with which requests. Pure: parsing and picking; answer.py carries them out.
+
+    KIND[=ARG][@WHEN]        stall=2s@#7    reject=503@5%    reset@every=10    freeze=2s@t=5s
+
+See KINDS and WHENS for the words. Requests are counted from 1, completions and chat only.
+"""
+
+import math
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.jobs import noise
+from inferometer.units import NS, parse_seconds
+
+KINDS = {
+    "reject": ("=STATUS", "an error response with that status (503)"),
+    "reset": ("", "RST before any byte of the answer"),
+    "error_body": ("", "status 200 with an error object as its body"),
+    "html": ("", "status 200 with an HTML page"),
+    "abort": ("", "RST in the middle of the answer"),
+    "cut": ("", "the connection is closed in the middle of the body"),
+    "truncate": ("", "the stream ends in the middle, well-formed HTTP but no finish_reason and no [DONE]"),
+    "error_frame": ("", "an error object in the middle of the stream, which then ends"),
+    "garbage": ("", "a frame of malformed JSON in the middle of the stream"),
+    "stall": ("=TIME", "a pause in the middle (1s); what was due meanwhile then comes at once"),
+    "slow": ("=TIME", "each write goes out in two halves, TIME apart (20ms)"),
+    "split": ("=BYTES", "each write goes out in segments of so many bytes (3)"),
+    "close": ("", "the connection is closed after the answer, having promised keep-alive"),
+    "freeze": ("=TIME", "the whole server does nothing for so long (1s)"),
+}
+
+WHENS = {
+    "5%": "a random share of the requests, from --seed",
+    "#7": "the 7th request",
+    "every=10": "every 10th request",
+    "t=5s": "once, 5 s after the first request: freeze at that instant, the others on the next request",
+    "(none)": "every request",
+}
+
+_DEFAULTS = {"reject": 503.0, "stall": 1.0, "slow": 0.02, "split": 3.0, "freeze": 1.0}
+_REMEDY = "KIND[=ARG][@WHEN], such as stall=2s@#7 or reject=503@5%; see `inferometer serve --help`"
+_SHARE = 0x5EED
+
+
+class Fault(msgspec.Struct, frozen=True):
+    kind: str
+    arg: int = 0
+    """A status, a number of bytes, or ns."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    fault: Fault
+    share: float = 0.0
+    nth: int = 0
+    every: int = 0
+    after: int = -1
+    """ns after the first request's arrival."""
+
+
+def parse_fault(text: str) -> Fault:
+    """`KIND[=ARG]`; UserError says what is wrong with it."""
+    kind, equals, arg = text.partition("=")
+    if kind not in KINDS:
+        raise UserError(f"unknown fault {kind!r}", "one of " + ", ".join(KINDS))
+    if equals and kind not in _DEFAULTS:
+        raise UserError(f"fault {kind} takes no argument, got {arg!r}", _REMEDY)
+    if kind not in _DEFAULTS:
+        return Fault(kind)
+    try:
+        return Fault(kind, _argument(kind, arg) if equals else _scaled(kind, _DEFAULTS[kind]))
+    except ValueError as error:
+        raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
+
+
+def _argument(kind: str, arg: str) -> int:
+    if kind in ("reject", "split"):
+        value = int(arg) if arg.isdecimal() else -1
+        low, high = (400, 599) if kind == "reject" else (1, 1 << 20)
+        if not low <= value <= high:
+            raise ValueError(
+                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'}, got {arg!r}"
+            )
+        return value
+    return _scaled(kind, parse_seconds(arg))
+
+
+def _scaled(kind: str, value: float) -> int:
+    return round(value) if kind in ("reject", "split") else round(value * NS)
+
+
+def parse_rule(text: str) -> Rule:
+    """`KIND[=ARG][@WHEN]`"""
+    what, at, when = text.partition("@")
+    fault = parse_fault(what)
+    try:
+        if not at:
+            return Rule(fault, every=1)
+        if when.startswith("#"):
+            return Rule(fault, nth=_ordinal(when[1:]))
+        if when.startswith("every="):
+            return Rule(fault, every=_ordinal(when[6:]))
+        if when.startswith("t="):
+            return Rule(fault, after=round(parse_seconds(when[2:]) * NS))
+        if when.endswith("%"):
+            share = float(when[:-1]) / 100
+            if not 0 < share <= 1 or math.isnan(share):
+                raise ValueError(f"expected a share such as 5%, got {when!r}")
+            return Rule(fault, share=share)
+        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @, got {when!r}")
+    except ValueError as error:
+        raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
+
+
+def _ordinal(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+class Faults:
+    """Which fault strikes which request; the first rule that fits wins."""
+
+    def __init__(self, rules: tuple[str, ...], seed: int) -> None:
+        self._rules = [parse_rule(rule) for rule in rules]
+        self._once = [rule for rule in self._rules if rule.after >= 0 and rule.fault.kind != "freeze"]
+        self._seed = seed
+        self._first = 0
+
+    def freezes(self) -> list[tuple[int, int]]:
+        """(ns after the first request, ns long) of the freezes that come by the clock."""
+        return [(rule.after, rule.fault.arg) for rule in self._rules if rule.fault.kind == "freeze" and rule.after >= 0]
+
+    def pick(self, n: int, arrived: int) -> Fault | None:
+        """The fault of the n-th request."""
+        if not self._rules:
+            return None
+        self._first = self._first or arrived
+        for place, rule in enumerate(self._rules):
+            if (
+                (rule.nth and n == rule.nth)
+                or (rule.every and n % rule.every == 0)
+                or (rule.share and noise(self._seed ^ _SHARE, n, place) < 2 * rule.share - 1)
+            ):
+                return rule.fault
+        for rule in self._once:
+            if arrived - self._first >= rule.after:
+                self._once.remove(rule)
+                return rule.fault
+        return None

@@ -1,0 +1,86 @@
+"""The simplest timing: each request's TTFT and ITL exactly as told.
+
+Token k is due at base + k x itl, where base = (instant it was let in) + ttft: each from the start and none from the token
+before, so lateness never adds up. With N tokens a chunk, a chunk is due with its first token. A request is let in when it
+arrives or, at the limit, when the earlier one's last token was due (not when we came to write it).
+"""
+
+from collections import deque
+from heapq import heappop, heappush, heapreplace
+
+from inferometer.serve.jobs import NEVER, Job, noise
+from inferometer.serve.settings import Fixed
+from inferometer.units import NS
+
+
+class FixedTiming:
+    def __init__(self, spec: Fixed, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
+        self.due = NEVER
+        self.n_running = 0
+        self._ttft = round(spec.ttft * NS)
+        self._itl = round(spec.itl * NS)
+        self._jitter = spec.jitter
+        self._seed = seed
+        self._per_chunk = tokens_per_chunk
+        self._max_batch = spec.max_batch or NEVER
+        self._max_queue = NEVER if max_queue is None else max_queue
+        self._waiting: deque[Job] = deque()
+        self._heap: list[tuple[int, int, Job]] = []
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, job: Job, at: int) -> bool:
+        if self.n_running < self._max_batch:
+            self._let_in(job, at)
+        elif len(self._waiting) < self._max_queue:
+            self._waiting.append(job)
+        else:
+            return False
+        return True
+
+    def drop(self, job: Job, at: int) -> None:
+        job.gone = True
+        if job.started < 0:
+            self._waiting.remove(job)
+        elif job.made < job.n_out:
+            self._leave(at)  # its place in the heap is cleared when its turn comes
+
+    def advance(self, now: int) -> None:
+        heap, per_chunk, plain = self._heap, self._per_chunk, not self._jitter
+        while heap and heap[0][0] <= now:
+            due, n, job = heap[0]
+            if job.gone:
+                heappop(heap)
+                continue
+            count = min(per_chunk, job.n_out - job.made)
+            job.made += count
+            if job.made < job.n_out:
+                following = job.base + job.made * self._itl
+                heapreplace(heap, (following if plain else self._jittered(job, following, due), n, job))
+            else:
+                heappop(heap)
+                self._leave(due)
+            job.emit(count, due)
+        self.due = heap[0][0] if heap else NEVER
+
+    def pause(self, ns: int) -> None:
+        """Dues stay as told: what was due meanwhile is late, the rest is on time."""
+
+    def _let_in(self, job: Job, at: int) -> None:
+        job.started = at
+        job.base = at + self._ttft
+        if self._jitter:
+            job.base += round(self._ttft * self._jitter * noise(self._seed, job.n, 0))
+        self.n_running += 1
+        heappush(self._heap, (job.base, job.n, job))
+        self.due = self._heap[0][0]
+
+    def _leave(self, at: int) -> None:
+        self.n_running -= 1
+        if self._waiting:
+            self._let_in(self._waiting.popleft(), at)
+
+    def _jittered(self, job: Job, nominal: int, previous: int) -> int:
+        return max(previous, nominal + round(self._itl * self._jitter * noise(self._seed, job.n, job.made)))

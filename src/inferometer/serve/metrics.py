@@ -1,0 +1,158 @@
+"""/metrics in Prometheus' text format under vLLM's names, so that what watches a vLLM server can watch this one.
+
+Plain counters that are moved at a request's start and end; prometheus_client only writes them down when it is asked.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from inferometer.serve.batch import BatchTiming
+from inferometer.serve.jobs import Job, Timing
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_ITL = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+
+class Histogram:
+    """Seconds, from nanoseconds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._bounds_ns = [round(bound * 1e9) for bound in bounds]
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._sum = 0
+
+    def observe(self, ns: int) -> None:
+        self._counts[bisect_left(self._bounds_ns, ns)] += 1
+        self._sum += ns
+
+    def observe_gaps(self, stamps: "array[int]") -> None:
+        gaps = np.diff(np.frombuffer(stamps, np.int64))
+        self._counts += np.bincount(np.searchsorted(self._bounds_ns, gaps), minlength=len(self._counts))
+        self._sum += stamps[-1] - stamps[0]
+
+    def buckets(self) -> list[tuple[str, float]]:
+        totals = np.cumsum(self._counts).tolist()
+        return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], totals, strict=True))
+
+    @property
+    def sum(self) -> float:
+        return self._sum / 1e9
+
+
+class Counters:
+    """What the answers count, and the collector that shows it."""
+
+    def __init__(self, model: str, timing: Timing) -> None:
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        """Of the answers that have ended."""
+        self.ended = {"stop": 0, "length": 0, "abort": 0}
+        self.ttft = Histogram(_TTFT)
+        self.itl = Histogram(_ITL)
+        self.e2e = Histogram(_REQUEST)
+        self.queue = Histogram(_REQUEST)
+        self._model = model
+        self._timing = timing
+        self._registry = CollectorRegistry()
+        self._active: Iterable[Job] = ()
+        self._registry.register(self)
+
+    def render(self, active: Iterable[Job]) -> bytes:
+        """The page; `active` are the answers under way, whose tokens count too."""
+        self._active = active
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        timing = self._timing
+        kv = timing.kv if isinstance(timing, BatchTiming) else None
+        generated = self.generation_tokens + sum(job.made for job in self._active)
+        yield self._gauge("num_requests_running", "Requests in the batch.", timing.n_running)
+        yield self._gauge("num_requests_waiting", "Requests in the queue.", timing.n_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 1 is full.", kv.usage if kv else 0)
+        preemptions = timing.preemptions if isinstance(timing, BatchTiming) else 0
+        yield self._counter("num_preemptions", "Preemptions.", preemptions)
+        yield self._counter("prompt_tokens", "Prefill tokens processed.", self.prompt_tokens)
+        yield self._counter("generation_tokens", "Generation tokens processed.", generated)
+        yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0)
+        yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0)
+        success = CounterMetricFamily(
+            "vllm:request_success", "Requests that ended.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self.ended.items():
+            success.add_metric([self._model, reason], count)
+        yield success
+        yield self._histogram("time_to_first_token_seconds", "Time to first token.", self.ttft)
+        yield self._histogram("inter_token_latency_seconds", "Gaps between chunks.", self.itl)
+        yield self._histogram("e2e_request_latency_seconds", "End to end latency.", self.e2e)
+        yield self._histogram("request_queue_time_seconds", "Time in the queue.", self.queue)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], histogram.buckets(), histogram.sum)
+        return family

@@ -1,0 +1,136 @@
+"""OpenAI requests: the bytes of a body to what is asked, or a Refusal with OpenAI's error shape.
+
+Fields that do not bear on timing (sampling parameters and the like) are accepted and have no effect. The answer always has
+as many tokens as were asked for, with `ignore_eos` or without.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+DEFAULT_TOKENS = {False: 16, True: 128}
+"""Of an answer whose length is not asked for; True: chat."""
+
+
+class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
+    """An answer with this status and OpenAI's error body."""
+
+    def __init__(self, status: int, message: str, code: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.kind = kind
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What is asked, of both endpoints alike."""
+
+    chat: bool
+    stream: bool
+    usage: bool
+    """A usage chunk at the stream's end."""
+    running_usage: bool
+    """Usage in every chunk."""
+    n_out: int
+    texts: tuple[str, ...] = ()
+    """The prompt, or the messages' texts; their tokens add up."""
+    ids: tuple[int, ...] = ()
+    """The prompt as token ids, where it came so."""
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class _Body(msgspec.Struct, frozen=True):
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    n: int | None = None
+    ignore_eos: bool = False
+
+
+class _Completion(_Body, frozen=True, kw_only=True):
+    prompt: str | list[int | str | list[int]]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[_Part] | None = None
+
+
+class _Chat(_Body, frozen=True, kw_only=True):
+    messages: list[_Message]
+
+
+_completion = msgspec.json.Decoder(_Completion)
+_chat = msgspec.json.Decoder(_Chat)
+
+
+def completion(body: bytes, model: str) -> Ask:
+    """POST /v1/completions"""
+    asked = _decode(_completion, body)
+    prompt = asked.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # type: ignore[assignment]  # a batch of one
+    if isinstance(prompt, str):
+        return _ask(asked, model, chat=False, texts=(prompt,))
+    if all(isinstance(token, int) and token >= 0 for token in prompt):
+        return _ask(asked, model, chat=False, ids=tuple(prompt))  # type: ignore[arg-type]
+    raise Refusal(400, "prompt must be one string or one list of token ids", "invalid_prompt")
+
+
+def chat(body: bytes, model: str) -> Ask:
+    """POST /v1/chat/completions"""
+    asked = _decode(_chat, body)
+    return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
+
+
+def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, str(error), "invalid_field") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
+
+
+def _texts(message: _Message) -> list[str]:
+    if message.content is None:
+        return []
+    if isinstance(message.content, str):
+        return [message.content]
+    for part in message.content:
+        if part.type != "text":
+            raise Refusal(400, f"content part of type {part.type!r}: only text is served", "invalid_content")
+    return [part.text for part in message.content]
+
+
+def _ask(asked: _Body, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()) -> Ask:
+    if asked.model is not None and asked.model != model:
+        raise Refusal(404, f"the model {asked.model!r} does not exist; {model!r} is served", "model_not_found")
+    if asked.n not in (None, 1):
+        raise Refusal(400, f"n is {asked.n}: only n=1 is served", "invalid_n")
+    if not ids and not any(texts):
+        raise Refusal(400, "the prompt is empty", "invalid_prompt")
+    if asked.stream_options is not None and not asked.stream:
+        raise Refusal(400, "stream_options is only for stream=true", "invalid_stream_options")
+    n_out = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    if n_out is None:
+        n_out = DEFAULT_TOKENS[chat]
+    if n_out < 1:
+        raise Refusal(400, f"max_tokens is {n_out}: at least 1", "invalid_max_tokens")
+    options = asked.stream_options or _StreamOptions()
+    running = options.continuous_usage_stats
+    return Ask(chat, asked.stream, options.include_usage or running, running, n_out, texts, ids)

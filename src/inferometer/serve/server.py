@@ -1,0 +1,263 @@
+"""The server: its routes, and what becomes of a request between its arrival and its answer."""
+
+import asyncio
+import hmac
+import time
+from array import array
+from collections.abc import Callable
+
+from inferometer.errors import UserError
+from inferometer.serve import frames, openai
+from inferometer.serve.answer import Answer
+from inferometer.serve.batch import BatchTiming
+from inferometer.serve.clockwork import Clockwork
+from inferometer.serve.faults import Fault, Faults, parse_fault
+from inferometer.serve.fixed import FixedTiming
+from inferometer.serve.http import Connection
+from inferometer.serve.kv import block_keys
+from inferometer.serve.metrics import CONTENT_TYPE, Counters
+from inferometer.serve.openai import Ask, Refusal
+from inferometer.serve.parse import Problem, Request
+from inferometer.serve.prompts import Prompts, Words
+from inferometer.serve.settings import Batch, Fixed, Settings
+from inferometer.serve.truth import Row, TruthLog
+from inferometer.timing.clock import now
+
+_FLUSH_NS = 250_000_000
+_HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
+_PARSERS: dict[bytes, Callable[[bytes, str], Ask]] = {
+    b"/v1/completions": openai.completion,
+    b"/v1/chat/completions": openai.chat,
+}
+
+
+class Server:
+    """Everything that one server holds. `handle` and `problem` are called by its connections."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self.timing = _timing(settings)
+        self.words = Words()
+        self.styles = {chat: frames.Style(settings.model, chat) for chat in (False, True)}
+        self.counters = Counters(settings.model, self.timing)
+        self._prompts = Prompts()
+        self._faults = Faults(settings.faults, settings.seed)
+        self._truth = TruthLog(settings.truth) if settings.truth is not None else None
+        self._active: set[Answer] = set()
+        self._n = 0
+        self.clockwork = Clockwork(loop, self.timing)
+        if self._truth is not None:
+            self._flush_truth()
+
+    # --- a request ---------------------------------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        try:
+            self._authorise(request)
+            parse = _PARSERS.get(request.path)
+            if parse is None:
+                self._page(connection, request)
+            elif request.method != b"POST":
+                self._not_allowed(connection, request, b"POST")
+            else:
+                self._generate(connection, request, parse(request.body, self.settings.model))
+        except Refusal as refusal:
+            self._refuse(connection, request, refusal)
+
+    def problem(self, connection: Connection, problem: Problem) -> None:
+        body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
+        connection.write(frames.response(problem.status, body, keep_alive=False))
+        connection.finish(keep_alive=False)
+
+    def _authorise(self, request: Request) -> None:
+        key = self.settings.api_key
+        if key is None or not request.path.startswith(b"/v1/"):
+            return
+        given = request.headers.get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + key.encode()):
+            what = "the API key is wrong" if given else "no API key was given (Authorization: Bearer KEY)"
+            raise Refusal(401, what, "invalid_api_key", "authentication_error")
+
+    def _generate(self, connection: Connection, request: Request, ask: Ask) -> None:
+        if ask.stream and request.http10:
+            raise Refusal(400, "streaming needs HTTP/1.1", "http_version")
+        n_in = self._prompts.count(ask)
+        self._check_length(n_in, ask.n_out)
+        self._n += 1
+        if self._n == 1:
+            for after, ns in self._faults.freezes():
+                self.clockwork.at(request.arrived + after, lambda ns=ns: self._freeze(ns))  # type: ignore[misc]
+        fault = self._fault_of(request)
+        if fault is not None and self._fails_at_once(connection, request, fault, n_in):
+            return
+        timing = self.settings.timing
+        keys: tuple[int, ...] = ()
+        if isinstance(timing, Batch) and timing.prefix_cache:
+            keys = block_keys(self._prompts.ids(ask), timing.block)
+        answer = Answer(self, connection, request, ask, n=self._n, n_in=n_in, keys=keys, fault=fault)
+        if not self.timing.add(answer, request.arrived):
+            self._log_unanswered(request, n_in, "queue_full")
+            raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
+        self._active.add(answer)
+        answer.begin()
+        self.clockwork.changed()
+
+    def _check_length(self, n_in: int, n_out: int) -> None:
+        if n_in + n_out > self.settings.max_len:
+            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the model's {self.settings.max_len}"
+            raise Refusal(400, message, "context_length_exceeded")
+        if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
+            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the KV cache can hold"
+            raise Refusal(400, message, "context_length_exceeded")
+
+    def ended(self, answer: Answer, stamps: "array[int]", aborted: bool) -> None:
+        """An answer is through, well or not: count it and log its truth."""
+        self._active.discard(answer)
+        counters = self.counters
+        counters.prompt_tokens += answer.n_in
+        counters.generation_tokens += answer.made
+        counters.ended["abort" if aborted else "length"] += 1
+        if stamps:
+            counters.ttft.observe(stamps[0] - answer.arrived)
+            if not aborted:
+                counters.e2e.observe(stamps[-1] - answer.arrived)
+            if len(stamps) > 1:
+                counters.itl.observe_gaps(stamps)
+        if answer.started >= 0:
+            counters.queue.observe(answer.started - answer.arrived)
+        if self._truth is not None:
+            self._truth.add(answer.row(aborted))
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        asked = request.headers.get(b"x-sim-fault")
+        if asked is not None and self.settings.allow_fault_header:
+            try:
+                return parse_fault(asked.decode("latin-1"))
+            except UserError as error:
+                raise Refusal(400, str(error), "invalid_fault") from None
+        return self._faults.pick(self._n, request.arrived)
+
+    def _fails_at_once(self, connection: Connection, request: Request, fault: Fault, n_in: int) -> bool:
+        """Carry out a fault that comes before any token; False for the others."""
+        if fault.kind == "freeze":
+            self._freeze(fault.arg)
+            return False
+        if fault.kind == "reset":
+            connection.reset()
+        elif fault.kind == "reject":
+            self._log_unanswered(request, n_in, fault.kind)
+            raise Refusal(fault.arg, "the simulator was told to refuse this", "injected", "server_error")
+        elif fault.kind == "error_body":
+            body = frames.error_body("the simulator was told to fail here", "server_error", "injected")
+            self._respond(connection, request, 200, body)
+        elif fault.kind == "html":
+            self._respond(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
+        else:
+            return False
+        self._log_unanswered(request, n_in, fault.kind)
+        return True
+
+    def _freeze(self, ns: int) -> None:
+        """The whole server stands still: not a socket is read, not a token is written."""
+        time.sleep(ns / 1e9)
+        self.timing.pause(ns)
+
+    def _log_unanswered(self, request: Request, n_in: int, fault: str) -> None:
+        if self._truth is not None:
+            name = request.headers.get(b"x-request-id")
+            self._truth.add(
+                Row(
+                    id=name.decode("latin-1") if name is not None else None,
+                    n=self._n, arrived=request.arrived, first=None, last=None, done=now(), n_in=n_in, n_out=0, cached=0,
+                    chunks=[], fault=fault, aborted=False,
+                )
+            )  # fmt: skip
+
+    # --- pages -------------------------------------------------------------------------------------------------------
+
+    def _page(self, connection: Connection, request: Request) -> None:
+        pages = {b"/health": self._health, b"/metrics": self._metrics, b"/v1/models": self._models}
+        page = pages.get(request.path)
+        if page is None:
+            raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
+        if request.method not in (b"GET", b"HEAD"):
+            self._not_allowed(connection, request, b"GET, HEAD")
+            return
+        content_type, body = page()
+        self._respond(connection, request, 200, body, content_type=content_type)
+
+    def _health(self) -> tuple[bytes, bytes]:
+        return b"application/json", b'{"status":"ok"}'
+
+    def _metrics(self) -> tuple[bytes, bytes]:
+        return CONTENT_TYPE, self.counters.render(self._active)
+
+    def _models(self) -> tuple[bytes, bytes]:
+        model = {
+            "id": self.settings.model,
+            "object": "model",
+            "created": self.created(),
+            "owned_by": "inferometer",
+            "max_model_len": self.settings.max_len,
+        }
+        return b"application/json", frames.json_bytes({"object": "list", "data": [model]})
+
+    def _not_allowed(self, connection: Connection, request: Request, allowed: bytes) -> None:
+        message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
+        body = frames.error_body(message, "invalid_request_error", "method_not_allowed")
+        self._respond(connection, request, 405, body, extra=b"Allow: %b\r\n" % allowed)
+
+    def _refuse(self, connection: Connection, request: Request, refusal: Refusal) -> None:
+        body = frames.error_body(refusal.message, refusal.kind, refusal.code)
+        self._respond(connection, request, refusal.status, body)
+
+    def _respond(
+        self,
+        connection: Connection,
+        request: Request,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        extra: bytes = b"",
+    ) -> None:
+        keep = request.keep_alive
+        connection.write(
+            frames.response(
+                status,
+                body,
+                keep_alive=keep,
+                content_type=content_type,
+                extra=extra,
+                promise=keep and request.http10,
+                with_body=request.method != b"HEAD",
+            )
+        )
+        connection.finish(keep)
+
+    # --- the server's own ------------------------------------------------------------------------------------------
+
+    def created(self) -> int:
+        return int(time.time())
+
+    def close(self) -> None:
+        """What is still under way ends here, with its line in the truth log."""
+        for answer in list(self._active):
+            answer.client_gone()
+        self.clockwork.close()
+        if self._truth is not None:
+            self._truth.close()
+
+    def _flush_truth(self) -> None:
+        assert self._truth is not None
+        self._truth.flush()
+        self.clockwork.at(now() + _FLUSH_NS, self._flush_truth)
+
+
+def _timing(settings: Settings) -> FixedTiming | BatchTiming:
+    common = {"seed": settings.seed, "tokens_per_chunk": settings.tokens_per_chunk, "max_queue": settings.max_queue}
+    if isinstance(settings.timing, Fixed):
+        return FixedTiming(settings.timing, **common)  # type: ignore[arg-type]
+    return BatchTiming(settings.timing, **common)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Writes that misbehave: cut into small segments, or dribbled out with pauses. They stand in for a connection's `write` and
+`finish`; the order of the bytes, and what comes after them, is kept.
+"""
+
+from collections import deque
+
+from inferometer.serve.clockwork import Clockwork
+from inferometer.serve.http import Connection
+from inferometer.timing.clock import now
+
+
+class Split:
+    """Every write in segments of at most `size` bytes."""
+
+    def __init__(self, connection: Connection, size: int) -> None:
+        self._connection = connection
+        self._size = size
+
+    def write(self, data: bytes) -> None:
+        for at in range(0, len(data), self._size):
+            self._connection.write(data[at : at + self._size])
+
+    def finish(self, keep_alive: bool = True) -> None:
+        self._connection.finish(keep_alive)
+
+
+class Slow:
+    """Every write in two halves, `gap` ns apart; the next one waits until it is out."""
+
+    def __init__(self, connection: Connection, clockwork: Clockwork, gap: int) -> None:
+        self._connection = connection
+        self._clockwork = clockwork
+        self._gap = gap
+        self._pieces: deque[bytes | bool] = deque()  # a bool is the answer's end: whether the connection is kept
+        self._waiting = False
+
+    def write(self, data: bytes) -> None:
+        middle = len(data) // 2
+        self._pieces += (data[:middle], data[middle:])
+        self._go_on()
+
+    def finish(self, keep_alive: bool = True) -> None:
+        self._pieces.append(keep_alive)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting or self._connection.closed or not self._pieces:
+            return
+        piece = self._pieces.popleft()
+        if isinstance(piece, bool):
+            self._connection.finish(piece)
+            return
+        self._connection.write(piece)
+        self._waiting = True
+        self._clockwork.at(now() + self._gap, self._rested)
+
+    def _rested(self) -> None:
+        self._waiting = False
+        self._go_on()

@@ -1,0 +1,91 @@
+"""The ground truth: one JSON line a request with the server's own stamps, against which a client's can be checked.
+
+All times are CLOCK_MONOTONIC ns of this machine. `arrived` is the kernel's receive stamp of the request's last bytes; `first`
+and `last` were taken just before the send() of the first and last content, `chunks` before that of each content chunk,
+`done` before that of the last bytes of all. What did not happen is null.
+
+Rows are encoded at a request's end and written by a thread of their own: a slow disk never holds up a token.
+"""
+
+import queue
+import threading
+from pathlib import Path
+
+import msgspec
+
+from inferometer.errors import UserError
+
+_BATCH = 64 * 1024
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    id: str | None
+    """The request's X-Request-Id."""
+    n: int
+    """The request's ordinal, from 1."""
+    arrived: int
+    first: int | None
+    last: int | None
+    done: int | None
+    n_in: int
+    n_out: int
+    """Tokens that were written."""
+    cached: int
+    chunks: list[int]
+    fault: str | None
+    aborted: bool
+    """It ended before its time: the client went away, a fault cut it, or the server was stopped."""
+
+
+class TruthLog:
+    """Appends rows to a file."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the truth log {path}: {error.strerror}", "give another --truth FILE"
+            ) from None
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        self._rows = bytearray()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._failure: OSError | None = None
+        self._writer = threading.Thread(target=self._write, name="truth log", daemon=True)
+        self._writer.start()
+
+    def add(self, row: Row) -> None:
+        self._rows += self._encoder.encode(row)
+        self._rows += b"\n"
+        if len(self._rows) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what has gathered to the writer; the server does so a few times a second."""
+        if self._rows:
+            self._queue.put(bytes(self._rows))
+            self._rows.clear()
+
+    def close(self) -> None:
+        """Everything is in the file when this returns; UserError where it could not be written."""
+        self.flush()
+        self._queue.put(None)
+        self._writer.join()
+        self._file.close()
+        if self._failure is not None:
+            reason = self._failure.strerror
+            raise UserError(f"the truth log {self._path} is incomplete: {reason}", "give --truth a place with room")
+
+    def _write(self) -> None:
+        while (rows := self._queue.get()) is not None:
+            try:
+                while rows and self._failure is None:
+                    rows = rows[self._file.write(rows) :]
+            except OSError as error:
+                self._failure = error
+
+
+def read(path: str | Path) -> list[Row]:
+    """The rows of a truth log, in the order in which the requests ended."""
+    return msgspec.json.Decoder(Row).decode_lines(Path(path).read_bytes())

@@ -1,0 +1,167 @@
+"""From the run's folder to a Run: the rows at once, the chunks in pieces when they are asked for."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from inferometer.errors import UserError
+from inferometer.records import COUNTED_BY, MISSING, PHASES, ROW, TIMES, Chunks, Failure, Manifest, Records, Run, Sample
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES
+from inferometer.store.write import CHUNK_SCHEMA, UNKNOWN
+
+SCHEMA = 1
+"""The newest layout of a run's folder that is understood here."""
+
+
+def read(folder: str | Path) -> Run:
+    """The run that lies in `folder`, which may be a link to it such as runs/LATEST."""
+    place = Path(folder)
+    if not place.exists():
+        raise UserError(f"{folder}: there is no such folder", "give the folder of a run, such as runs/LATEST")
+    if not place.is_dir():
+        raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
+    place = place.resolve()
+    manifest = _manifest(place)
+    rows, phase, failures = _requests(place / REQUESTS)
+    samples = _samples(place / SAMPLES)
+    with _parquet(place / CHUNKS) as file:
+        _check_columns(place / CHUNKS, file.schema_arrow, CHUNK_SCHEMA.names)
+        total = file.metadata.num_rows
+    records = Records(rows, phase, failures, samples)
+    return Run(place, manifest, records, total, partial(_chunks, place / CHUNKS))
+
+
+def _manifest(place: Path) -> Manifest:
+    path = place / MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            f"{place}: no {MANIFEST}, so this is not a run, or one that did not end", "give the folder of a run"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", "give a folder that can be read") from None
+    try:
+        tree = msgspec.json.decode(data)
+        schema = tree.get("schema") if isinstance(tree, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise UserError(
+                f"{path}: written by a newer inferometer ({tree.get('inferometer', '?')}; layout {schema}, known here: {SCHEMA})",
+                "upgrade inferometer to read it",
+            )
+        return msgspec.convert(tree, Manifest)
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{path}: not a run's manifest: {error}", "the file is damaged: run again") from None
+
+
+# --- parquet ---------------------------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{path}: missing", "the run's folder is not whole: copy it again, or run again")
+    if isinstance(error, PermissionError):
+        return UserError(f"{path}: no permission to read it", "give a folder that can be read")
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return UserError(f"{path}: damaged: {line}", "copy the run's folder again, or run again")
+
+
+def _check_columns(path: Path, schema: pa.Schema, names: list[str]) -> None:
+    if missing := [name for name in names if name not in schema.names]:
+        raise UserError(f"{path}: lacks the columns {', '.join(missing)}", "it is not a run's file: run again")
+
+
+def _chunks(path: Path) -> Iterator[Chunks]:
+    with _parquet(path) as file:
+        for group in range(file.num_row_groups):
+            try:
+                table = file.read_row_group(group, columns=CHUNK_SCHEMA.names).combine_chunks()
+            except (OSError, pa.ArrowException) as error:
+                raise _damaged(path, error) from None
+            yield Chunks(table["arrival"].to_numpy(), table["tokens"].to_numpy())
+
+
+def _requests(path: Path) -> tuple[Any, Any, tuple[Failure, ...]]:
+    """The rows, their phases and the failures that they name."""
+    names = [*(ROW.names or ()), "message", "phase"]
+    with _parquet(path) as file:
+        _check_columns(path, file.schema_arrow, names)
+        try:
+            table = file.read(columns=names)
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(path, error) from None
+    rows = np.zeros(len(table), ROW)
+    try:
+        for name in ROW.names or ():
+            column = table[name]
+            if name in TIMES:
+                rows[name] = column.fill_null(MISSING).to_numpy()
+            elif name in UNKNOWN:
+                rows[name] = column.fill_null(-1).to_numpy()
+            elif name == "counted_by":
+                rows[name] = _places(column, COUNTED_BY)
+            elif name != "failure":
+                rows[name] = column.to_numpy()
+        rows["failure"], failures = _failures(table["failure"], table["message"])
+        phase = _places(table["phase"], PHASES)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
+    return rows, phase, failures
+
+
+def _places(column: pa.ChunkedArray, words: tuple[str, ...]) -> Any:
+    """Words back to their places in `words`."""
+    coded = _coded(column)
+    place_of = np.array([words.index(word) for word in coded.dictionary.to_pylist()], np.int8)
+    return place_of[coded.indices.to_numpy(zero_copy_only=False)] if len(coded) else np.zeros(0, np.int8)
+
+
+def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, tuple[Failure, ...]]:
+    """Each row's place in the list of the different (code, message), in the order in which they first come; 0 is ok."""
+    code, message = _coded(codes), _coded(messages)
+    failed = np.flatnonzero(code.is_valid().to_numpy(zero_copy_only=False))
+    numbers = np.zeros(len(code), np.uint16)
+    if not len(failed):
+        return numbers, ()
+    code_place = code.indices.to_numpy(zero_copy_only=False)[failed].astype(np.int64)
+    message_place = message.indices.fill_null(0).to_numpy(zero_copy_only=False)[failed].astype(np.int64)
+    width = max(len(message.dictionary), 1)
+    pairs, first, inverse = np.unique(code_place * width + message_place, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(pairs), np.int64)
+    rank[order] = np.arange(len(pairs))
+    numbers[failed] = 1 + rank[inverse]
+    code_words, message_words = code.dictionary.to_pylist(), message.dictionary.to_pylist() or [""]
+    return numbers, tuple(
+        Failure(code_words[pair // width], message_words[pair % width]) for pair in pairs[order].tolist()
+    )
+
+
+def _coded(column: pa.ChunkedArray) -> Any:
+    """One dictionary array of a column of words."""
+    joined = column.cast(pa.string()).combine_chunks()
+    joined = joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+    return joined.dictionary_encode()
+
+
+def _samples(path: Path) -> tuple[Sample, ...]:
+    fields = [field.name for field in msgspec.structs.fields(Sample)]
+    with _parquet(path) as file:
+        _check_columns(path, file.schema_arrow, fields)
+        try:
+            return tuple(msgspec.convert(row, Sample) for row in file.read(columns=fields).to_pylist())
+        except (OSError, pa.ArrowException, msgspec.ValidationError) as error:
+            raise _damaged(path, error) from None

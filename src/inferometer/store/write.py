@@ -1,0 +1,116 @@
+"""From records to the run's folder. Chunks stream through in row groups of bounded size, so that memory does not grow with them.
+
+How the chunk columns lie on the disk was measured (10 M chunks about 10 ms apart with 10 % jitter, one core, reading):
+arrival as DELTA_BINARY_PACKED without compression 32 ms and 38 MB; BYTE_STREAM_SPLIT with lz4 37 ms and 35 MB; PLAIN without
+compression 36 ms and 80 MB; any of them with zstd 50 to 190 ms. Token counts repeat and take next to nothing in a dictionary.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from inferometer.records import COUNTED_BY, MISSING, PHASES, ROW, TIMES, Chunks, Manifest, Records, Sample
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, whole
+
+GROUP = 1 << 20
+"""Rows of a row group: 1 M chunks, 10 MB in memory."""
+
+UNKNOWN = ("read_delay", "n_in", "n_out", "cached", "reasoning")
+"""Columns in which -1 says `not known`; null on the disk."""
+
+CHUNK_SCHEMA = pa.schema(
+    [pa.field("arrival", pa.int64(), nullable=False), pa.field("tokens", pa.uint16(), nullable=False)]
+)
+
+
+def write(folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks]) -> None:
+    """Write the run's files, the manifest last."""
+    with whole(folder / CHUNKS) as partial:
+        _write_chunks(partial, chunks)
+    with whole(folder / REQUESTS) as partial:
+        pq.write_table(request_table(records), partial, compression="lz4", row_group_size=GROUP)
+    with whole(folder / SAMPLES) as partial:
+        pq.write_table(_sample_table(records.samples), partial, compression="lz4")
+    with whole(folder / MANIFEST) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+
+
+def _write_chunks(path: Path, chunks: Iterable[Chunks]) -> None:
+    with pq.ParquetWriter(
+        path,
+        CHUNK_SCHEMA,
+        compression="none",
+        use_dictionary=["tokens"],
+        column_encoding={"arrival": "DELTA_BINARY_PACKED"},
+        write_statistics=False,
+    ) as writer:
+        for arrival, tokens in _regroup(chunks):
+            writer.write_table(pa.table([arrival, tokens], schema=CHUNK_SCHEMA), row_group_size=GROUP)
+
+
+def _regroup(chunks: Iterable[Chunks]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint16]]]:
+    """Pieces of any size become pieces of GROUP rows (the last one smaller)."""
+    held: list[Chunks] = []
+    count = 0
+    for piece in chunks:
+        at = 0
+        while at < len(piece.arrival):
+            take = min(GROUP - count, len(piece.arrival) - at)
+            held.append(Chunks(piece.arrival[at : at + take], piece.tokens[at : at + take]))
+            at, count = at + take, count + take
+            if count == GROUP:
+                yield _join(held)
+                held, count = [], 0
+    if held:
+        yield _join(held)
+
+
+def _join(held: list[Chunks]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    return np.concatenate([piece.arrival for piece in held]), np.concatenate([piece.tokens for piece in held])
+
+
+def request_table(records: Records) -> pa.Table:
+    """The ROW columns under their names; what is missing or not known is null, and codes are words."""
+    rows = records.rows
+    columns: dict[str, pa.Array] = {}
+    for name in ROW.names or ():
+        values = np.ascontiguousarray(rows[name])
+        if name in TIMES:
+            columns[name] = pa.array(values, mask=values == MISSING)
+        elif name in UNKNOWN:
+            columns[name] = pa.array(values, mask=values < 0)
+        elif name == "failure":
+            columns["failure"] = _failure_column(values, [failure.code for failure in records.failures])
+            columns["message"] = _failure_column(values, [failure.message for failure in records.failures])
+        elif name == "counted_by":
+            columns[name] = _words(values, COUNTED_BY)
+        elif name == "open_loop":
+            columns[name] = pa.array(values.astype(np.bool_))
+        else:
+            columns[name] = pa.array(values)
+    columns["phase"] = _words(records.phase, PHASES)
+    return pa.table(columns)
+
+
+def _failure_column(failure: NDArray[np.uint16], words: list[str]) -> pa.Array:
+    """The word of each row's failure, null where it is ok; equal words share a place in the dictionary."""
+    distinct = {word: place for place, word in enumerate(dict.fromkeys(words))}
+    place_of = np.array([0, *(distinct[word] for word in words)], np.int32)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(place_of[failure], mask=failure == 0), pa.array(list(distinct), pa.string())
+    )
+
+
+def _words(places: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), pa.array(words, pa.string()))
+
+
+def _sample_table(samples: tuple[Sample, ...]) -> pa.Table:
+    kinds = {int: pa.int64(), float: pa.float64()}
+    fields = msgspec.structs.fields(Sample)
+    return pa.table({f.name: pa.array([getattr(sample, f.name) for sample in samples], kinds[f.type]) for f in fields})

@@ -1,0 +1,136 @@
+"""HTTP/1.1, the client's side: request heads, and the framing of answers (httptools parses).
+
+An answer's body goes piece by piece to a `Body`, which says what the pieces mean. One decoder serves a connection for as
+long as it lives: `reset` makes it ready for the next answer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import httptools
+
+from inferometer.types import End, Event, Fail
+from inferometer.wire.failures import bounded
+
+_MAX_KEPT = 4096
+"""Bytes of a failed answer that are kept for its message."""
+
+
+class Body(Protocol):
+    """What the body of a 200 means."""
+
+    def reset(self) -> None: ...
+
+    def feed(self, piece: bytes, events: list[Event]) -> None:
+        """Append what `piece` says; a Fail ends the answer."""
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        """The body is complete: append what it says, or return why it is a failure."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
+    """The request line and headers, up to but without the blank line."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+class ResponseDecoder:
+    """Bytes of one answer after another on a connection -> events."""
+
+    __slots__ = ("_body", "_events", "_head", "_kept", "_over", "_parser", "status")
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._events: list[Event] = []
+        self._parser = httptools.HttpResponseParser(self)
+        self.reset()
+
+    def reset(self) -> None:
+        """Ready for the next answer on the same connection."""
+        self.status = 0
+        self._head = b""
+        self._kept = b""
+        self._over = False
+        self._body.reset()
+
+    @property
+    def text(self) -> str:
+        return self._body.text
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        events: list[Event] = []
+        self._events = events
+        if not self.status:
+            self._head += data
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            events.append(Fail("malformed_http", "the server switched protocols"))
+        except httptools.HttpParserError as error:
+            if not self._over:
+                events.append(Fail("malformed_http", bounded(f"{error}; the answer starts with {self._head[:60]!r}")))
+        return events
+
+    def eof(self) -> Sequence[Event]:
+        """The server closed: the proper end of an answer without a length, and a broken one of any other."""
+        self._events = []
+        if not self._head:
+            return [Fail("closed", "")]
+        if not self.status or self._has_length():
+            return [Fail("cut_short", "")]
+        self._complete(keep_alive=False)
+        return self._events
+
+    def _has_length(self) -> bool:
+        head = self._head.partition(b"\r\n\r\n")[0].lower()
+        return b"\r\ncontent-length:" in head or b"\r\ntransfer-encoding:" in head
+
+    # --- called by httptools ---
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        if self.status == 200:
+            if not self._over:
+                self._body.feed(piece, self._events)
+        elif len(self._kept) < _MAX_KEPT:
+            self._kept += piece[:_MAX_KEPT]
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer is still to come
+            self.status = 0
+        else:
+            self._complete(self._parser.should_keep_alive())
+
+    def _complete(self, keep_alive: bool) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self.status != 200:
+            self._events.append(Fail(f"http_{self.status}", error_message(self._kept), keep_alive))
+            return
+        failure = self._body.finish(self._events)
+        if failure is None:
+            self._events.append(End(keep_alive))
+        else:
+            self._events.append(Fail(failure.code, failure.message, keep_alive))
+
+
+def error_message(body: bytes) -> str:
+    """What a server says in an error body: OpenAI's error.message, FastAPI's detail, or the text itself."""
+    try:
+        tree = json.loads(body)
+    except ValueError:
+        return bounded(body.decode("utf-8", "replace"))
+    for key in ("error", "detail", "message"):
+        if isinstance(tree, dict) and tree.get(key):
+            inner = tree[key]
+            if isinstance(inner, dict) and isinstance(inner.get("message"), str):
+                return bounded(inner["message"])
+            return bounded(inner if isinstance(inner, str) else json.dumps(inner))
+    return bounded(body.decode("utf-8", "replace"))

@@ -1,0 +1,81 @@
+"""Server-sent events as the standard has them: bytes in, (event name, data) out.
+
+Lines end in LF, CRLF or CR; a BOM may stand before the first; a line that starts with a colon is a comment; `data` lines
+of one event are joined by LF; a blank line ends an event, and one without data is nothing. Two lenient additions, each for
+servers that exist: an event that the end of the stream cuts off before its blank line still counts (`finish`), and a field
+called `error` is an event of that name.
+"""
+
+Message = tuple[bytes, bytes]
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventStream:
+    """Feed it the stream, split anywhere."""
+
+    __slots__ = ("_after_cr", "_data", "_name", "_rest", "_started")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._rest = b""  # the line that is not yet complete
+        self._after_cr = False  # the last line ended in CR: an LF that follows belongs to it
+        self._started = False
+        self._name = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[Message]:
+        """The events that `piece` completes."""
+        if (
+            piece.startswith(b"data: ")
+            and piece.find(b"\n") == len(piece) - 2
+            and self._between_events()
+            and b"\r" not in piece
+        ):
+            self._started = True
+            return [(b"", piece[6:-2])] if piece[-1] == 10 else self._lines(piece)  # one whole event: nearly always
+        return self._lines(piece)
+
+    def finish(self) -> list[Message]:
+        """The stream is over: what its end cut off."""
+        messages = self._lines(b"\n") if self._rest else []
+        return messages + self._lines(b"\n\n") if self._data else messages
+
+    def _between_events(self) -> bool:
+        return not (self._rest or self._data or self._name or self._after_cr)
+
+    def _lines(self, piece: bytes) -> list[Message]:
+        if self._after_cr and piece:
+            self._after_cr = False
+            if piece[0] == 10:
+                piece = piece[1:]
+        lines = (self._rest + piece).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and lines[-1][-1] not in b"\r\n" else b""
+        if not lines:
+            return []
+        self._after_cr = lines[-1][-1] == 13 and not self._rest
+        if not self._started:
+            self._started = True
+            lines[0] = lines[0].removeprefix(_BOM)
+        messages: list[Message] = []
+        for line in lines:
+            self._line(line.rstrip(b"\r\n"), messages)
+        return messages
+
+    def _line(self, line: bytes, messages: list[Message]) -> None:
+        if not line:
+            if self._data:
+                messages.append((self._name, b"\n".join(self._data)))
+            self._name, self._data = b"", []
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+        elif field == b"event":
+            self._name = value
+        elif field == b"error":
+            self._name = b"error"
+            self._data.append(value)

@@ -1,0 +1,256 @@
+"""Every check, failing and passing. A message that is not of a pass says what and what next."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+import synthetic_run as made
+
+from inferometer.analysis.checks import CHECKS, Check
+from inferometer.analysis.checks.load import in_flight
+from inferometer.analysis.metrics import Part
+from inferometer.analysis.summary import Summary, summarise
+from inferometer.records import CANCELLED, DROPPED, Failure, Outcome
+
+MS, SECOND = made.MS, made.SECOND
+
+
+def closed(change: Callable[[np.ndarray], None] = lambda rows: None, **about: object) -> Summary:
+    rows, chunks = made.closed_rows()
+    change(rows)
+    return summarise(made.run(rows, chunks, **about))
+
+
+def opened(change: Callable[[np.ndarray], None] = lambda rows: None, **about: object) -> Summary:
+    rows, chunks = made.open_rows()
+    change(rows)
+    return summarise(made.run(rows, chunks, **({"plan": (made.OPEN,)} | about)))
+
+
+def check(summary: Summary, name: str) -> Check:
+    found = next((check for check in summary.checks if check.name == name), None)
+    assert found is not None, f"{name} did not apply"
+    assert (summary.verdict == "INVALID") == any(check.status == "fail" for check in summary.checks)
+    if found.status != "pass":
+        assert len(found.message.split(". ")) >= 2, "says what and what next"
+    return found
+
+
+def applies(summary: Summary, name: str) -> bool:
+    return name in {check.name for check in summary.checks}
+
+
+def config(**sections: object) -> dict[str, object]:
+    return made.manifest().config | sections
+
+
+def test_good_runs_pass_every_check_that_applies() -> None:
+    for summary in (closed(), opened()):
+        assert summary.verdict == "VALID" and {check.status for check in summary.checks} == {"pass"}
+    assert {c.name for c in closed().checks} | {c.name for c in opened().checks} == set(CHECKS)
+
+
+# --- outcome ---------------------------------------------------------------------------------------------------------
+
+
+def test_completed_fails_when_nothing_was_answered() -> None:
+    found = check(closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_500", "no"),)), "completed")
+    assert found.status == "fail" and "failures" in found.message
+
+
+def test_completed_says_when_the_window_left_nothing() -> None:
+    found = check(closed(phase=np.zeros(600, np.int8)), "completed")
+    assert found.status == "fail" and "measure.warmup" in found.message
+
+
+def test_interrupted_and_workers() -> None:
+    assert check(closed(outcome=Outcome(interrupted=True)), "interrupted").status == "fail"
+    found = check(closed(outcome=Outcome(errors=("shard 1 died of signal 9", "shard 2 hung"))), "workers")
+    assert found.status == "fail" and "signal 9" in found.message and "1 more" in found.message
+
+
+@pytest.mark.parametrize(("failed", "status"), [(6, "pass"), (7, "fail")])
+def test_failures_up_to_the_limit(failed: int, status: str) -> None:
+    busy = (Failure("http_503", "the server is busy"), Failure("reset", ""))
+    found = check(closed(lambda rows: made.fail(rows, slice(0, failed)), failures=busy), "failures")
+    assert (found.status, found.limit, found.value) == (status, 0.01, failed / 600)
+    assert status == "pass" or "http_503: the server is busy" in found.message
+
+
+def test_cancelled_requests_are_not_failures_of_the_server() -> None:
+    found = closed(lambda rows: made.fail(rows, slice(590, 600)), failures=(Failure(CANCELLED, ""),))
+    assert check(found, "failures").status == "pass" and found.counts.by_failure == {CANCELLED: 10}
+
+
+def test_one_drop_in_any_phase_fails() -> None:
+    phase = np.ones(600, np.int8)
+    phase[0] = 0
+    drop = {"failures": (Failure(DROPPED, ""),), "phase": phase}
+    found = check(opened(lambda rows: made.never_sent(rows, [0], 1), **drop), "dropped")
+    assert (found.status, found.value) == ("fail", 1)
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+def late(by: int, held: int = 0) -> Callable[[np.ndarray], None]:
+    def change(rows: np.ndarray) -> None:
+        rows["sent"][:20] += by
+        rows["held"][:20] += held
+
+    return change
+
+
+def test_lag_fails_beyond_a_hundredth_of_the_median_latency() -> None:
+    assert check(opened(late(1 * MS)), "lag").status == "pass"
+    found = check(opened(late(5 * MS)), "lag")
+    assert (
+        found.status == "fail"
+        and found.limit == pytest.approx(0.0014, rel=0.01)
+        and "client.processes" in found.message
+    )
+
+
+def test_lag_that_the_cap_is_to_blame_for_is_not_the_clients() -> None:
+    assert check(opened(late(5 * MS, held=5 * MS)), "lag").status == "pass"
+
+
+def test_lag_limit_is_the_users() -> None:
+    assert check(opened(late(5 * MS), config=config(limits={"lag": 0.01})), "lag").status == "pass"
+
+
+def slow_sender(rows: np.ndarray) -> None:
+    rows["sent"] = rows["intended"] + (rows["intended"] * 0.1).astype(np.int64)
+
+
+def test_rate_fails_when_sending_fell_behind() -> None:
+    found = check(opened(slow_sender), "rate")
+    assert (
+        found.status == "fail"
+        and found.value == pytest.approx(1 / 1.1, rel=0.01)
+        and "another machine" in found.message
+    )
+
+
+def test_rate_names_the_server_when_the_cap_held_requests() -> None:
+    def held(rows: np.ndarray) -> None:
+        slow_sender(rows)
+        rows["held"] = rows["sent"] - rows["intended"]
+
+    assert "max_concurrency" in check(opened(held), "rate").message
+
+
+def test_rate_of_a_closed_loop_and_concurrency_of_an_open_one_do_not_apply() -> None:
+    assert not applies(closed(), "rate") and not applies(opened(), "concurrency")
+
+
+def test_rate_of_a_run_with_nothing_sent() -> None:
+    everything = {"failures": (Failure(CANCELLED, ""),)}
+    assert check(opened(lambda rows: made.never_sent(rows, slice(None), 1), **everything), "rate").status == "fail"
+
+
+def test_concurrency_fails_when_answers_were_replaced_late() -> None:
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
+    found = check(closed(plan=(plan,)), "concurrency")
+    assert found.status == "fail" and found.value == pytest.approx(0.8, rel=0.01)
+    assert check(closed(), "concurrency").value == pytest.approx(1, abs=0.01)
+
+
+def test_concurrency_does_not_apply_with_think_time_or_without_a_replacement() -> None:
+    assert not applies(closed(plan=(msgspec.structs.replace(made.CLOSED, think=1.0),)), "concurrency")
+    assert not applies(closed(plan=(msgspec.structs.replace(made.CLOSED, concurrency=600),)), "concurrency")
+
+
+def test_in_flight_is_counted_after_the_ramp_and_before_the_drain() -> None:
+    rows = made.blank(4)
+    rows["sent"] = np.array([0, 1, 3, 4]) * SECOND  # two users, the second a second later
+    rows["done"] = np.array([3, 4, 6, 9]) * SECOND
+    everything = np.ones(4, np.bool_)
+    assert in_flight(Part(rows, everything), 2, ramp_up=1.0) == 2.0
+    assert in_flight(Part(rows, everything), 2, ramp_up=9.0) is None
+
+
+# --- client ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("cpu", {"cpu": 0.95}),
+        ("stalls", {"stalled": 5 * MS}),
+        ("memory", {"memory": 0.97}),
+        ("clock_step", {"clock_step": -2 * MS}),
+    ],
+)
+def test_client_health_against_its_limits(name: str, bad: dict[str, float]) -> None:
+    ill = (*made.samples(), *made.samples(shard=1, **bad))
+    found = check(closed(sampled=ill), name)
+    assert found.status == "fail" and found.value is not None and found.limit is not None
+    assert found.value > found.limit
+    assert check(closed(), name).status == "pass"
+
+
+def test_cpu_peaks_warn() -> None:
+    samples = made.samples()
+    peaks = tuple(msgspec.structs.replace(sample, cpu=1.0) for sample in samples[:3])
+    assert check(closed(sampled=peaks + samples[3:]), "cpu").status == "warn"
+
+
+def test_no_samples_is_a_warning_not_an_excuse() -> None:
+    summary = closed(sampled=())
+    assert check(summary, "cpu").status == "warn" and not applies(summary, "stalls")
+
+
+def test_a_clock_step_only_warns_where_arrivals_do_not_depend_on_it() -> None:
+    stepped = closed(sampled=made.samples(clock_step=5 * MS), clock={"stamps": "user"})
+    assert check(stepped, "clock_step").status == "warn" and check(stepped, "stamps").status == "warn"
+
+
+@pytest.mark.parametrize(("merged", "status"), [(27, "pass"), (28, "fail")])
+def test_chunks_that_may_be_merged(merged: int, status: str) -> None:
+    rows, chunks = made.closed_rows()
+    rows["read_delay"][:merged] = 11 * MS
+    chunks.arrival.reshape(600, 10)[:merged, 4] = chunks.arrival.reshape(600, 10)[:merged, 5]
+    found = check(summarise(made.run(rows, chunks)), "read_delay")
+    assert (found.status, found.value) == (status, merged / 5400)
+
+
+def test_zero_gaps_of_answers_read_in_time_are_the_servers_own() -> None:
+    rows, chunks = made.closed_rows()
+    chunks.arrival.reshape(600, 10)[:, 4] = chunks.arrival.reshape(600, 10)[:, 5]
+    assert check(summarise(made.run(rows, chunks)), "read_delay").status == "pass"
+
+
+def test_read_delay_does_not_apply_to_user_stamps() -> None:
+    assert not applies(closed(clock={"stamps": "user"}), "read_delay")
+
+
+# --- sample ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("who", "words"), [(2, "tokenizer"), (0, "not known")])
+def test_tokens_not_counted_by_the_server_warn(who: int, words: str) -> None:
+    def other(rows: np.ndarray) -> None:
+        rows["counted_by"][:60] = who
+
+    found = check(closed(other), "token_source")
+    assert (found.status, found.value) == ("warn", 0.1) and words in found.message
+
+
+def test_short_answers_warn() -> None:
+    found = check(closed(workload={"distinct": 600, "output": 20}), "answers")
+    assert found.status == "warn" and "ignore_eos" in found.message
+    assert not applies(closed(workload={"distinct": 600, "output": 0}), "answers")
+
+
+def test_repeated_prompts_warn() -> None:
+    found = check(closed(workload={"distinct": 5}), "prompts")
+    assert (found.status, found.value, found.limit) == ("warn", 5, 600)
+    assert not applies(closed(workload={}), "prompts")
+
+
+def test_a_sample_too_small_for_p99_warns() -> None:
+    rows, chunks = made.closed_rows(count=458)
+    found = check(summarise(made.run(rows, chunks)), "sample_size")
+    assert (found.status, found.value, found.limit) == ("warn", 458, 459)

@@ -1,0 +1,101 @@
+"""Order statistics against numpy, their intervals against scipy's binomial."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from inferometer.analysis.percentiles import PERCENTILES, distribution, interval, needed, rank, select
+
+values = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
+
+
+@given(values)
+def test_percentiles_are_the_nearest_rank_of_numpy(numbers: list[float]) -> None:
+    found = distribution(np.array(numbers), "s")
+    for name, p in PERCENTILES.items():
+        assert found.value(name) == np.percentile(numbers, p / 10, method="inverted_cdf")
+    assert (found.min, found.max, found.count) == (min(numbers), max(numbers), len(numbers))
+
+
+@given(values)
+def test_mean_and_deviation_are_those_of_numpy(numbers: list[float]) -> None:
+    found = distribution(np.array(numbers), "s")
+    assert found.mean == pytest.approx(np.mean(numbers))
+    if len(numbers) > 1:
+        assert found.std == pytest.approx(np.std(numbers, ddof=1), abs=1e-6)
+    else:
+        assert found.std is None
+
+
+@given(st.integers(1, 20_000), st.sampled_from(list(PERCENTILES.values())))
+@settings(deadline=None)
+def test_interval_is_the_exact_binomial_one(count: int, p: int) -> None:
+    low, high = interval(p, count)
+    quantiles = binom.ppf([0.025, 0.975], count, p / 1000)
+    assert (low or 0) == quantiles[0]
+    assert (high if high is not None else count + 1) == quantiles[1] + 1
+
+
+@pytest.mark.parametrize("p", PERCENTILES.values())
+@pytest.mark.parametrize("count", [10**6, 10**8])
+def test_interval_is_exact_for_many_values_too(count: int, p: int) -> None:
+    assert interval(p, count) == tuple(binom.ppf([0.025, 0.975], count, p / 1000) + np.array([0, 1]))
+
+
+@given(st.integers(2, 5_000), st.sampled_from(list(PERCENTILES.values())))
+def test_interval_holds_the_percentile_and_covers_95_percent(count: int, p: int) -> None:
+    low, high = interval(p, count)
+    assert (low or 0) <= rank(p, count) <= (high or count + 1)
+    cdf = binom.cdf([(low or 0) - 1, (high or count + 1) - 1], count, p / 1000)
+    assert cdf[1] - cdf[0] >= 0.95 - 1e-12
+
+
+def test_an_end_that_no_value_bounds_is_none() -> None:
+    found = distribution(np.arange(100.0), "s")
+    low, high = found.ci["p999"]
+    assert low is not None and high is None
+
+
+def test_needed_counts_are_the_stated_ones() -> None:
+    assert [needed(p) for p in PERCENTILES.values()] == [7, 44, 90, 459, 4603]
+
+
+@pytest.mark.parametrize(("name", "p"), PERCENTILES.items())
+def test_a_percentile_is_null_just_below_its_need_and_there_at_it(name: str, p: int) -> None:
+    few, enough = distribution(np.arange(needed(p) - 1.0), "s"), distribution(np.arange(float(needed(p))), "s")
+    assert getattr(few, name) is None and few.unsupported[name].needs == needed(p)
+    assert few.value(name) == few.unsupported[name].value
+    assert getattr(enough, name) is not None and name not in enough.unsupported
+
+
+def test_infinite_values_lie_above_all_others() -> None:
+    found = distribution(np.arange(97.0), "s", infinite=3)
+    assert (found.count, found.infinite, found.p50, found.p95) == (100, 3, 49.0, 94.0)
+    assert found.value("p99") == math.inf and found.max == math.inf and found.mean == math.inf and found.std is None
+
+
+def test_only_infinite_values() -> None:
+    assert distribution(np.zeros(0), "s", infinite=2).min == math.inf
+
+
+def test_no_values_at_all() -> None:
+    found = distribution(np.zeros(0), "s")
+    assert (found.count, found.mean, found.p50, found.ci, found.unsupported) == (0, None, None, {}, {})
+
+
+def test_whole_numbers_are_scaled_after_they_are_chosen() -> None:
+    found = distribution(np.arange(1, 11, dtype=np.int64) * 10**9, "s", scale=1e9)
+    assert (found.p50, found.mean, found.max) == (5.0, 5.5, 10.0)
+
+
+@given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=200), st.data())
+def test_select_brings_each_place_its_value(numbers: list[int], data: st.DataObject) -> None:
+    places = sorted(data.draw(st.sets(st.integers(0, len(numbers) - 1))))
+    array = np.array(numbers)
+    select(array, places)
+    assert array[places].tolist() == np.sort(numbers)[places].tolist()
+    assert sorted(array.tolist()) == sorted(numbers)

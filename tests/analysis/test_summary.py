@@ -1,0 +1,115 @@
+"""The summary as a whole: its numbers against the plain way to get them."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import synthetic_run as made
+
+from inferometer.analysis.metrics import METRICS
+from inferometer.analysis.summary import summarise
+from inferometer.analysis.window import mark
+from inferometer.config.schema import Measure, Window
+from inferometer.records import Failure
+from inferometer.report.json import encode
+
+BUSY = (Failure("http_503", "busy"), Failure("dropped", ""), Failure("http_503", "very busy"))
+
+
+def test_numbers_of_a_closed_run() -> None:
+    rows, chunks = made.closed_rows()
+    found = summarise(made.run(rows, chunks))
+    assert found.verdict == "VALID"
+    assert (found.counts.ok, found.counts.failed, found.counts.dropped, found.counts.by_failure) == (600, 0, 0, {})
+    span = rows["done"].max() / 1e9
+    assert found.window.span == span and found.throughput.requests == 600 / span
+    assert found.throughput.output_tokens == 6000 / span and found.throughput.input_tokens == 600 * 64 / span
+    ttft = np.sort(rows["first_token"] - rows["sent"])
+    assert found.metrics["ttft"].p50 == ttft[299] / 1e9 and found.metrics["ttft"].p99 == ttft[593] / 1e9
+    gaps = np.sort(np.diff(chunks.arrival.reshape(600, 10), axis=1).reshape(-1))
+    assert found.metrics["itl"].count == 5400 and found.metrics["itl"].p999 == gaps[5394] / 1e9
+    assert found.stages == ()
+
+
+def test_tiny_pieces_give_the_same_summary() -> None:
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] % 3
+    about = {"plan": (made.OPEN,) * 3}
+    whole, tiny = (summarise(made.run(rows, chunks, piece=piece, **about)) for piece in (1 << 20, 7))
+    assert encode(whole) == encode(tiny)
+
+
+def test_stages_add_up_to_the_whole() -> None:
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] >= 400
+    found = summarise(made.run(rows, chunks, plan=(made.OPEN, made.OPEN)))
+    assert [stage.counts.ok for stage in found.stages] == [400, 200]
+    assert sum(stage.metrics["itl"].count for stage in found.stages) == found.metrics["itl"].count == 5400
+    gaps = np.diff(chunks.arrival.reshape(600, 10), axis=1)
+    assert found.stages[1].metrics["itl"].max == gaps[400:].max() / 1e9
+    assert found.metrics["itl"].max == gaps.max() / 1e9
+    assert found.stages[1].window.start == rows["intended"][400] / 1e9
+
+
+def test_a_stage_that_never_came_is_there_and_empty() -> None:
+    rows, chunks = made.open_rows()
+    found = summarise(made.run(rows, chunks, plan=(made.OPEN, made.CLOSED)))
+    assert found.stages[1].counts.ok == 0 and found.stages[1].throughput.requests is None
+
+
+def test_failures_are_counted_by_kind_and_kept_out_of_latency() -> None:
+    rows, chunks = made.open_rows()
+    made.fail(rows, slice(0, 5), 1)
+    made.fail(rows, [10], 3)
+    made.never_sent(rows, [20, 21], 2)
+    found = summarise(made.run(rows, chunks, failures=BUSY))
+    assert (found.counts.ok, found.counts.failed, found.counts.dropped) == (592, 6, 2)
+    assert found.counts.by_failure == {"http_503": 6}
+    assert [(kind.code, kind.count, kind.message) for kind in found.failures] == [
+        ("http_503", 6, "busy"),
+        ("dropped", 2, ""),
+    ]
+    assert found.metrics["ttft"].count == found.metrics["e2e"].count == 592
+    assert found.metrics["lag"].count == 598
+
+
+def test_failures_as_inf_move_the_percentiles_and_are_null_in_json() -> None:
+    rows, chunks = made.open_rows()
+    made.fail(rows, slice(0, 12), 1)
+    config = {"measure": {"failures_as_inf": True}}
+    found = summarise(made.run(rows, chunks, failures=BUSY, config=config))
+    e2e = found.metrics["e2e"]
+    assert (e2e.count, e2e.infinite, e2e.p99, e2e.max, e2e.mean) == (600, 12, math.inf, math.inf, math.inf)
+    assert math.isfinite(e2e.p95 or math.inf) and found.metrics["itl"].infinite == found.metrics["lag"].infinite == 0
+    stored = msgspec.json.decode(encode(found))["metrics"]["e2e"]
+    assert stored["p99"] is None and stored["infinite"] == 12 and "p99" not in stored["unsupported"]
+
+
+def test_warmup_and_cooldown_are_left_out_and_do_not_bias_the_rate() -> None:
+    rows, chunks = made.closed_rows()
+    phase = mark(rows, Measure(Window("40"), Window("40")))
+    found = summarise(made.run(rows, chunks, phase=phase))
+    assert found.window.requests == {"warmup": 40, "steady": 520, "cooldown": 40}
+    assert found.metrics["ttft"].count == found.counts.ok == 520
+    assert found.throughput.requests == pytest.approx(8 / 0.140, rel=0.02)
+
+
+def test_nothing_recorded_is_a_summary_too() -> None:
+    found = summarise(made.run(made.blank(0), sampled=()))
+    assert found.verdict == "INVALID" and found.throughput.requests is None
+    assert msgspec.json.decode(encode(found))["metrics"]["ttft"]["p50"] is None
+
+
+def test_json_has_the_contracts_shape() -> None:
+    rows, chunks = made.closed_rows()
+    tree = msgspec.json.decode(encode(summarise(made.run(rows, chunks))))
+    assert list(tree)[:7] == ["schema", "verdict", "checks", "counts", "throughput", "metrics", "stages"]
+    assert tree["schema"] == 1 and tree["stages"] == []
+    assert set(tree["checks"][0]) == {"name", "status", "value", "limit", "message"}
+    assert list(tree["counts"]) == ["ok", "failed", "dropped", "by_failure"]
+    assert set(tree["metrics"]) == set(METRICS)
+    ttft = tree["metrics"]["ttft"]
+    assert ttft["unit"] == "s" and ttft["p999"] is None and ttft["unsupported"]["p999"]["needs"] == 4603
+    assert len(ttft["ci"]["p99"]) == 2 and {"count", "mean", "p50", "p90", "p95", "p99", "max"} <= set(ttft)
+    assert {"ttft", "lag", "throughput.requests", "check.lag"} <= set(tree["definitions"])

@@ -1,0 +1,270 @@
+"""Plans: pure functions of (load, seed), exact where they say so, and statistically what they claim to be."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from inferometer import schedule
+from inferometer.config.schema import (
+    Bursts,
+    Closed,
+    Constant,
+    Gamma,
+    Load,
+    Poisson,
+    Ramp,
+    Seconds,
+    Stages,
+    StageSpec,
+    Steps,
+)
+from inferometer.errors import UserError
+from inferometer.types import ClosedStage, OpenStage
+from inferometer.units import NS
+
+
+def s(seconds: float) -> Seconds:
+    return Seconds(seconds)
+
+
+def only(load: Load, seed: int = 1) -> OpenStage:
+    (stage,) = schedule.plan(load, seed).stages
+    assert isinstance(stage, OpenStage)
+    return stage
+
+
+def gaps(stage: OpenStage) -> np.ndarray:
+    return np.diff(stage.instants, prepend=0) / NS
+
+
+OPEN = st.one_of(
+    st.builds(Constant, rate=st.floats(0.1, 5000), duration=st.floats(0.01, 2).map(s)),
+    st.builds(Poisson, rate=st.floats(0.1, 5000), duration=st.floats(0.01, 2).map(s)),
+    st.builds(Gamma, rate=st.floats(0.1, 5000), duration=st.floats(0.01, 2).map(s), burstiness=st.floats(0.1, 20)),
+    st.builds(Ramp, start=st.floats(0, 900), end=st.floats(0.1, 900), duration=st.floats(0.01, 2).map(s), arrivals=st.sampled_from(["constant", "poisson"])),
+    st.builds(Steps, rates=st.lists(st.floats(0.1, 900), min_size=1, max_size=5), duration=st.floats(0.01, 2).map(s), arrivals=st.sampled_from(["constant", "poisson"])),
+    st.builds(Bursts, rate=st.floats(0.1, 900), idle_rate=st.floats(0, 90), on=st.floats(0.01, 1).map(s), off=st.floats(0, 1).map(s), duration=st.floats(0.01, 2).map(s), arrivals=st.sampled_from(["constant", "poisson"])),
+)  # fmt: skip
+
+
+# --- exact -----------------------------------------------------------------------------------------------------------
+
+
+@given(OPEN, st.integers(0, 300), st.integers(0, 2**65))
+def test_instants_are_ascending_within_the_duration_and_no_more_than_asked(
+    spec: StageSpec, most: int, seed: int
+) -> None:
+    spec.requests = most
+    stage = only(spec, seed)
+    assert stage.instants.dtype == np.int64
+    assert np.all(np.diff(stage.instants) >= 0)
+    assert stage.duration > 0
+    assert stage.duration <= round(spec.duration * NS)
+    assert np.all((stage.instants >= 0) & (stage.instants < stage.duration))
+    assert not most or len(stage.instants) <= most
+
+
+@given(OPEN, st.integers(0, 2**65))
+def test_the_same_seed_gives_the_same_plan(spec: StageSpec, seed: int) -> None:
+    assert np.array_equal(only(spec, seed).instants, only(spec, seed).instants)
+
+
+@given(OPEN, st.integers(1, 200), st.integers(0, 99))
+def test_fewer_requests_are_the_first_of_more(spec: StageSpec, most: int, seed: int) -> None:
+    whole = only(spec, seed).instants
+    spec.requests = most
+    assert np.array_equal(only(spec, seed).instants, whole[:most])
+
+
+@given(st.one_of(st.integers(1, 10**6), st.floats(0.01, 1e6)), st.integers(1, 5000))
+def test_constant_is_constant(rate: float, n: int) -> None:
+    instants = only(Constant(rate=rate, requests=n)).instants
+    assert len(instants) == n
+    exact = [Fraction(k) * NS / Fraction(rate) for k in range(n)]
+    assert all(abs(instant - e) <= Fraction(501, 1000) for instant, e in zip(instants.tolist(), exact, strict=True))
+
+
+def test_constant_does_not_drift_in_a_day() -> None:
+    instants = only(Constant(rate=30, duration=s(86_400))).instants
+    assert len(instants) == 30 * 86_400
+    assert np.array_equal(instants[::30], np.arange(86_400) * NS)
+
+
+@pytest.mark.parametrize(
+    ("rate", "duration", "n"), [(10, 1, 10), (3, 1, 3), (0.1, 30, 3), (0.7, 10, 7), (2.5, 1, 3), (1000, 0.3, 300)]
+)
+def test_a_constant_rate_times_its_duration_is_the_count(rate: float, duration: float, n: int) -> None:
+    stage = only(Constant(rate=rate, duration=s(duration)))
+    assert len(stage.instants) == n
+    assert stage.instants[0] == 0
+    assert stage.duration == round(duration * NS)
+
+
+def test_a_count_lasts_as_long_as_it_takes_at_the_rate() -> None:
+    assert only(Constant(rate=4, requests=10)).duration == 2_500_000_000
+    assert only(Constant(rate=4, requests=10, duration=s(60))).duration == 2_500_000_000
+    assert only(Constant(rate=4, requests=10, duration=s(1))).duration == NS
+    assert only(Ramp(start=0, end=100, duration=s(10), requests=125)).duration == pytest.approx(5 * NS, rel=0.5)
+
+
+def test_a_random_count_lasts_at_least_until_its_last() -> None:
+    for seed in range(20):
+        stage = only(Poisson(rate=100, requests=50), seed)
+        assert len(stage.instants) == 50
+        assert stage.duration == max(NS // 2, int(stage.instants[-1]) + 1)
+
+
+def test_seeds_and_places_make_a_difference() -> None:
+    one, other = only(Poisson(rate=50, requests=20), 1), only(Poisson(rate=50, requests=20), 2)
+    assert not np.array_equal(one.instants, other.instants)
+    first, second = schedule.plan(Stages([Poisson(rate=50, requests=20)] * 2), 1).stages
+    assert isinstance(first, OpenStage) and isinstance(second, OpenStage)
+    assert np.array_equal(first.instants, one.instants)
+    assert not np.array_equal(first.instants, second.instants)
+
+
+def test_caps_and_what_happens_there() -> None:
+    stage = only(Poisson(rate=5, requests=1, max_concurrency=7, when_full="drop"))
+    assert (stage.cap, stage.drop) == (7, True)
+    assert (only(Poisson(rate=5, requests=1)).cap, only(Poisson(rate=5, requests=1)).drop) == (0, False)
+
+
+def test_closed() -> None:
+    load = Closed(concurrency=8, requests=100, duration=s(5), ramp_up=s(1), think=s(0.25))
+    assert schedule.plan(load, 0).stages == (
+        ClosedStage(concurrency=8, requests=100, duration=5 * NS, ramp_up=NS, think=NS // 4),
+    )
+
+
+def test_ids_run_on_from_stage_to_stage() -> None:
+    load = Stages(
+        [
+            Constant(rate=10, requests=5),
+            Closed(requests=7),
+            Closed(duration=s(1)),
+            Poisson(rate=9, requests=2),
+            Closed(requests=1),
+        ]
+    )
+    firsts = [stage.first_id for stage in schedule.plan(load, 0).stages]
+    assert firsts == [0, 5, 12, 12 + 2**32, 14 + 2**32]
+
+
+def test_a_load_too_large_for_a_plan_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a stage of the load has 1e\+12 requests, and a plan holds 2e\+08"):
+        only(Poisson(rate=1e9, duration=s(1000)))
+    with pytest.raises(UserError, match="requests, and a plan holds"):
+        only(Constant(rate=1, requests=10**12))
+
+
+def test_a_load_that_lasts_for_ever_is_refused() -> None:
+    with pytest.raises(UserError, match="longer than thirty years"):
+        only(Constant(rate=1e-12, requests=10))
+    with pytest.raises(UserError, match="longer than thirty years"):
+        only(Constant(rate=1e-3, duration=s(1e10)))
+
+
+# --- in distribution (fixed seeds: these cannot flake) ---------------------------------------------------------------
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    stage = only(Poisson(rate=500, requests=20_000))
+    assert stats.kstest(gaps(stage), stats.expon(scale=1 / 500).cdf).pvalue > 0.05
+
+
+def test_poisson_counts_in_windows_are_poisson() -> None:
+    stage = only(Poisson(rate=500, duration=s(100)))
+    counts = np.bincount(stage.instants // (NS // 10), minlength=1000)
+    assert np.var(counts) / np.mean(counts) == pytest.approx(1, abs=3 * np.sqrt(2 / 1000))
+    assert len(stage.instants) == pytest.approx(50_000, abs=3 * np.sqrt(50_000))
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gamma_gaps_are_gamma_distributed(burstiness: float) -> None:
+    stage = only(Gamma(rate=200, requests=20_000, burstiness=burstiness))
+    gamma, shortest = stats.gamma(burstiness, scale=1 / (200 * burstiness)), 1e-6
+    # Bursty arrivals fall within a nanosecond, the plan's resolution, of one another: the shortest gaps are counted, and
+    # the others compared with the distribution above those.
+    long = gaps(stage)[gaps(stage) > shortest]
+    assert len(long) / 20_000 == pytest.approx(gamma.sf(shortest), abs=0.01)
+    assert stats.kstest(long, lambda x: 1 - gamma.sf(x) / gamma.sf(shortest)).pvalue > 0.05
+    assert np.mean(gaps(stage)) == pytest.approx(1 / 200, rel=0.05)
+
+
+def test_gamma_of_little_burstiness_is_nearly_constant() -> None:
+    assert np.std(gaps(only(Gamma(rate=10, requests=5000, burstiness=10_000)))) < 0.1 * 0.02
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, 400.0), (400.0, 20.0), (100.0, 100.0)])
+def test_a_ramp_has_the_integral_of_its_rate(start: float, end: float) -> None:
+    evenly = only(Ramp(start=start, end=end, duration=s(10), arrivals="constant"))
+    t = evenly.instants / NS
+    assert start * t + (end - start) / 10 * t * t / 2 == pytest.approx(np.arange(len(t)), abs=1e-5)
+    assert len(t) == np.ceil((start + end) / 2 * 10)
+    # Given their number, the arrivals of a Poisson process lie as independent draws from the normalised integral.
+    t = only(Ramp(start=start, end=end, duration=s(100))).instants / NS
+    mass = (start + end) / 2 * 100
+    assert stats.kstest(t, lambda t: (start * t + (end - start) / 100 * t * t / 2) / mass).pvalue > 0.05
+    assert len(t) == pytest.approx(mass, abs=3 * np.sqrt(mass))
+
+
+def test_steps_have_their_rates() -> None:
+    evenly = only(Steps(rates=[10, 100, 20], duration=s(30), arrivals="constant"))
+    assert np.bincount(evenly.instants // (10 * NS)).tolist() == [100, 1000, 200]
+    counts = np.bincount(only(Steps(rates=[10, 100, 20], duration=s(300))).instants // (100 * NS))
+    assert counts == pytest.approx([1000, 10_000, 2000], abs=3 * np.sqrt(10_000))
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_bursts_are_silent_while_off(arrivals: str) -> None:
+    stage = only(Bursts(rate=100, on=s(0.7), off=s(1.3), duration=s(200), arrivals=arrivals))  # type: ignore[arg-type]
+    phase = stage.instants % (2 * NS)
+    assert np.all(phase <= 0.7 * NS)
+    assert len(phase) == pytest.approx(7000, abs=3 * np.sqrt(7000) * (arrivals == "poisson"))
+    assert stats.kstest(phase / NS, stats.uniform(0, 0.7).cdf).pvalue > 0.05
+
+
+def test_bursts_with_an_idle_rate() -> None:
+    phase = only(Bursts(rate=100, idle_rate=10, on=s(1), off=s(3), duration=s(400), arrivals="constant")).instants % (
+        4 * NS
+    )
+    assert np.bincount(phase // NS).tolist() == [10_000, 1000, 1000, 1000]
+
+
+def test_bursts_without_a_pause_are_a_constant_rate() -> None:
+    bursts = only(Bursts(rate=8, on=s(1), off=s(0), duration=s(10), arrivals="constant"))
+    assert np.array_equal(bursts.instants, only(Constant(rate=8, duration=s(10))).instants)
+
+
+# --- what others ask about a plan ------------------------------------------------------------------------------------
+
+
+def test_totals() -> None:
+    opens = schedule.plan(Stages([Constant(rate=10, requests=5), Constant(rate=10, duration=s(2))]), 0)
+    assert schedule.total_requests(opens) == 25
+    assert schedule.planned_duration(opens) == 2_500_000_000
+    counted = schedule.plan(Stages([Constant(rate=10, requests=5), Closed(requests=9)]), 0)
+    assert schedule.total_requests(counted) == 14
+    assert schedule.planned_duration(counted) is None
+    timed = schedule.plan(Closed(duration=s(3)), 0)
+    assert schedule.total_requests(timed) is None
+    assert schedule.planned_duration(timed) == 3 * NS
+
+
+@pytest.mark.parametrize(
+    ("spec", "rates"),
+    [
+        (Poisson(rate=7, requests=1), [7, 7, 7, 7]),
+        (Ramp(start=0, end=40, duration=s(4)), [0, 10, 20, 30]),
+        (Ramp(start=40, end=20, duration=s(2)), [40, 30, 20, 20]),
+        (Steps(rates=[1, 5], duration=s(4)), [1, 1, 5, 5]),
+        (Bursts(rate=9, idle_rate=2, on=s(1), off=s(1), duration=s(9)), [9, 2, 9, 2]),
+        (Closed(requests=1), [None] * 4),
+    ],
+)
+def test_rate_asked(spec: StageSpec, rates: list[float | None]) -> None:
+    assert [schedule.rate_at(spec, t * NS) for t in range(4)] == rates

@@ -1,0 +1,132 @@
+"""Any plan splits into K parts whose union is exactly the whole."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_plan import OPEN, s
+
+from inferometer import schedule
+from inferometer.config.schema import Closed, Constant, Stages, StageSpec
+from inferometer.types import ClosedStage, OpenStage, Stage
+
+CLOSED = st.builds(
+    Closed,
+    concurrency=st.integers(6, 40),
+    requests=st.sampled_from([0, 6, 7, 100]),
+    duration=st.sampled_from([0.0, 2.0]).map(s),
+    ramp_up=st.floats(0, 3).map(s),
+).filter(lambda spec: bool(spec.requests or spec.duration))
+
+
+def with_cap(spec: StageSpec, cap: int) -> StageSpec:
+    if not isinstance(spec, Closed):
+        spec.max_concurrency = cap
+    return spec
+
+
+STAGES = st.lists(st.builds(with_cap, OPEN | CLOSED, st.sampled_from([0, 6, 11])), min_size=1, max_size=4).map(Stages)
+
+
+def sent(stage: OpenStage) -> list[tuple[int, int]]:
+    """Its (id, instant)s."""
+    ids = stage.first_id + stage.id_step * np.arange(len(stage.instants))
+    return list(zip(ids.tolist(), stage.instants.tolist(), strict=True))
+
+
+def ids(stage: ClosedStage) -> list[int]:
+    return [stage.first_id + j * stage.id_step for j in range(stage.requests)]
+
+
+def starts(stage: ClosedStage) -> list[int]:
+    """When its users start."""
+    return [stage.ramp_offset + j * stage.ramp_up // stage.concurrency for j in range(stage.concurrency)]
+
+
+def check_union(whole: Stage, parts: list[Stage]) -> None:
+    if isinstance(whole, OpenStage):
+        opens = [part for part in parts if isinstance(part, OpenStage)]
+        assert sorted(pair for part in opens for pair in sent(part)) == sent(whole)
+        assert sum(part.cap for part in opens) == whole.cap
+        assert all((part.duration, part.drop) == (whole.duration, whole.drop) for part in opens)
+        assert all(part.cap > 0 for part in opens) or not whole.cap
+        sizes = [len(part.instants) for part in opens]
+    else:
+        closed = [part for part in parts if isinstance(part, ClosedStage)]
+        assert sum(part.concurrency for part in closed) == whole.concurrency
+        assert sorted(id for part in closed for id in ids(part)) == ids(whole)
+        assert sorted(start for part in closed for start in starts(part)) == starts(whole)
+        assert all((part.duration, part.think) == (whole.duration, whole.think) for part in closed)
+        assert all(part.requests > 0 for part in closed) or not whole.requests
+        assert len({(part.first_id - whole.first_id) % len(parts) for part in closed}) == len(parts)
+        assert {part.id_step for part in closed} == {len(parts)}
+        sizes = [part.concurrency for part in closed]
+    assert len(parts) == len(sizes)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(STAGES, st.integers(1, 6), st.integers(0, 2**40))
+def test_the_union_of_all_parts_is_exactly_the_whole(load: Stages, of: int, seed: int) -> None:
+    whole = schedule.plan(load, seed)
+    assert schedule.max_shards(whole) >= 6
+    parts = [schedule.shard(whole, k, of) for k in range(of)]
+    for number, stage in enumerate(whole.stages):
+        check_union(stage, [part.stages[number] for part in parts])
+
+
+@given(STAGES, st.integers(1, 6))
+def test_ids_are_unique_over_all_stages_and_parts(load: Stages, of: int) -> None:
+    whole = schedule.plan(load, 0)
+    seen: list[int] = []
+    for k in range(of):
+        for stage in schedule.shard(whole, k, of).stages:
+            count = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests or 1000
+            seen += [stage.first_id + j * stage.id_step for j in range(count)]
+    assert len(set(seen)) == len(seen)
+    total = schedule.total_requests(whole)
+    assert total is None or sorted(seen) == list(range(total))
+
+
+@given(STAGES, st.sampled_from([(2, 3), (3, 2), (2, 2)]))
+def test_a_part_splits_again(load: Stages, ways: tuple[int, int]) -> None:
+    whole = schedule.plan(load, 0)
+    outer, inner = ways
+    parts = [schedule.shard(whole, k, outer) for k in range(outer)]
+    if min(map(schedule.max_shards, parts)) >= inner:
+        parts = [schedule.shard(part, k, inner) for part in parts for k in range(inner)]
+        for number, stage in enumerate(whole.stages):
+            if isinstance(stage, OpenStage):
+                opens = [part.stages[number] for part in parts]
+                assert sorted(pair for part in opens if isinstance(part, OpenStage) for pair in sent(part)) == sent(
+                    stage
+                )
+
+
+def test_one_part_is_the_whole() -> None:
+    whole = schedule.plan(Closed(concurrency=3, requests=9, ramp_up=s(1)), 0)
+    assert schedule.shard(whole, 0, 1) == whole
+
+
+def test_more_parts_than_requests_of_an_open_stage_leaves_some_empty() -> None:
+    whole = schedule.plan(Constant(rate=10, requests=2), 0)
+    parts = [schedule.shard(whole, k, 5).stages[0] for k in range(5)]
+    assert [len(part.instants) for part in parts if isinstance(part, OpenStage)] == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("load", "most"),
+    [
+        (Closed(concurrency=4, duration=s(1)), 4),
+        (Closed(concurrency=4, requests=3), 3),
+        (Constant(rate=1, requests=9, max_concurrency=5), 5),
+        (Stages([Closed(concurrency=4, duration=s(1)), Constant(rate=1, requests=9, max_concurrency=2)]), 2),
+    ],
+)
+def test_how_many_parts_there_can_be(load: Closed | Constant | Stages, most: int) -> None:
+    whole = schedule.plan(load, 0)
+    assert schedule.max_shards(whole) == most
+    schedule.shard(whole, most - 1, most)
+    with pytest.raises(ValueError, match=f"at most {most}"):
+        schedule.shard(whole, 0, most + 1)
+    with pytest.raises(ValueError, match="part 1 of 1"):
+        schedule.shard(whole, 1, 1)

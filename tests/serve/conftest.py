@@ -1,0 +1,28 @@
+"""One simulator for all tests that need no other, in a child process, with short times and faults on request."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from raw_client import RawClient
+
+from inferometer.serve.background import running
+from inferometer.serve.settings import Fixed, Settings
+
+
+@pytest.fixture(scope="session")
+def sim() -> Iterator[str]:
+    """The URL."""
+    with running(Settings(timing=Fixed(ttft=0.01, itl=0.001), port=0, allow_fault_header=True)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(sim: str) -> Iterator[RawClient]:
+    with RawClient(sim) as client:
+        yield client
+
+
+@pytest.fixture
+def truth_file(tmp_path: Path) -> str:
+    return str(tmp_path / "truth.jsonl")

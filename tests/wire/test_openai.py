@@ -1,0 +1,258 @@
+"""What answers mean: each kind of answer and of failure, at every byte split."""
+
+import json
+from typing import Any
+
+import pytest
+from answers import STREAM, USAGE, WHOLE, chunk, http, sse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer.config import from_mapping
+from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
+from inferometer.wire import openai
+from inferometer.wire.target import parse
+
+
+def decoder(stream: bool = True) -> Decoder:
+    return openai.decoder_for(from_mapping({"server": {"url": "http://x", "stream": stream}}).server)()
+
+
+def decode(answer: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
+    """Events up to the first that ends the answer, as the engine takes them."""
+    it = decoder(stream)
+    events: list[Event] = []
+    for piece in pieces or [answer]:
+        for event in it.feed(piece):
+            events.append(event)
+            if isinstance(event, End | Fail):
+                return events
+    return events + list(it.eof()) if eof else events
+
+
+def tokens(events: list[Event]) -> int:
+    return sum(event.n for event in events if isinstance(event, Tokens))
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Chunks put together, for comparing what different splits gave."""
+    return [Tokens(tokens(events)), *(event for event in events if not isinstance(event, Tokens))]
+
+
+GOOD = {
+    "stream, chunked": (http(STREAM, chunked=True), True, False),
+    "stream, length": (http(STREAM), True, False),
+    "stream, until closed": (http(STREAM, length=False), True, True),
+    "stream, CRLF": (http(STREAM.replace(b"\n", b"\r\n"), chunked=True), True, False),
+    "whole": (http(WHOLE), False, False),
+    "whole, chunked": (http(WHOLE, chunked=True), False, False),
+    "whole, until closed": (http(WHOLE, length=False), False, True),
+    "after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n" + http(STREAM, chunked=True), True, False),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_answer_says_the_same_at_every_split(name: str) -> None:
+    answer, stream, eof = GOOD[name]
+    usage = Usage(7, 3, 4, 1)
+    expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
+    assert joined(decode(answer, stream, eof)) == expected
+    for place in range(1, len(answer)):
+        assert joined(decode(answer, stream, eof, [answer[:place], answer[place:]])) == expected, place
+    assert joined(decode(answer, stream, eof, [answer[n : n + 1] for n in range(len(answer))])) == expected
+
+
+def failed(answer: bytes, stream: bool = True, eof: bool = False) -> Fail:
+    last = decode(answer, stream, eof)[-1]
+    assert isinstance(last, Fail)
+    for place in range(1, len(answer)):
+        split = decode(answer, stream, eof, [answer[:place], answer[place:]])[-1]
+        assert isinstance(split, Fail)
+        assert split.code == last.code, place
+    return last
+
+
+ERROR = {"error": {"message": "out of memory", "type": "server_error", "code": 500}}
+
+BAD = {
+    "status 503": (http(json.dumps(ERROR).encode(), 503), True, False, "http_503", "out of memory"),
+    "status 422 of FastAPI": (http(b'{"detail":[{"msg":"extra field"}]}', 422), True, False, "http_422", "extra field"),
+    "status 500 without a body": (http(b"", 500), True, False, "http_500", ""),
+    "status 302": (http(b"", 302, headers="Location: /x\r\n"), False, False, "http_302", ""),
+    "error frame": (http(sse(chunk("a"), ERROR), chunked=True), True, False, "error_frame", "out of memory"),
+    "error event": (
+        http(b'event: error\ndata: {"message": "gone"}\n\n', chunked=True),
+        True,
+        False,
+        "error_frame",
+        "gone",
+    ),
+    "error field of old llama.cpp": (
+        http(b'error: {"error": {"message": "gone"}}\n\n', chunked=True),
+        True,
+        False,
+        "error_frame",
+        "gone",
+    ),
+    "error body where a stream was asked for": (
+        http(json.dumps(ERROR).encode()),
+        True,
+        False,
+        "error_body",
+        "out of memory",
+    ),
+    "error body": (http(json.dumps(ERROR).encode()), False, False, "error_body", "out of memory"),
+    "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
+    "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
+    "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
+    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", "server.stream"),
+    "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
+    "no body": (http(b""), True, False, "truncated", "empty"),
+    "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
+    "closed in the head": (b"HTTP/1.1 200 OK\r\nContent-Le", True, True, "cut_short", ""),
+    "whole, cut short": (http(WHOLE)[:-5], False, True, "cut_short", ""),
+    "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
+    "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),
+    "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),
+    "body without choices": (http(b"{}"), False, False, "malformed_json", "no choices"),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", True, False, "malformed_http", "SSH"),
+    "a bad chunk length": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        True,
+        False,
+        "malformed_http",
+        "",
+    ),
+    "other protocol": (
+        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        True,
+        False,
+        "malformed_http",
+        "protocols",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> None:
+    answer, stream, eof, code, message = BAD[name]
+    fail = failed(answer, stream, eof)
+    assert fail.code == code
+    assert message in fail.message
+
+
+def test_nothing_at_all_is_closed_not_cut_short() -> None:
+    assert decode(b"", eof=True, pieces=[b""]) == [Fail("closed", "")]
+
+
+def test_a_long_message_is_bounded() -> None:
+    assert len(failed(http(b"x" * 100_000, 500)).message) <= 300
+
+
+@pytest.mark.parametrize(
+    ("delta", "count"),
+    [
+        ({"role": "assistant", "content": ""}, 0),
+        ({"role": "assistant"}, 0),
+        ({"content": None}, 0),
+        ({"content": "a"}, 1),
+        ({"reasoning_content": "hm"}, 1),
+        ({"reasoning": "hm"}, 1),
+        ({"refusal": "no"}, 1),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, 1),
+        ({"tool_calls": []}, 0),
+        ({"function_call": {"name": "f"}}, 1),
+        ({"content": [{"type": "text", "text": "a"}]}, 1),
+        ({"content": " "}, 1),
+    ],
+)
+def test_what_counts_as_a_token(delta: dict[str, object], count: int) -> None:
+    answer = http(sse({"choices": [{"delta": delta, "finish_reason": None}]}, chunk(finish="stop")), chunked=True)
+    assert tokens(decode(answer)) == count
+
+
+def test_a_finish_reason_is_enough_without_done_and_done_without_a_finish_reason() -> None:
+    assert decode(http(sse(chunk("a"), chunk(finish="length"), done=False)))[-1] == End(True)
+    assert decode(http(sse(chunk("a"))))[-1] == End(True)
+
+
+def test_continuous_usage_tells_how_many_tokens_a_chunk_has() -> None:
+    frames = [chunk(f"t{n}", usage={"prompt_tokens": 5, "completion_tokens": n}) for n in (1, 4, 6)]
+    events = decode(http(sse(*frames, chunk(finish="stop", usage={"prompt_tokens": 5, "completion_tokens": 6}))))
+    assert [event.n for event in events if isinstance(event, Tokens)] == [1, 3, 2]
+    assert events[-2] == Usage(5, 6)
+
+
+def test_usage_may_be_missing_null_or_partial() -> None:
+    assert not [e for e in decode(http(sse(chunk("a", usage=None)))) if isinstance(e, Usage)]
+    assert Usage(-1, 3) in decode(
+        http(sse(chunk("a"), {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens_details": None}}))
+    )
+
+
+def test_one_decoder_serves_a_connection_answer_after_answer() -> None:
+    it = decoder()
+    for text in ("one", "two"):
+        it.reset()
+        assert it.status == 0
+        events = list(it.feed(http(sse(chunk(text), {"choices": [], "usage": USAGE}), chunked=True)))
+        assert isinstance(events[-1], End)
+        assert it.text == text
+        assert it.status == 200
+
+
+def test_connection_close_is_heard() -> None:
+    assert decode(http(STREAM, headers="Connection: close\r\n"))[-1] == End(keep_alive=False)
+    assert decode(http(b"", 503, headers="Connection: close\r\n"))[-1] == Fail("http_503", "", keep_alive=False)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=60), max_size=6), st.booleans(), st.booleans())
+def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes], stream: bool, prefixed: bool) -> None:
+    head = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"] if prefixed else []
+    events = decode(b"", stream, eof=True, pieces=[*head, *pieces] or [b""])
+    assert isinstance(events[-1], End | Fail)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def body(server: dict[str, Any], payload: object = "hi", n_out: int = 5) -> dict[str, Any]:
+    config = from_mapping({"server": {"url": "http://x"} | server})
+    return json.loads(openai.request_body(config.server, "m", Request(0, payload, 1, n_out)))  # type: ignore[arg-type, no-any-return]
+
+
+def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
+    assert body({}) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 5,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert body({"api": "completions", "stream": False}) == {"model": "m", "prompt": "hi", "max_tokens": 5}
+    assert body({"usage": False, "ignore_eos": True, "max_tokens_field": "max_completion_tokens"}, n_out=3) == {
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 3, "stream": True, "ignore_eos": True,
+    }  # fmt: skip
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert body({"stream": False}, messages, 0) == {"model": "m", "messages": messages}
+    assert body({"stream": False, "body": {"temperature": 0, "max_tokens": 9}})["max_tokens"] == 9
+
+
+def test_calls_are_whole_http_requests() -> None:
+    config = from_mapping({"server": {"url": "http://u:p@x:8000/base/v1", "headers": {"X-A": "1"}}})
+    calls = openai.calls(
+        config.server, "m", [parse(config.server.urls[0])], {"Authorization": "Bearer k"}, [Request(0, "hé", 2, 5)]
+    )
+    data = calls.heads[0] + b"7" + calls.tails[0]
+    head, _, payload = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "POST /base/v1/chat/completions HTTP/1.1"
+    assert {
+        "Host: x:8000",
+        "X-A: 1",
+        "Authorization: Bearer k",
+        "X-Request-Id: 7",
+        f"Content-Length: {len(payload)}",
+    } <= set(lines)
+    assert json.loads(payload)["messages"][0]["content"] == "hé"

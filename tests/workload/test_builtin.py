@@ -1,0 +1,56 @@
+"""What ships in workload/builtin: can be made again, and is what synthetic prompts and the simulator rely on."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from inferometer.workload.tokenizer import BUILTIN, load, prose, words
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(TOOLS), *sys.path])
+    spec = importlib.util.spec_from_file_location("build_tokenizer", TOOLS / "build_tokenizer.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tool_makes_the_shipped_files_again_byte_for_byte(tool: ModuleType, tmp_path: Path) -> None:
+    tool.main(tmp_path)
+    for name in ("prose.txt", "other.txt", "tokenizer.json"):
+        assert (tmp_path / name).read_bytes() == (BUILTIN / name).read_bytes(), name
+
+
+def test_it_is_a_few_hundred_kilobytes() -> None:
+    assert sum(file.stat().st_size for file in BUILTIN.iterdir()) < 700_000
+
+
+def test_vocabulary_and_characters_a_token_are_as_of_natural_text() -> None:
+    vocabulary = json.loads((BUILTIN / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    assert len(vocabulary) == 8192
+    assert 4.0 < len(prose()) / load().count(prose()) < 5.0
+
+
+def test_prose_is_plain_text_that_nothing_on_the_way_changes() -> None:
+    text = prose()
+    assert text.isascii()
+    assert not set(text) - set(map(chr, range(32, 127))) - {"\n"}
+    assert "  " not in text
+    assert "<" not in text  # a slot left open
+
+
+def test_words_are_one_token_each_alone_and_in_a_row() -> None:
+    found = words()
+    assert len(found) > 1000
+    assert len(set(found)) == len(found)
+    assert set(load().count_batch(f" {word}" for word in found)) == {1}
+    assert load().count("".join(f" {word}" for word in found)) == len(found)
+    assert load().count("".join(f" {word}" for word in reversed(found))) == len(found)

@@ -1,0 +1,106 @@
+"""Synthetic prompts: exactly so many tokens, by any tokenizer; no two alike; the same whoever builds them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import made
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers
+
+from inferometer import workload
+from inferometer.config.schema import Synthetic
+from inferometer.errors import UserError
+from inferometer.workload.synthetic import prompts
+from inferometer.workload.tokenizer import load
+
+LENGTHS = (1, 2, 3, 5, 17, 64, 256, 1000)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | None]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    paths: dict[str, str | None] = {"builtin": None}
+
+    def path(name: str) -> str | None:
+        if name not in paths:
+            paths[name] = made.save(name, folder)
+        return paths[name]
+
+    return path
+
+
+@pytest.mark.parametrize("name", ["builtin", *made.MADE])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_prompts_have_exactly_n_tokens(saved: Callable[[str], str | None], name: str, n: int) -> None:
+    tokenizer = load(saved(name))
+    texts = prompts(tokenizer, n, 7, range(20))
+    assert tokenizer.count_batch(texts) == [n] * 20
+    for text in texts:
+        assert text == text.strip()
+        assert json.loads(json.dumps(text)) == text
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**70), st.integers(0, 2**62))
+def test_builtin_counts_add_up_for_any_length_seed_and_id(n: int, seed: int, id: int) -> None:
+    assert load().count(prompts(load(), n, seed, [id])[0]) == n
+
+
+def test_a_prompt_may_be_longer_than_the_corpus() -> None:
+    assert load().count(prompts(load(), 150_000, 0, [3])[0]) == 150_000
+
+
+@pytest.mark.parametrize("name", ["builtin", *made.MADE])
+def test_a_request_is_the_same_whoever_builds_it(saved: Callable[[str], str | None], name: str) -> None:
+    spec = Synthetic(input=40, output=9, tokenizer=saved(name))
+    whole = workload.build(spec, 3, range(10))
+    assert workload.build(spec, 3, [5])[0] == whole[5]
+    assert workload.build(spec, 3, range(1, 10, 3)) == whole[1::3]
+    assert [(request.id, request.n_in, request.n_out) for request in whole] == [(i, 40, 9) for i in range(10)]
+
+
+def test_prompts_differ_from_the_first_tokens_on() -> None:
+    encoded = [load().encode(text) for text in prompts(load(), 32, 0, range(20_000))]
+    assert len({tuple(ids[:3]) for ids in encoded}) == len(encoded)
+    assert len({ids[0] for ids in encoded[:500]}) == 500
+    assert len({tuple(ids[3:]) for ids in encoded}) > 2_000
+
+
+@pytest.mark.parametrize("name", ["byte_level", "word_piece", "unigram"])
+def test_with_other_tokenizers_too(saved: Callable[[str], str | None], name: str) -> None:
+    texts = prompts(load(saved(name)), 8, 0, range(2_000))
+    assert len({tuple(text.split(" ")[:3]) for text in texts}) == len(texts)
+
+
+def test_another_seed_gives_other_prompts() -> None:
+    one, other = (prompts(load(), 32, seed, range(200)) for seed in (1, 2))
+    assert not set(one) & set(other)
+
+
+def test_ids_of_later_stages_are_far_away_and_still_differ() -> None:
+    ids = [*range(100), *range(1 << 32, (1 << 32) + 100), *range(2 << 32, (2 << 32) + 100)]
+    assert len({tuple(load().encode(text)[:3]) for text in prompts(load(), 3, 0, ids)}) == 300
+
+
+def test_no_ids_no_prompts() -> None:
+    assert prompts(load(), 5, 0, []) == []
+
+
+def test_a_tokenizer_that_knows_no_letter_says_so(tmp_path: Path) -> None:
+    Tokenizer(models.BPE(vocab={"雪": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"finds no tokens in English text \(give another data\.tokenizer"):
+        workload.build(Synthetic(input=5, tokenizer=str(tmp_path)), 0, [0])
+
+
+def test_a_tokenizer_that_cannot_make_the_number_says_so(tmp_path: Path) -> None:
+    # Every character becomes two tokens: no odd number can be made.
+    made_of_pairs = Tokenizer(models.BPE(vocab={"x": 0}, merges=[]))
+    made_of_pairs.normalizer = normalizers.Replace(Regex("."), "xx")
+    made_of_pairs.save(str(tmp_path / "tokenizer.json"))
+    assert (
+        load(str(tmp_path)).count(workload.build(Synthetic(input=6, tokenizer=str(tmp_path)), 0, [0])[0].payload) == 6
+    )
+    with pytest.raises(UserError, match=r"makes no prompt of exactly 5 tokens .*\(give another data\.input"):
+        workload.build(Synthetic(input=5, tokenizer=str(tmp_path)), 0, [0])

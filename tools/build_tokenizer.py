@@ -1,0 +1,43 @@
+"""Makes what `src/inferometer/workload/builtin/` ships: the corpus, and the tokenizer trained on it.
+
+    python tools/build_tokenizer.py [FOLDER]
+
+The same bytes each time (tests/workload/test_builtin.py retrains and compares).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import build_corpus
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCABULARY = 8192
+BUILTIN = Path(__file__).parents[1] / "src" / "inferometer" / "workload" / "builtin"
+
+
+def train(texts: list[str]) -> str:
+    """A byte-level BPE with GPT-2's way of cutting words, as the text of a tokenizer.json."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    saved = json.loads(tokenizer.to_str())
+    merges = saved["model"]["merges"]
+    # The older of the two notations of a merge: every release of `tokenizers` reads it, and it is shorter.
+    saved["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    return json.dumps(saved, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    build_corpus.main(folder)
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("prose.txt", "other.txt")]
+    (folder / "tokenizer.json").write_text(train(texts), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else BUILTIN)
