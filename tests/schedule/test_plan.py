@@ -173,7 +173,7 @@ def test_a_load_that_lasts_for_ever_is_refused() -> None:
 
 def test_poisson_gaps_are_exponential() -> None:
     stage = only(Poisson(rate=500, requests=20_000))
-    assert stats.kstest(gaps(stage), stats.expon(scale=1 / 500).cdf).pvalue > 0.05
+    assert stats.kstest(gaps(stage), stats.expon(scale=1 / 500).cdf).pvalue > 0.001
 
 
 def test_poisson_counts_in_windows_are_poisson() -> None:
@@ -191,7 +191,7 @@ def test_gamma_gaps_are_gamma_distributed(burstiness: float) -> None:
     # the others compared with the distribution above those.
     long = gaps(stage)[gaps(stage) > shortest]
     assert len(long) / 20_000 == pytest.approx(gamma.sf(shortest), abs=0.01)
-    assert stats.kstest(long, lambda x: 1 - gamma.sf(x) / gamma.sf(shortest)).pvalue > 0.05
+    assert stats.kstest(long, lambda x: 1 - gamma.sf(x) / gamma.sf(shortest)).pvalue > 0.001
     assert np.mean(gaps(stage)) == pytest.approx(1 / 200, rel=0.05)
 
 
@@ -208,7 +208,7 @@ def test_a_ramp_has_the_integral_of_its_rate(start: float, end: float) -> None:
     # Given their number, the arrivals of a Poisson process lie as independent draws from the normalised integral.
     t = only(Ramp(start=start, end=end, duration=s(100))).instants / NS
     mass = (start + end) / 2 * 100
-    assert stats.kstest(t, lambda t: (start * t + (end - start) / 100 * t * t / 2) / mass).pvalue > 0.05
+    assert stats.kstest(t, lambda t: (start * t + (end - start) / 100 * t * t / 2) / mass).pvalue > 0.001
     assert len(t) == pytest.approx(mass, abs=3 * np.sqrt(mass))
 
 
@@ -225,7 +225,7 @@ def test_bursts_are_silent_while_off(arrivals: str) -> None:
     phase = stage.instants % (2 * NS)
     assert np.all(phase <= 0.7 * NS)
     assert len(phase) == pytest.approx(7000, abs=3 * np.sqrt(7000) * (arrivals == "poisson"))
-    assert stats.kstest(phase / NS, stats.uniform(0, 0.7).cdf).pvalue > 0.05
+    assert stats.kstest(phase / NS, stats.uniform(0, 0.7).cdf).pvalue > 0.001
 
 
 def test_bursts_with_an_idle_rate() -> None:

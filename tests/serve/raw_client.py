@@ -74,6 +74,12 @@ class RawClient:
         return not self._buffer and not self._more()
 
     def _chunked(self, answer: Response) -> bool:
+        body = bytearray()
+        complete = self._chunks(body)
+        answer.body = bytes(body)
+        return complete
+
+    def _chunks(self, body: bytearray) -> bool:
         while True:
             while b"\r\n" not in self._buffer:
                 if not self._more():
@@ -83,7 +89,7 @@ class RawClient:
             while len(self._buffer) < size + 2:
                 if not self._more():
                     return False
-            answer.body += self._buffer[:size]
+            body += self._buffer[:size]
             assert self._buffer[size : size + 2] == b"\r\n"
             self._buffer = self._buffer[size + 2 :]
             if not size:

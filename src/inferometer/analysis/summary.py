@@ -152,9 +152,16 @@ def _throughput(run: Run, mask: Mask, first: bool) -> tuple[Window, Throughput]:
     if not span:
         return window, Throughput()
     inside = Part(rows, mask & (rows["failure"] == 0) & (rows["done"] >= start) & (rows["done"] <= end))
-    tokens_in = int(np.maximum(inside["n_in"], 0).sum(dtype=np.int64))
-    tokens_out = int(np.maximum(inside["n_out"], 0).sum(dtype=np.int64))
-    return window, Throughput(len(inside) / span, tokens_out / span, tokens_in / span, (tokens_in + tokens_out) / span)
+    tokens_in, tokens_out = _total(inside["n_in"]), _total(inside["n_out"])
+    both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
+    rates = (None if total is None else total / span for total in (tokens_out, tokens_in, both))
+    return window, Throughput(len(inside) / span, *rates)
+
+
+def _total(tokens: NDArray[np.int32]) -> int | None:
+    """Of those that are known; None where none is."""
+    known = tokens[tokens >= 0]
+    return int(known.sum(dtype=np.int64)) if len(known) or not len(tokens) else None
 
 
 def _definitions(checks: tuple[Check, ...]) -> dict[str, str]:

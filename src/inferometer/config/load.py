@@ -58,8 +58,8 @@ def _default_types(tree: dict[str, Any]) -> None:
 
 
 def _copy(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {str(key): _copy(value) for key, value in tree.items()}
+    if isinstance(tree, dict):  # YAML 1.1 reads the keys `on` and `off` as true and false
+        return {{True: "on", False: "off"}.get(key, str(key)): _copy(value) for key, value in tree.items()}
     return [_copy(value) for value in tree] if isinstance(tree, list) else tree
 
 

@@ -125,25 +125,35 @@ def _connect(target: Target, context: ssl.SSLContext, server: Server) -> tuple[s
         sock.settimeout(timeout)
         try:
             sock.connect(address)
-            if target.tls:
-                sock = context.wrap_socket(sock, server_hostname=target.host)
-            return sock, (int(family), tuple(address))
         except OSError as error:
             sock.close()
             problem = error
+        else:
+            return _encrypted(target, sock, context) if target.tls else sock, (int(family), tuple(address))
     raise _unreachable(target, problem, timeout) from None
 
 
+def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
+    try:
+        return context.wrap_socket(sock, server_hostname=target.host)
+    except OSError as error:
+        sock.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
+            raise UserError(f"{target.url}: {tls_reason(error)}", remedy) from None
+        reason = (
+            tls_reason(error)
+            if isinstance(error, ssl.SSLError)
+            else "no answer"
+            if isinstance(error, TimeoutError)
+            else str(error)
+        )
+        raise UserError(
+            f"{target.url}: no TLS there: {reason}", "check the port, or write http:// instead of https://"
+        ) from None
+
+
 def _unreachable(target: Target, error: OSError, timeout: float | None) -> UserError:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return UserError(
-            f"{target.url}: {tls_reason(error)}",
-            "set server.tls.ca to the CA's PEM file, or server.tls.verify to false",
-        )
-    if isinstance(error, ssl.SSLError):
-        return UserError(
-            f"{target.url}: no TLS there: {tls_reason(error)}", "check the port, or write http:// instead of https://"
-        )
     if isinstance(error, ConnectionRefusedError):
         return UserError(f"{target.url}: connection refused", "start the server, or check host and port")
     if isinstance(error, TimeoutError):

@@ -13,7 +13,7 @@ from inferometer.wire.target import Target
 _AT_ONCE = 64
 """Connections opened at the same time before t=0: servers' listen queues are short."""
 _STALE_IN_A_ROW = 3
-"""After so many reused connections that had gone stale, with no answer between, connections are no longer reused."""
+"""After so many reused connections that had gone stale, with no reuse that worked between, none are reused any more."""
 
 Ended = Callable[[Connection, Flight, int, End | Fail], None]
 
@@ -119,7 +119,8 @@ class Pool:
             self.connections.discard(connection)
         elif self._reuse:
             self._idle.append(connection)
-            self._stale = 0
+            if connection.answers > 1:  # the first answer says nothing about reuse
+                self._stale = 0
         else:
             connection.close()
             self.connections.discard(connection)

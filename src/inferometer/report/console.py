@@ -45,8 +45,10 @@ def render(run: Run, summary: Summary, explain: bool = False, color: bool = Fals
 
 
 def _parts(run: Run, summary: Summary, explain: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(summary), _latency(run, summary)]
-    if summary.counts.ok:
+    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(summary)]
+    if summary.metrics["lag"].count or summary.counts.ok:
+        parts.append(_latency(run, summary))
+    if any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary))
     if summary.failures:
         parts.append(_failures(summary))
@@ -148,18 +150,14 @@ def _latency(run: Run, summary: Summary) -> RenderableType:
 
 def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
     """In milliseconds, all with the decimals that suit the median."""
-    decimals = words.decimals_for(_ms(found.value("p50")))
-    low, high = (words.plain(_ms(end), decimals) for end in found.ci.get("p99", (None, None)))
+    decimals = words.decimals_for(1e3 * (found.value("p50") or 0))
+    low, high = (words.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
     cells = []
     for name in COLUMNS:
         mark = MARK if name in found.unsupported else ""
-        shown = words.plain(_ms(found.value(name)), decimals)
+        shown = words.milliseconds(found.value(name), decimals)
         cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
     table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
 
 
 def _footnotes(shown: list[Distribution]) -> list[str]:
@@ -214,7 +212,7 @@ def _stages(run: Run, summary: Summary) -> RenderableType:
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
         shown = [stage.metrics[name] for name in ("ttft", "ttft", "itl", "itl", "e2e")]
         cells = [
-            words.plain(_ms(found.value(p))) + (MARK if p in found.unsupported else " ")
+            words.milliseconds(found.value(p)) + (MARK if p in found.unsupported else " ")
             for found, p in zip(shown, ("p50", "p99", "p50", "p99", "p99"), strict=True)
         ]
         counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")

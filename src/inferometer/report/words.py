@@ -19,6 +19,13 @@ def plain(value: float | None, decimals: int | None = None) -> str:
     return f"{value:,.{min(decimals, room)}f}"
 
 
+def milliseconds(seconds: float | None, decimals: int | None = None) -> str:
+    """A latency in milliseconds; from 1000 s on, where nobody counts them any more, in seconds with their unit."""
+    if seconds is not None and 1000 <= abs(seconds) < math.inf:
+        return f"{seconds:,.0f}s"
+    return plain(None if seconds is None else seconds * 1e3, decimals)
+
+
 def decimals_for(value: float | None) -> int:
     """Enough for four digits or so."""
     size = abs(value or 0)

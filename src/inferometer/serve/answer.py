@@ -27,7 +27,7 @@ _FRAME_ERROR = frames.error_body("the simulator was told to fail here", "server_
 
 class Answer(Job):
     __slots__ = (
-        "_at", "_careful", "_connection", "_done", "_fault", "_finish", "_held", "_id", "_keep_alive", "_prefix", "_server",
+        "_at", "_careful", "_connection", "_done", "_fault", "_finish", "_held", "_http10", "_id", "_keep_alive", "_prefix", "_server",
         "_stamps", "_style", "_trip", "_write", "_written", "ask", "ended",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Answer(Job):
         self._connection = connection
         self._id = request.headers.get(b"x-request-id")
         self._keep_alive = request.keep_alive
+        self._http10 = request.http10
         self._fault = fault
         self._style = server.styles[ask.chat]
         self._prefix = self._style.prefix(n, server.created())
@@ -200,7 +201,8 @@ class Answer(Job):
         return frames.usage(self.n_in, self._written, self.cached)
 
     def _promise(self) -> bool:
-        return self._fault is not None and self._fault.kind == "close" and self._keep_alive
+        """Whether the head says keep-alive outright, where HTTP/1.1 takes it for granted."""
+        return self._keep_alive and (self._http10 or (self._fault is not None and self._fault.kind == "close"))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from inferometer.errors import UserError
-from inferometer.serve.http import Listener, bind
+from inferometer.serve.http import Listener
 from inferometer.serve.server import Server
 from inferometer.serve.settings import Settings, check
 
@@ -48,7 +48,7 @@ async def serve(settings: Settings, ready: Callable[[str], None], stop: asyncio.
 def _bound(settings: Settings) -> socket.socket:
     where = f"{settings.host} port {settings.port}"
     try:
-        return bind(settings.host, settings.port)
+        return _bind(settings.host, settings.port)
     except socket.gaierror as error:
         raise UserError(
             f"cannot resolve {settings.host}: {error.strerror}", "give --host an address or a name"
@@ -58,6 +58,20 @@ def _bound(settings: Settings) -> socket.socket:
             error.errno or 0, (f"cannot be listened on: {error.strerror}", "see --host and --port")
         )
         raise UserError(f"{where} {reason}", remedy) from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _url(sock: socket.socket) -> str:

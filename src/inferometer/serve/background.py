@@ -17,9 +17,7 @@ from collections.abc import Iterator
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.app import serve
 from inferometer.serve.settings import Settings
-from inferometer.timing.loop import run
 
 _PATIENCE_S = 15.0
 
@@ -47,7 +45,7 @@ class Running:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
-            raise
+            raise UserError(f"the server did not end within {_PATIENCE_S:g} s, and was killed") from None
         if last:
             reply = msgspec.json.decode(last, type=_Reply)
             raise UserError(reply.what, reply.remedy)
@@ -85,6 +83,8 @@ def _say(reply: _Reply) -> None:
 
 
 async def _serve_until_stdin_ends(settings: Settings) -> None:
+    from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     os.set_blocking(0, False)
@@ -100,7 +100,9 @@ async def _serve_until_stdin_ends(settings: Settings) -> None:
 
 
 def _main() -> None:
-    settings = msgspec.json.decode(os.read(0, 1 << 20), type=Settings)
+    from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
+
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     try:
         run(_serve_until_stdin_ends(settings))
     except UserError as error:

@@ -20,7 +20,7 @@ from inferometer.serve.parse import Problem, Request, RequestParser
 from inferometer.timing import clock
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
-_READ = 256 * 1024
+_READ = 64 * 1024
 _BACKLOG = 4096
 _PIPELINED = 64
 """Requests that may wait in line on a connection; beyond that it is not read from."""
@@ -40,20 +40,9 @@ class Handler(Protocol):
 
 class Connection:
     __slots__ = (
-        "_busy",
-        "_closing",
-        "_handler",
-        "_line",
-        "_listener",
-        "_loop",
-        "_out",
-        "_parser",
-        "_paused",
-        "_sock",
-        "closed",
-        "gone",
-        "send",
-    )
+        "_busy", "_closing", "_handler", "_line", "_listener", "_loop", "_out", "_parser", "_paused", "_sock", "closed",
+        "gone", "send",
+    )  # fmt: skip
 
     def __init__(self, listener: "Listener", sock: socket.socket) -> None:
         self.closed = False
@@ -245,19 +234,3 @@ class Listener:
         """The wall clock may be stepped; the kernel's stamps are of it."""
         self.wall_offset = clock.wall_offset()
         self._timer = self.loop.call_later(1.0, self._resample)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A non-blocking socket bound to the address; OSError where that cannot be."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -6,6 +6,7 @@ Plain counters that are moved at a request's start and end; prometheus_client on
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -74,7 +75,7 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._bounds_ns = [round(bound * 1e9) for bound in bounds]
-        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._counts = [0] * (len(bounds) + 1)
         self._sum = 0
 
     def observe(self, ns: int) -> None:
@@ -83,11 +84,12 @@ class Histogram:
 
     def observe_gaps(self, stamps: "array[int]") -> None:
         gaps = np.diff(np.frombuffer(stamps, np.int64))
-        self._counts += np.bincount(np.searchsorted(self._bounds_ns, gaps), minlength=len(self._counts))
+        counted = np.bincount(np.searchsorted(self._bounds_ns, gaps), minlength=len(self._counts)).tolist()
+        self._counts = [before + more for before, more in zip(self._counts, counted, strict=True)]
         self._sum += stamps[-1] - stamps[0]
 
     def buckets(self) -> list[tuple[str, float]]:
-        totals = np.cumsum(self._counts).tolist()
+        totals = accumulate(self._counts)
         return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], totals, strict=True))
 
     @property

@@ -17,12 +17,15 @@ DEFAULT_TOKENS = {False: 16, True: 128}
 class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
     """An answer with this status and OpenAI's error body."""
 
-    def __init__(self, status: int, message: str, code: str, kind: str = "invalid_request_error") -> None:
+    def __init__(
+        self, status: int, message: str, code: str, kind: str = "invalid_request_error", headers: bytes = b""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.kind = kind
+        self.headers = headers
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +105,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error), "invalid_field") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
 
 

@@ -5,6 +5,7 @@ import hmac
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 
 from inferometer.errors import UserError
 from inferometer.serve import frames, openai
@@ -59,7 +60,7 @@ class Server:
             if parse is None:
                 self._page(connection, request)
             elif request.method != b"POST":
-                self._not_allowed(connection, request, b"POST")
+                raise _not_allowed(request, b"POST")
             else:
                 self._generate(connection, request, parse(request.body, self.settings.model))
         except Refusal as refusal:
@@ -87,7 +88,7 @@ class Server:
         self._n += 1
         if self._n == 1:
             for after, ns in self._faults.freezes():
-                self.clockwork.at(request.arrived + after, lambda ns=ns: self._freeze(ns))  # type: ignore[misc]
+                self.clockwork.at(request.arrived + after, partial(self._freeze, ns))
         fault = self._fault_of(request)
         if fault is not None and self._fails_at_once(connection, request, fault, n_in):
             return
@@ -184,8 +185,7 @@ class Server:
         if page is None:
             raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
         if request.method not in (b"GET", b"HEAD"):
-            self._not_allowed(connection, request, b"GET, HEAD")
-            return
+            raise _not_allowed(request, b"GET, HEAD")
         content_type, body = page()
         self._respond(connection, request, 200, body, content_type=content_type)
 
@@ -205,14 +205,9 @@ class Server:
         }
         return b"application/json", frames.json_bytes({"object": "list", "data": [model]})
 
-    def _not_allowed(self, connection: Connection, request: Request, allowed: bytes) -> None:
-        message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
-        body = frames.error_body(message, "invalid_request_error", "method_not_allowed")
-        self._respond(connection, request, 405, body, extra=b"Allow: %b\r\n" % allowed)
-
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal) -> None:
         body = frames.error_body(refusal.message, refusal.kind, refusal.code)
-        self._respond(connection, request, refusal.status, body)
+        self._respond(connection, request, refusal.status, body, extra=refusal.headers)
 
     def _respond(
         self,
@@ -256,8 +251,13 @@ class Server:
         self.clockwork.at(now() + _FLUSH_NS, self._flush_truth)
 
 
+def _not_allowed(request: Request, allowed: bytes) -> Refusal:
+    message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
+    return Refusal(405, message, "method_not_allowed", headers=b"Allow: %b\r\n" % allowed)
+
+
 def _timing(settings: Settings) -> FixedTiming | BatchTiming:
-    common = {"seed": settings.seed, "tokens_per_chunk": settings.tokens_per_chunk, "max_queue": settings.max_queue}
-    if isinstance(settings.timing, Fixed):
-        return FixedTiming(settings.timing, **common)  # type: ignore[arg-type]
-    return BatchTiming(settings.timing, **common)  # type: ignore[arg-type]
+    spec, seed, per_chunk, queue = settings.timing, settings.seed, settings.tokens_per_chunk, settings.max_queue
+    if isinstance(spec, Fixed):
+        return FixedTiming(spec, seed=seed, tokens_per_chunk=per_chunk, max_queue=queue)
+    return BatchTiming(spec, seed=seed, tokens_per_chunk=per_chunk, max_queue=queue)

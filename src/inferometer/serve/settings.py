@@ -8,6 +8,7 @@ import math
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve.faults import parse_rule
 from inferometer.units import format_seconds
 
 
@@ -84,6 +85,8 @@ def check(settings: Settings) -> None:
             raise UserError(
                 f"--kv-tokens {timing.kv_tokens} is less than one block of {timing.block}", "give more --kv-tokens"
             )
+    for fault in settings.faults:
+        parse_rule(fault)
     _at_least_one(settings, ("tokens_per_chunk", "max_len"))
     if not 0 <= settings.port <= 65_535:
         raise UserError(f"--port is {settings.port}", "give a port up to 65535, or 0 for any free one")

@@ -33,6 +33,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     cached: int
     chunks: list[int]
     fault: str | None
+    """The kind of fault that struck it; `queue_full` where it was refused for that."""
     aborted: bool
     """It ended before its time: the client went away, a fault cut it, or the server was stopped."""
 

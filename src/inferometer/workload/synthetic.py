@@ -51,7 +51,7 @@ def prompts(tokenizer: Tokenizer, n: int, seed: int, ids: Sequence[int]) -> list
     """One prompt of n tokens for each id."""
     numbers = np.array(ids, dtype=np.uint64)
     texts = _compose(_material(tokenizer, n), n, seed, numbers)
-    if tokenizer.name != "builtin":  # whose counts add up by construction, see tokenizer.words
+    if tokenizer.path.parent != tokenizers.BUILTIN:  # whose counts add up by construction, see tokenizer.words
         counts = tokenizer.count_batch(texts)
         for i, count in enumerate(counts):
             if count != n:

@@ -53,7 +53,7 @@ def failures(facts: Facts) -> Check | None:
     good = f"{failed:,} of {answered:,} failed"
     if not kinds:
         return Check("failures", "pass", 0.0, facts.limits.failures, good)
-    said = f": {kinds[0].message.rstrip('.')}" if kinds[0].message else ""
+    said = f": {_short(kinds[0].message)}" if kinds[0].message else ""
     bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. Mend that, or allow more with limits.failures."
     return judge("failures", share, facts.limits.failures, good, bad)
 
@@ -64,3 +64,9 @@ def dropped(facts: Facts) -> Check:
     count = int(np.isin(facts.run.records.rows["failure"], places).sum()) if places else 0
     bad = f"Dropped at the concurrency cap: {count:,}. Raise load.max_concurrency, lower the rate, or let them queue."
     return judge("dropped", count, 0, "none dropped", bad)
+
+
+def _short(message: str, most: int = 100) -> str:
+    """A server's message within a sentence of ours; the report's failures have more of it."""
+    line = " ".join(message.split()).rstrip(".")
+    return line if len(line) <= most else f"{line[:most].rstrip()}..."

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from inferometer.errors import UserError
 from inferometer.records import COUNTED_BY, MISSING, PHASES, ROW, TIMES, Chunks, Failure, Manifest, Records, Run, Sample
 from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES
-from inferometer.store.write import CHUNK_SCHEMA, UNKNOWN
+from inferometer.store.writing import CHUNK_SCHEMA, UNKNOWN
 
 SCHEMA = 1
 """The newest layout of a run's folder that is understood here."""

@@ -1,0 +1,123 @@
+"""docs/config.md, written from the schema: what stands there is what the code accepts."""
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from inferometer.config.schema import Config, Seconds, Window
+
+INTRO = """# The configuration file
+
+<!-- Written by `make docs` from src/inferometer/config/schema.py. Do not edit by hand. -->
+
+`inferometer run bench.yaml` reads this file. Every key can be set on the command line too: `--set load.rate=50`,
+`--set server.tls.verify=false`, `--set load.stages.0.rate=50`. Durations take units (`250ms`, `10s`, `1m30s`; a bare number is
+seconds). An unknown key is an error that names the nearest right one.
+
+```yaml
+server: {url: "http://127.0.0.1:8000", model: my-model, api: completions, stream: true}
+data:   {type: synthetic, input: 64, output: 100}
+load:   {type: poisson, rate: 500, duration: 10s}
+```
+"""
+
+
+def markdown() -> str:
+    """The whole reference."""
+    return INTRO + "".join(f"\n{part}" for part in _section("", Config, 2)) + "\n"
+
+
+def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    deeper = []
+    rows = []
+    for field in msgspec.structs.fields(kind):
+        bare, notes = _taken_apart(hints[field.name])
+        name = f"{path}.{field.name}" if path else field.name
+        variants = _variants(bare)
+        if variants:
+            deeper.append((name, notes, variants))
+        else:
+            rows.append(f"| `{name}` | {_words(bare, notes)} | {_default(field)} | {_description(notes)} |")
+    if rows:
+        yield "| key | takes | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    for name, notes, variants in deeper:
+        yield f"{'#' * level} `{name}`\n\n{_description(notes)}\n"
+        for variant in variants:
+            tag = variant.__struct_config__.tag
+            if tag:
+                yield f"{'#' * (level + 1)} `{name}: {{type: {tag}}}`\n\n{variant.__doc__}\n"
+            yield from _section(name, variant, level + 1 + bool(tag)) if tag != "stages" else _stages(name, variant)
+
+
+def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
+    """A list of loads: what may stand in it was just said."""
+    for field in msgspec.structs.fields(kind):
+        _, notes = _taken_apart(get_type_hints(kind, include_extras=True)[field.name])
+        yield f"| key | takes | default | what it is |\n|---|---|---|---|\n| `{name}.{field.name}` | a list of loads | required | {_description(notes)} |\n"
+
+
+def _taken_apart(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
+    notes: list[msgspec.Meta] = []
+    while get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        notes += [note for note in more if isinstance(note, msgspec.Meta)]
+    return hint, notes
+
+
+def _variants(hint: Any) -> list[type[msgspec.Struct]]:
+    hint, _ = _taken_apart(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return [variant for part in get_args(hint) for variant in _variants(part)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []
+
+
+_NAMES: dict[Any, str] = {
+    Seconds: "a duration",
+    Window: "`0`, a count, a duration or `auto`",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "`true` or `false`",
+}
+
+
+def _words(hint: Any, notes: list[msgspec.Meta]) -> str:
+    hint, more = _taken_apart(hint)
+    origin = get_origin(hint)
+    if hint in _NAMES:
+        words = _NAMES[hint]
+    elif origin is Literal:
+        words = " \\| ".join(f"`{value}`" for value in get_args(hint))
+    elif origin in (Union, UnionType):
+        words = " or ".join(_words(part, []) for part in get_args(hint) if part is not type(None))
+    elif origin is list:
+        words = f"a list, each {_words(get_args(hint)[0], [])}"
+    else:
+        words = "a mapping"
+    bounds = [
+        f"{sign} {bound:g}"
+        for note in [*more, *notes]
+        for sign, bound in ((">", note.gt), ("≥", note.ge), ("<", note.lt), ("≤", note.le))
+        if bound is not None
+    ]
+    return ", ".join([words, *bounds])
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is not msgspec.NODEFAULT:
+        value = field.default
+        if value is None:
+            return ""
+        return (
+            f"`{value:g}s`"
+            if isinstance(value, Seconds)
+            else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+        )
+    return "required" if field.default_factory is msgspec.NODEFAULT else ""
+
+
+def _description(notes: list[msgspec.Meta]) -> str:
+    return " ".join(note.description for note in notes if note.description).replace("|", "\\|")

@@ -1,0 +1,72 @@
+"""TLS through memory buffers: own CA, client certificate, no check, and what goes wrong."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from helpers import measure, polite, scripted
+
+from inferometer.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def context(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
+    path = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(path)
+    return str(path)
+
+
+def test_a_run_over_tls_with_ones_own_ca(tmp_path: Path, context: ssl.SSLContext, ca_file: str) -> None:
+    with scripted(polite, context) as url:
+        run, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}})
+    assert summary.counts.ok == 6
+    assert run.records.rows["chunk_count"].tolist() == [2] * 6
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_without_verification(tmp_path: Path, context: ssl.SSLContext, version: ssl.TLSVersion) -> None:
+    context.maximum_version = version
+    with scripted(polite, context) as url:
+        assert measure(tmp_path, url, server={"tls": {"verify": False}})[1].counts.ok == 6
+
+
+def test_a_certificate_that_nobody_vouches_for_is_one_clear_line(tmp_path: Path, context: ssl.SSLContext) -> None:
+    with scripted(polite, context) as url, pytest.raises(UserError) as caught:
+        measure(tmp_path, url)
+    assert "certificate is not accepted" in caught.value.what
+    assert "server.tls.ca" in caught.value.remedy
+    assert not list(tmp_path.glob("*/spool"))
+
+
+def test_a_client_certificate(tmp_path: Path, authority: trustme.CA, context: ssl.SSLContext, ca_file: str) -> None:
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    mine = authority.issue_cert("me@example.org")
+    cert = tmp_path / "me.pem"
+    mine.private_key_and_cert_chain_pem.write_to_path(cert)
+    with scripted(polite, context) as url:
+        assert measure(tmp_path, url, server={"tls": {"ca": ca_file, "cert": str(cert)}})[1].counts.ok == 6
+
+
+def test_plain_http_behind_an_https_url(tmp_path: Path) -> None:
+    with scripted(polite) as url, pytest.raises(UserError, match="no TLS there"):
+        measure(tmp_path, url.replace("http:", "https:"), server={"timeouts": {"connect": "2s"}})
+
+
+@pytest.mark.parametrize("tls", [{"ca": "/nowhere.pem"}, {"cert": "/nowhere.pem"}])
+def test_missing_files_are_named(tmp_path: Path, tls: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"/nowhere\.pem"):
+        measure(tmp_path, "https://127.0.0.1:1", server={"tls": tls})

@@ -1,0 +1,131 @@
+"""Servers of our own and runs against them, for tests of the whole path."""
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from inferometer import conduct
+from inferometer.analysis.summary import Summary
+from inferometer.config import from_mapping
+from inferometer.records import Run
+
+STREAM = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":" two"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n'
+    b"data: [DONE]\n\n"
+)
+NO_USAGE = STREAM.replace(b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n', b"")
+
+
+def answer(body: bytes = STREAM, extra: str = "") -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode() + body
+
+
+class Client:
+    """One connection, seen from a scripted server."""
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self.sock = sock
+        self.number = number
+        self._rest = b""
+
+    def request(self) -> tuple[str, dict[str, str], bytes] | None:
+        """The next whole request: its first line, its headers and its body; None when the client has gone."""
+        while b"\r\n\r\n" not in self._rest:
+            if not self._more():
+                return None
+        head, _, rest = self._rest.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        size = int(headers.get("content-length", 0))
+        self._rest = rest
+        while len(self._rest) < size:
+            if not self._more():
+                return None
+        body, self._rest = self._rest[:size], self._rest[size:]
+        return first, headers, body
+
+    def _more(self) -> bool:
+        try:
+            data = self.sock.recv(65536)
+        except OSError:
+            return False
+        self._rest += data
+        return bool(data)
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.sendall(data)
+
+
+@contextlib.contextmanager
+def scripted(
+    script: Callable[[Client], None], context: ssl.SSLContext | None = None, family: int = socket.AF_INET
+) -> Iterator[str]:
+    """A server that runs `script` for each connection, in a thread of its own; its base URL."""
+    host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, 0))
+    listener.listen(64)
+    open_socks: list[socket.socket] = []
+
+    def serve(sock: socket.socket, number: int) -> None:
+        with contextlib.suppress(OSError):
+            if context is not None:
+                sock = context.wrap_socket(sock, server_side=True)
+            open_socks.append(sock)
+            script(Client(sock, number))
+        with contextlib.suppress(OSError):
+            sock.close()
+
+    def accept() -> None:
+        number = 0
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=serve, args=(sock, number), daemon=True).start()
+            number += 1
+
+    threading.Thread(target=accept, daemon=True).start()
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        yield f"{'https' if context else 'http'}://{shown}:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for sock in open_socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def polite(client: Client) -> None:
+    """Answers every request with a good stream."""
+    while client.request():
+        client.send(answer())
+
+
+def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, Summary]:
+    """A small run in this process; sections override its config: `server={...}, load={...}`."""
+    tree: dict[str, Any] = {
+        "server": {"url": url, "model": "m"} | sections.pop("server", {}),
+        "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
+        "load": {"type": "closed", "concurrency": 2, "requests": 6},
+        "client": {"processes": 0} | sections.pop("client", {}),
+        "output": str(folder),
+    }
+    return conduct.measure(from_mapping(tree | sections))
+
+
+def bodies(requests: list[tuple[str, dict[str, str], bytes]]) -> list[Any]:
+    return [json.loads(body) for _, _, body in requests]

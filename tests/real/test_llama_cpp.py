@@ -1,0 +1,244 @@
+"""Against llama.cpp's own server: real batching, a real tokenizer, real HTTP, none of it written by us.
+
+What it does that a server of ours would not: it closes the connection after each stream though it has promised to keep it
+for 5 s; its tokens may be a part of a character, so that a chunk carries none or several; it answers to any model name; and
+it counts, in /metrics, every token that it ever read or wrote, which is held here against the sums of the records.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain_client import ask, get
+from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
+
+from inferometer.records import COUNTED_BY, MISSING
+from inferometer.types import Tokens
+from inferometer.wire.openai import PATHS, StreamedAnswer
+from inferometer.workload import tokenizer
+
+pytestmark = pytest.mark.real
+
+CLOSED = {"type": "closed", "concurrency": 4, "requests": 40}
+OPEN = {"type": "poisson", "rate": 40, "requests": 40}
+GREEDY = {"temperature": 0}
+PROMPTS = ["dego mika", "la la la", "The captain repaired the rusty anchor.", "€uro, naïve, 猫", "1 + 1 ="]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[dict[str, Any]]:
+    with started("llama_cpp") as ready:
+        yield ready
+
+
+@pytest.fixture
+def url(llama: dict[str, Any]) -> str:
+    return str(llama["url"])
+
+
+# --- every kind of request ends well ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [CLOSED, OPEN], ids=["closed", "open"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_all_answers_are_complete_and_counted_by_the_server(
+    tmp_path: Path, llama: dict[str, Any], api: str, stream: bool, load: dict[str, Any]
+) -> None:
+    run, summary = measure(tmp_path, llama["url"], load, server={"api": api, "stream": stream, "body": GREEDY})
+    rows = run.records.rows
+    assert (summary.counts.ok, summary.counts.failed, summary.counts.dropped) == (40, 0, 0), summary.failures
+    assert sorted(rows["id"]) == list(range(40))
+    assert set(rows["status"]) == {200}
+    assert set(rows["n_out"]) == {12}
+    assert set(rows["counted_by"]) == {COUNTED_BY.index("server")}
+    assert set(rows["chunk_count"]) == ({12} if stream else {0})
+    assert set(rows["open_loop"]) == {int(load is OPEN)}
+    check_times(run, stream)
+    if load is CLOSED:
+        assert most_in_flight(run) <= 4
+    assert run.manifest.config["server"]["model"] == llama["model"]  # type: ignore[index]  # found through /v1/models
+
+
+def test_what_the_server_says_it_read_and_wrote_is_what_the_records_say(tmp_path: Path, url: str) -> None:
+    """No request reached the model twice, though each stream's connection had gone stale when the next was due."""
+    before = _counters(url)
+    run, _ = measure(tmp_path, url, in_a_row(40))
+    after = _counters(url)
+    rows = run.records.rows
+    assert after["tokens_predicted_total"] - before["tokens_predicted_total"] == rows["n_out"].sum() == 40 * 12
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == rows["n_in"].sum() - rows["cached"].sum()
+    assert after["prompt_tokens_cached_total"] - before["prompt_tokens_cached_total"] == rows["cached"].sum()
+
+
+def _counters(url: str) -> dict[str, int]:
+    return {
+        name: int(value) for name, value in re.findall(r"(?m)^llamacpp:(\w+) (\d+)$", get(url, "/metrics").decode())
+    }
+
+
+def test_connections_that_are_closed_after_each_stream_are_soon_no_longer_reused(tmp_path: Path, url: str) -> None:
+    run, _ = measure(tmp_path, url, in_a_row(40))
+    assert (run.records.rows["attempts"] > 1).sum() <= 3
+
+
+def test_connections_that_are_kept_are_reused_beyond_the_servers_limit_of_100(tmp_path: Path, url: str) -> None:
+    run, summary = measure(tmp_path, url, in_a_row(230), server={"stream": False}, data={"input": 4, "output": 2})
+    assert summary.counts.ok == 230, summary.failures
+    assert (run.records.rows["attempts"] > 1).sum() <= 2
+
+
+# --- what is seen is what was sent --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str) -> None:
+    plain = [ask(url, PATHS[api], _body(api, prompt)) for prompt in PROMPTS]
+    run, _ = measure(tmp_path, url, in_a_row(5), server={"api": api, "body": GREEDY}, data=_given(PROMPTS))
+    rows = run.records.rows
+    assert [answer.finish for answer in plain] == ["length"] * 5
+    assert rows["n_in"].tolist() == [answer.usage["prompt_tokens"] for answer in plain]
+    assert rows["n_out"].tolist() == [answer.usage["completion_tokens"] for answer in plain]
+    assert rows["chunk_count"].tolist() == [len(answer.pieces) for answer in plain]
+
+
+def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
+    """Records hold no text; but where the server gives no usage, the text's tokens by our own tokenizer are counted."""
+    plain = [ask(url, PATHS["chat"], _body("chat", prompt)) for prompt in PROMPTS]
+    run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS))
+    rows = run.records.rows
+    assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([answer.text for answer in plain])
+    assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
+    plain = ask(url, PATHS[api], _body(api, PROMPTS[0]))
+    decoder, events = StreamedAnswer(), list[Any]()
+    for start in range(0, len(plain.body), size):
+        decoder.feed(plain.body[start : start + size], events)
+    assert decoder.finish(events) is None
+    assert decoder.text == plain.text
+    assert sum(isinstance(event, Tokens) for event in events) == len(plain.pieces) == 12
+
+
+def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_path: Path, url: str) -> None:
+    """The three bytes of the euro sign, in any order: a chunk comes when a character, or what cannot be one, is complete."""
+    bias = {str(3 + octet): 100 for octet in "€".encode()}
+    body = {"logit_bias": bias, "temperature": 1, "seed": 7}
+    plain = ask(url, PATHS["completions"], {"prompt": "la", "max_tokens": 30, **body})
+    server = {"api": "completions", "body": body}
+    run, summary = measure(tmp_path, url, in_a_row(3), server=server, data=_given(["la"], output=30))
+    rows = run.records.rows
+    assert summary.counts.ok == 3, summary.failures
+    assert set(rows["n_out"]) == {30}
+    assert set(rows["chunk_count"]) == {len(plain.pieces)}
+    assert 0 < len(plain.pieces) < 30
+
+
+def _body(api: str, prompt: str) -> dict[str, object]:
+    asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
+    return {**asked, "max_tokens": 12, **GREEDY}
+
+
+def _given(prompts: list[str], output: int = 12) -> dict[str, Any]:
+    return {"type": "prompts", "prompts": prompts, "output": output}
+
+
+# --- settings that a server acts upon ------------------------------------------------------------------------------------
+
+
+def test_ignore_eos_and_extra_body_fields_reach_the_server(tmp_path: Path, llama: dict[str, Any]) -> None:
+    """With EOS made certain an answer is one token long and has no text; with EOS ignored it has the length asked for."""
+    body = {"logit_bias": {str(llama["eos"]): 100}, **GREEDY}
+    run, summary = measure(tmp_path, llama["url"], in_a_row(4), server={"body": body})
+    rows = run.records.rows
+    assert summary.counts.ok == 4, summary.failures
+    assert (set(rows["n_out"]), set(rows["chunk_count"]), set(rows["first_token"])) == ({1}, {0}, {MISSING})
+    run, summary = measure(tmp_path, llama["url"], in_a_row(4), server={"body": body, "ignore_eos": True})
+    rows = run.records.rows
+    assert summary.counts.ok == 4, summary.failures
+    assert (set(rows["n_out"]), set(rows["chunk_count"])) == ({12}, {12})
+
+
+def test_max_completion_tokens(tmp_path: Path, url: str) -> None:
+    run, _ = measure(tmp_path, url, in_a_row(2), server={"max_tokens_field": "max_completion_tokens"})
+    assert set(run.records.rows["n_out"]) == {12}
+
+
+def test_tokens_that_the_server_had_cached(tmp_path: Path, url: str) -> None:
+    run, _ = measure(tmp_path, url, in_a_row(2), data=_given(["a prompt that nobody has sent before"]))
+    rows = run.records.rows
+    assert rows["cached"][0] < rows["cached"][1] < rows["n_in"][1]
+
+
+def test_a_model_name_that_it_does_not_have_does_not_trouble_this_server(tmp_path: Path, url: str) -> None:
+    _, summary = measure(tmp_path, url, in_a_row(2), server={"model": "no-such-model"})
+    assert summary.counts.ok == 2
+
+
+# --- failures, in the server's own words --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "data", "code", "words"),
+    [
+        ({}, {"input": 400, "output": 8}, "http_400", r"request \(\d+ tokens\) exceeds the available context size \(512 tokens\)"),
+        ({"body": {"temperature": "hot"}}, {"input": 8, "output": 8}, "http_400", "Field 'temperature': .* must be number"),
+        ({"url": "/nowhere", "model": "tiny-llama"}, {"input": 8, "output": 8}, "http_404", "File Not Found"),
+    ],
+    ids=["prompt too long", "field of the wrong type", "no such path"],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_refusal_is_a_failure_with_the_servers_message(
+    tmp_path: Path, url: str, server: dict[str, Any], data: dict[str, Any], code: str, words: str, stream: bool
+) -> None:
+    where = {"url": url + server.get("url", "")}
+    run, summary = measure(tmp_path, url, in_a_row(2), server=server | where | {"stream": stream}, data=data)
+    assert (summary.counts.ok, summary.counts.by_failure) == (0, {code: 2})
+    assert summary.verdict == "INVALID"
+    assert all(re.search(words, failure.message) for failure in run.records.failures), run.records.failures
+    assert set(run.records.rows["status"]) == {int(code[5:])}
+
+
+def test_a_key_is_sent_and_not_stored(tmp_path: Path) -> None:
+    few = ("--concurrency", "1", "--requests", "2", "--input", "16", "--output", "4", "--quiet")
+    with started("llama_cpp", "--api-key", "sesame-opens") as ready:
+        command = ("run", ready["url"], *few)
+        unnamed = inferometer(tmp_path, *command)
+        refused = inferometer(tmp_path, *command, "--model", ready["model"])
+        let_in = inferometer(tmp_path, *command, "--set", "server.api_key_env=KEY", KEY="sesame-opens")
+    assert unnamed.returncode == 2 and "the server wants a key" in unnamed.stderr, unnamed
+    assert refused.returncode == 1 and "Invalid API Key" in refused.stdout, refused
+    assert "2 ok" in let_in.stdout, let_in
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stored and not any(b"sesame-opens" in path.read_bytes() for path in stored)
+
+
+# --- the command --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_finds_the_model_and_its_report_is_the_same_again(tmp_path: Path, url: str) -> None:
+    load = ("--concurrency", "4", "--requests", "40", "--input", "16", "--output", "8")
+    live = inferometer(tmp_path, "run", url, "--quiet", *load, "--json", "live.json", "--csv", "live.csv")
+    assert live.returncode in (0, 1), live  # a shared machine may well make it INVALID
+    assert "tiny-llama" in live.stdout and "40 ok" in live.stdout, live
+    again = inferometer(tmp_path, "report", "runs/LATEST", "--json", "again.json", "--csv", "again.csv")
+    assert (again.stdout, again.returncode) == (live.stdout, live.returncode)
+    for kind in ("json", "csv"):
+        assert (tmp_path / f"again.{kind}").read_bytes() == (tmp_path / f"live.{kind}").read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "runs/LATEST/summary.json").read_bytes()
+
+
+def test_the_command_from_a_file(tmp_path: Path, url: str) -> None:
+    (tmp_path / "bench.yaml").write_text(
+        f"server: {{url: '{url}', api: completions, body: {{temperature: 0}}}}\n"
+        "data: {type: synthetic, input: 16, output: 8}\n"
+        "load: {type: constant, rate: 40, duration: 1s}\n"
+    )
+    done = inferometer(tmp_path, "run", "bench.yaml")
+    assert done.returncode in (0, 1), done
+    assert "40 ok" in done.stdout and "0 failed" in done.stdout, done

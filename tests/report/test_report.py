@@ -1,0 +1,196 @@
+"""The report's bytes against golden files. INFEROMETER_UPDATE_GOLDEN=1 writes them anew: read the diff."""
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+import pytest
+import synthetic_run as made
+from click.testing import CliRunner
+
+from inferometer import store
+from inferometer.analysis.summary import summarise
+from inferometer.analysis.window import mark
+from inferometer.cli.report import command
+from inferometer.config.schema import Measure, Window
+from inferometer.errors import UserError
+from inferometer.records import Chunks, Failure, Run, StagePlan
+from inferometer.report import console, json
+
+GOLDEN = Path(__file__).parent / "golden"
+STAGES = (
+    StagePlan(type="poisson", open=True, name="1 poisson 100/s", rate=100.0, duration=4.0),
+    StagePlan(type="constant", open=True, name="2 constant 100/s", rate=100.0, duration=2.0, concurrency=64),
+)
+BUSY = (Failure("http_503", "the server is [bold]busy[/bold] \x1b[31m\n" + "very " * 30), Failure("dropped", ""))
+
+
+def valid() -> Run:
+    rows, chunks = made.closed_rows()
+    return made.run(rows, chunks, phase=mark(rows, Measure(Window("16"), Window("16"))))
+
+
+def invalid() -> Run:
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] >= 400
+    made.fail(rows, slice(0, 30))
+    made.never_sent(rows, [60], 2)
+    rows["sent"][100:120] += 20 * made.MS
+    about = {"plan": STAGES, "clock": {"stamps": "user"}, "workload": {"distinct": 5, "output": 20}}
+    config = made.manifest().config | {"measure": {"failures_as_inf": True}}
+    return made.run(rows, chunks, failures=BUSY, config=config, **about)
+
+
+def empty() -> Run:
+    return made.run(made.blank(0), sampled=(), started="")
+
+
+def not_streamed() -> Run:
+    """Few answers, each in one piece, of unknown length; slow ones."""
+    rows = made.blank(20)
+    rows["intended"] = rows["sent"] = np.arange(20) * made.SECOND
+    rows["done"] = rows["sent"] + 123_456 * made.MS
+    rows["n_in"] = rows["n_out"] = -1
+    rows["counted_by"] = 0
+    server = {"url": ["http://a", "http://b"], "model": "m" * 90, "stream": False}
+    return made.run(rows, config={"server": server})
+
+
+RUNS: dict[str, Callable[[], Run]] = {
+    "valid": valid, "invalid": invalid, "empty": empty, "not_streamed": not_streamed,
+}  # fmt: skip
+
+
+def golden(name: str, found: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("INFEROMETER_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_console(name: str) -> None:
+    run = RUNS[name]()
+    golden(f"{name}.txt", console.render(run, summarise(run), explain=name == "valid"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_json(name: str) -> None:
+    golden(f"{name}.json", json.encode(summarise(RUNS[name]())).decode())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_console_fits_100_columns_and_lets_no_control_character_through(name: str) -> None:
+    run = RUNS[name]()
+    lines = console.render(run, summarise(run), explain=True).splitlines()
+    assert max(len(line) for line in lines) <= 100
+    assert all(line.isprintable() and line == line.rstrip() for line in lines)
+
+
+def test_huge_numbers_fit_too() -> None:
+    rows, chunks = made.open_rows()
+    rows["sent"][300:] += 3_000 * made.SECOND
+    for name in ("first_token", "last_token", "done"):
+        rows[name][300:] += 30_000 * made.SECOND
+    run = made.run(rows, Chunks(chunks.arrival * 10_000, chunks.tokens), plan=STAGES)
+    text = console.render(run, summarise(run))
+    assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    run = invalid()
+    summary = summarise(run)
+    plain, colored = (console.render(run, summary, color=color) for color in (False, True))
+    assert "\x1b[" in colored and "\x1b[" not in plain
+    assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
+
+
+def test_the_terminal_does_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = valid()
+    before = console.render(run, summarise(run))
+    for name, value in {"COLUMNS": "40", "TERM": "dumb", "FORCE_COLOR": "1", "NO_COLOR": "1", "LINES": "5"}.items():
+        monkeypatch.setenv(name, value)
+    assert console.render(run, summarise(run)) == before
+
+
+# --- the verb --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return stored(tmp_path / "run", valid())
+
+
+def stored(folder: Path, run: Run) -> Path:
+    folder.mkdir()
+    store.write(folder, run.manifest, run.records, run.chunks())
+    return folder
+
+
+def call(*arguments: object) -> tuple[object, bytes]:
+    """The exit status and what was printed."""
+    result = CliRunner().invoke(command, [str(each) for each in arguments], standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return result.return_value, result.stdout_bytes
+
+
+def test_report_prints_what_render_says_and_touches_nothing(folder: Path) -> None:
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    run = store.read(folder)
+    assert call(folder) == (0, console.render(run, summarise(run)).encode())
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+
+
+def test_report_of_an_invalid_run_is_status_1(tmp_path: Path) -> None:
+    status, printed = call(stored(tmp_path / "run", invalid()))
+    assert status == 1 and b"INVALID" in printed
+
+
+def test_report_of_no_run_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        call(tmp_path)
+
+
+def test_json_to_standard_output_is_json_alone(folder: Path) -> None:
+    status, printed = call(folder, "--json", "-")
+    assert status == 0 and msgspec.json.decode(printed)["verdict"] == "VALID"
+
+
+def test_csv_has_a_line_a_request_in_seconds(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "run", invalid())
+    path = tmp_path / "out.csv"
+    call(folder, "--csv", path)
+    lines = list(csv.DictReader(path.open(encoding="utf-8")))
+    rows = store.read(folder).records.rows
+    assert len(lines) == 600
+    good, failed, dropped = lines[200], lines[0], lines[60]
+    assert float(good["sent_s"]) == rows["sent"][200] / 1e9 and float(good["ttft_s"]) == pytest.approx(0.05, rel=0.2)
+    assert good["phase"] == "steady" and good["loop"] == "open" and good["failure"] == "" and good["n_out"] == "10"
+    assert failed["failure"] == "http_503" and failed["n_out"] == failed["first_token_s"] == ""
+    assert dropped["sent_s"] == dropped["lag_s"] == ""
+
+
+def test_csv_of_many_requests_has_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferometer.report.csv._PIECE", 7)
+    _, printed = call(stored(tmp_path / "run", valid()), "--csv", "-")
+    assert printed.count(b'"id"') == 1 and printed.count(b"\n") == 601
+
+
+def test_csv_of_an_empty_run_is_its_header(tmp_path: Path) -> None:
+    status, printed = call(stored(tmp_path / "run", empty()), "--csv", "-")
+    assert status == 1 and printed.count(b"\n") == 1
+
+
+def test_exports_that_cannot_be_written_are_the_users_errors(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        call(folder, "--json", tmp_path / "none" / "x.json")
+    with pytest.raises(UserError):
+        call(folder, "--json", tmp_path)
+    with pytest.raises(UserError, match="both"):
+        call(folder, "--json", "-", "--csv", "-")

@@ -1,0 +1,102 @@
+"""`inferometer serve`: settings from options, one-line errors, a clean end."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from raw_client import RawClient
+
+from inferometer.cli.serve import command
+from inferometer.errors import UserError
+from inferometer.serve import app, truth
+from inferometer.serve.settings import Batch, Fixed, Settings, describe
+
+
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch):
+    """The settings that a command line comes to, without serving."""
+
+    def settings_of(*arguments: str) -> Settings:
+        caught: list[Settings] = []
+
+        async def serve(settings: Settings, ready: object) -> None:
+            caught.append(settings)
+
+        monkeypatch.setattr(app, "serve", serve)
+        result = CliRunner().invoke(command, arguments, standalone_mode=False)
+        if result.exception is not None:
+            raise result.exception
+        return caught[0]
+
+    return settings_of
+
+
+def test_fixed_timing_is_the_default(settings_of):
+    assert settings_of().timing == Fixed(ttft=0.05, itl=0.01)
+    settings = settings_of("--ttft", "80ms", "--itl", "5ms", "--max-batch", "64", "--jitter", "5%")
+    assert settings.timing == Fixed(ttft=0.08, itl=0.005, max_batch=64, jitter=0.05)
+
+
+def test_an_option_of_the_batch_engine_selects_it(settings_of):
+    assert settings_of("--decode-step", "8ms").timing == Batch(decode_step=0.008)
+    settings = settings_of("--prefix-cache", "--no-chunked-prefill", "--block-size", "32", "--max-batch", "4")
+    assert settings.timing == Batch(prefix_cache=True, chunked_prefill=False, block=32, max_batch=4)
+
+
+def test_the_api_key_comes_from_the_environment(settings_of, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SIM_KEY", "secret")
+    assert settings_of("--api-key-env", "SIM_KEY").api_key == "secret"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--ttft 5x", "--ttft 50ms --decode-step 1ms", "--jitter 300%", "--jitter x", "--max-batch -1", "--prefill-rate 0",
+        "--prefill-rate nan", "--kv-tokens 3", "--token-budget 0", "--block-size 0", "--tokens-per-chunk 0", "--port 70000",
+        "--max-queue -1", "--api-key-env NOT_SET_ANYWHERE", "--fault nonsense", "--decode-step 1ms --max-batch 0",
+    ],
+)  # fmt: skip
+def test_bad_values_are_one_line_and_a_remedy(settings_of, arguments: str):
+    with pytest.raises(UserError) as error:
+        settings_of(*arguments.split())
+    assert "\n" not in error.value.what
+    assert error.value.remedy
+
+
+def test_help_teaches_the_modes_and_every_fault():
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "Batch engine" in text
+    assert "error_frame" in text
+    assert "every=10" in text
+
+
+@pytest.mark.parametrize(
+    ("timing", "words"),
+    [
+        (Fixed(max_batch=8, jitter=0.05), ["50 ms", "8 at a time", "5 %"]),
+        (Batch(prefix_cache=True), ["20000", "prefix cache"]),
+    ],
+)
+def test_the_timing_in_one_line(timing: Fixed | Batch, words: list[str]):
+    line = describe(Settings(timing=timing, faults=("reset@#1",)))
+    assert "\n" not in line
+    assert all(word in line for word in [*words, "reset@#1"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number: signal.Signals):
+    path = tmp_path / "truth.jsonl"
+    arguments = ["serve", "--port", "0", "--ttft", "1ms", "--itl", "1ms", "--truth", str(path)]
+    process = subprocess.Popen([sys.executable, "-m", "inferometer", *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
+    with RawClient(first.split()[2]) as client:
+        client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
+    process.send_signal(number)
+    process.communicate(timeout=5)
+    assert process.returncode == 0
+    assert len(truth.read(path)) == 1

@@ -1,0 +1,249 @@
+"""The endpoints, as a raw socket sees them."""
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+import pytest
+from raw_client import RawClient, request
+
+from inferometer.serve.background import running
+from inferometer.serve.settings import Fixed, Settings
+from inferometer.workload.tokenizer import load
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = "The quick brown fox doesn't jump over 12 lazy dogs."
+
+
+def ask(path: str, **fields: Any) -> dict[str, Any]:
+    prompt = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
+    return prompt | fields
+
+
+def content(event: dict[str, Any]) -> str:
+    choice = event["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
+
+
+def test_models_names_the_model(client: RawClient):
+    answer = client.ask("/v1/models")
+    assert answer.status == 200
+    assert [model["id"] for model in answer.json["data"]] == ["sim"]
+
+
+def test_health_and_head(client: RawClient):
+    assert client.ask("/health").json == {"status": "ok"}
+    answer = client.ask("/health", method="HEAD")
+    assert (answer.status, answer.body) == (200, b"")
+    assert client.ask("/health").status == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_stream_has_its_tokens_a_finish_and_done(client: RawClient, path: str):
+    answer = client.ask(path, ask(path, stream=True, max_tokens=5))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done = answer.events
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    if path == CHAT:
+        role = chunks.pop(0)
+        assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 5 + ["length"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all(content(chunk).startswith(" ") for chunk in chunks[:-1])
+    text = "".join(content(chunk) for chunk in chunks)
+    assert load(None).count(text) == 5
+    assert "usage" not in chunks[-1]
+
+
+def test_the_role_chunk_comes_with_the_head_long_before_the_first_token():
+    with running(Settings(timing=Fixed(ttft=0.3, itl=0), port=0)) as url, RawClient(url) as client:
+        client.send(request(CHAT, ask(CHAT, stream=True, max_tokens=2)))
+        client.sock.settimeout(0.25)
+        early = client.sock.recv(65536)
+        assert early.count(b"data: ") == 1
+        assert b'"role":"assistant"' in early
+        with pytest.raises(TimeoutError):
+            client.sock.recv(1)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_usage_comes_before_done_with_no_choices(client: RawClient, path: str):
+    options = {"include_usage": True}
+    *_, usage, _ = client.ask(path, ask(path, stream=True, max_tokens=4, stream_options=options)).events
+    assert json.loads(usage)["choices"] == []
+    n_in = load(None).count(PROMPT)
+    assert json.loads(usage)["usage"] == {
+        "prompt_tokens": n_in,
+        "completion_tokens": 4,
+        "total_tokens": n_in + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_continuous_usage_counts_along(client: RawClient):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=3, stream_options=options)).events
+    assert [json.loads(event)["usage"]["completion_tokens"] for event in events[:3]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_an_answer_in_one_piece(client: RawClient, path: str):
+    answer = client.ask(path, ask(path, max_tokens=7)).json
+    choice = answer["choices"][0]
+    text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+    assert choice["finish_reason"] == "length"
+    assert load(None).count(text) == answer["usage"]["completion_tokens"] == 7
+
+
+@pytest.mark.parametrize(("path", "tokens"), [(COMPLETIONS, 16), (CHAT, 128)])
+def test_the_length_where_none_is_asked_for(client: RawClient, path: str, tokens: int):
+    assert client.ask(path, ask(path)).json["usage"]["completion_tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n_in"), [([5, 6, 7], 3), ([[5, 6]], 2), (["hello"], None), (" the the the", 3)], ids=repr
+)
+def test_prompts_as_text_or_token_ids(client: RawClient, prompt: Any, n_in: int | None):
+    n_in = n_in or load(None).count(prompt[0])
+    assert client.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json["usage"]["prompt_tokens"] == n_in
+
+
+def test_messages_texts_add_up_with_parts_or_without(client: RawClient):
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
+    messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": parts}, {"role": "assistant"}]
+    count = load(None).count
+    expected = count(PROMPT) + count("hello") + count(" world")
+    assert client.ask(CHAT, {"messages": messages, "max_completion_tokens": 1}).json["usage"] == {
+        "prompt_tokens": expected,
+        "completion_tokens": 1,
+        "total_tokens": expected + 1,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        (COMPLETIONS, b"{nonsense", 400, "invalid_json"),
+        (COMPLETIONS, b'"\xff"', 400, "invalid_field"),
+        (COMPLETIONS, b"", 400, "invalid_json"),
+        (COMPLETIONS, {}, 400, "invalid_field"),
+        (COMPLETIONS, b'{"prompt":"a","x":' + b"[" * 100_000, 400, "invalid_json"),
+        (COMPLETIONS, b'{"prompt":"\\ud800"}', 400, "invalid_json"),
+        (COMPLETIONS, {"prompt": 3}, 400, "invalid_field"),
+        (COMPLETIONS, {"prompt": ""}, 400, "invalid_prompt"),
+        (COMPLETIONS, {"prompt": []}, 400, "invalid_prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "invalid_prompt"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "invalid_prompt"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, 400, "invalid_field"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "invalid_max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 10**9}, 400, "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": "a", "n": 2}, 400, "invalid_n"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400, "invalid_stream_options"),
+        (COMPLETIONS, {"prompt": "a", "model": "other"}, 404, "model_not_found"),
+        (CHAT, {"messages": []}, 400, "invalid_prompt"),
+        (CHAT, {"messages": "a"}, 400, "invalid_field"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "invalid_content"),
+        ("/v1/nowhere", {}, 404, "not_found"),
+        ("/health", {}, 405, "method_not_allowed"),
+        (COMPLETIONS, None, 405, "method_not_allowed"),
+    ],
+)
+def test_errors_have_openais_shape_and_the_connection_goes_on(
+    client: RawClient, path: str, body: Any, status: int, code: str
+):
+    answer = client.ask(path, body)
+    assert answer.status == status
+    assert set(answer.json["error"]) == {"message", "type", "code"}
+    assert answer.json["error"]["code"] == code
+    assert client.ask("/health").status == 200
+
+
+def test_fields_that_do_not_bear_on_timing_are_accepted(client: RawClient):
+    body = ask(COMPLETIONS, max_tokens=1, temperature=0.5, stop=["x"], seed=3, ignore_eos=True, n=1, model="sim")
+    assert client.ask(COMPLETIONS, body).status == 200
+
+
+def test_connection_close_is_announced_and_kept(client: RawClient):
+    answer = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=2), Connection="close")
+    assert answer.complete
+    assert answer.headers["connection"] == "close"
+    assert client.at_end()
+
+
+def test_pipelined_requests_are_answered_in_their_order(client: RawClient):
+    client.send(b"".join(request(COMPLETIONS, ask(COMPLETIONS, max_tokens=n, stream=n % 2 > 0)) for n in range(1, 9)))
+    client.send(request("/health"))
+    for n in range(1, 9):
+        answer = client.response()
+        assert (
+            answer.body.count(b'"finish_reason":null') == n if n % 2 else answer.json["usage"]["completion_tokens"] == n
+        )
+    assert client.response().json == {"status": "ok"}
+
+
+def test_many_pipelined_requests_do_not_stop_the_reading(client: RawClient):
+    client.send(request("/health") * 500)
+    assert all(client.response().status == 200 for _ in range(500))
+
+
+def test_expect_continue_is_answered_before_the_body(client: RawClient):
+    head, body = request(COMPLETIONS, ask(COMPLETIONS, max_tokens=1), Expect="100-continue").split(b"\r\n\r\n")
+    client.send(head + b"\r\n\r\n")
+    assert client.response().status == 100
+    client.send(body)
+    assert client.response().status == 200
+
+
+def test_a_request_that_comes_byte_by_byte(client: RawClient):
+    for byte in request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2)):
+        client.send(bytes([byte]))
+    assert client.response().json["usage"]["completion_tokens"] == 2
+
+
+def test_what_is_not_http_is_told_so_and_closed(client: RawClient):
+    client.send(b"\x16\x03\x01\x02\x00" * 100)
+    assert client.response().status == 400
+    assert client.at_end()
+
+
+def test_http10_gets_an_answer_in_one_piece_and_no_stream(client: RawClient):
+    old = request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2), Connection="keep-alive").replace(
+        b"HTTP/1.1", b"HTTP/1.0"
+    )
+    client.send(old)
+    assert client.response().headers["connection"] == "keep-alive"
+    client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert client.response().status == 400
+    assert client.at_end()
+
+
+def test_a_client_that_reads_late_gets_every_byte():
+    with running(Settings(timing=Fixed(ttft=0, itl=0), port=0, tokens_per_chunk=2)) as url, RawClient(url) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=60_001)))
+        client.send(request("/health"))
+        time.sleep(0.3)
+        *events, done = client.response().events
+        assert done == "[DONE]"
+        assert sum(content(json.loads(event)).count(" ") for event in events) == 60_001
+        assert content(json.loads(events[0])).count(" ") == 2
+        assert client.response().status == 200
+
+
+def test_the_api_key_guards_v1_and_nothing_else():
+    with running(Settings(port=0, api_key="secret")) as url, RawClient(url) as client:
+        assert client.ask("/v1/models").json["error"]["code"] == "invalid_api_key"
+        assert client.ask("/v1/models", Authorization="Bearer wrong").status == 401
+        assert client.ask("/v1/models", Authorization="Bearer secret").status == 200
+        assert client.ask("/health").status == 200
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
+def test_ipv6():
+    with running(Settings(port=0, host="::1")) as url, RawClient(url) as client:
+        assert url.startswith("http://[::1]:")
+        assert client.ask("/health").status == 200

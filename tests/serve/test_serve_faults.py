@@ -1,0 +1,218 @@
+"""Faults: the grammar, which requests they strike, and each as the client sees it."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from raw_client import RawClient, Response
+
+from inferometer.errors import UserError
+from inferometer.serve import truth
+from inferometer.serve.background import running
+from inferometer.serve.faults import KINDS, Fault, Faults, parse_fault, parse_rule
+from inferometer.serve.settings import Batch, Fixed, Settings
+
+MS = 1_000_000
+
+
+# --- the grammar -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("reject", Fault("reject", 503)),
+        ("reject=429", Fault("reject", 429)),
+        ("stall=250ms", Fault("stall", 250 * MS)),
+        ("slow", Fault("slow", 20 * MS)),
+        ("split=1", Fault("split", 1)),
+        ("reset", Fault("reset")),
+    ],
+)
+def test_a_fault_is_read(text: str, fault: Fault):
+    assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nope", "reject=99", "reject=x", "split=0", "stall=x", "reset=1", "reset@", "reset@#0", "reset@#x", "reset@every=0",
+     "reset@0%", "reset@101%", "reset@x%", "reset@t=x", "reset@later"],
+)  # fmt: skip
+def test_what_is_no_fault_is_told_with_what_is(text: str):
+    with pytest.raises(UserError) as error:
+        parse_rule(text)
+    assert error.value.remedy
+
+
+def struck(*rules: str, seed: int = 0, n: int = 1000) -> list[int]:
+    faults = Faults(rules, seed)
+    return [k for k in range(1, n + 1) if faults.pick(k, k * MS)]
+
+
+def test_which_requests_are_struck():
+    assert struck("reset@#7") == [7]
+    assert struck("reset@every=300") == [300, 600, 900]
+    assert struck("reset@t=10ms") == [11]
+    assert struck("reset", n=3) == [1, 2, 3]
+    assert struck() == []
+
+
+def test_a_share_is_random_from_the_seed():
+    first = struck("reset@5%", n=10_000)
+    assert 400 < len(first) < 600
+    assert struck("reset@5%", n=10_000) == first
+    assert struck("reset@5%", n=10_000, seed=1) != first
+
+
+def test_the_first_rule_that_fits_wins():
+    faults = Faults(("reset@#2", "html@every=2"), 0)
+    assert [getattr(faults.pick(n, n), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
+
+
+# --- as the client sees them -----------------------------------------------------------------------------------------
+
+
+def ask(client: RawClient, fault: str, stream: bool = True, tokens: int = 10) -> Response:
+    body: dict[str, Any] = {"prompt": "hello", "stream": stream, "max_tokens": tokens}
+    return client.ask("/v1/completions", body, x_sim_fault=fault)
+
+
+def tokens_in(answer: Response) -> int:
+    return answer.body.count(b'"finish_reason":null')
+
+
+def test_reject_answers_with_the_status_and_keeps_the_connection(client: RawClient):
+    answer = ask(client, "reject=429")
+    assert (answer.status, answer.json["error"]["code"]) == (429, "injected")
+    assert client.ask("/health").status == 200
+
+
+def test_reset_comes_before_any_byte(client: RawClient):
+    answer = ask(client, "reset")
+    assert answer.reset
+    assert client.reads == []
+
+
+def test_abort_resets_in_the_middle(client: RawClient):
+    answer = ask(client, "abort")
+    assert answer.reset
+    assert not answer.complete
+    assert tokens_in(answer) == 5
+
+
+def test_cut_closes_in_the_middle_of_the_body(client: RawClient):
+    answer = ask(client, "cut")
+    assert not answer.reset
+    assert not answer.complete
+    assert tokens_in(answer) == 5
+
+
+def test_truncate_is_whole_http_without_finish_or_done(client: RawClient):
+    answer = ask(client, "truncate")
+    assert answer.complete
+    assert tokens_in(answer) == 5
+    assert b"[DONE]" not in answer.body
+    assert b'"length"' not in answer.body
+    assert client.ask("/health").status == 200
+
+
+def test_error_frame_ends_the_stream_in_the_middle(client: RawClient):
+    answer = ask(client, "error_frame")
+    assert answer.status == 200
+    assert "error" in json.loads(answer.events[-2])
+    assert tokens_in(answer) == 5
+    assert client.ask("/health").status == 200
+
+
+def test_garbage_is_one_bad_frame_among_good_ones(client: RawClient):
+    events = ask(client, "garbage").events
+    bad = []
+    for event in events[:-1]:
+        try:
+            json.loads(event)
+        except ValueError:
+            bad.append(event)
+    assert len(bad) == 1
+    assert len(events) == 10 + 1 + 2
+
+
+def test_error_body_is_200_with_an_error(client: RawClient):
+    answer = ask(client, "error_body")
+    assert answer.status == 200
+    assert "error" in answer.json
+
+
+def test_html_is_200_with_a_page(client: RawClient):
+    answer = ask(client, "html")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_stall_pauses_in_the_middle_and_loses_nothing(client: RawClient):
+    start = time.monotonic()
+    answer = ask(client, "stall=300ms")
+    assert time.monotonic() - start > 0.3
+    assert len(answer.events) == 12
+
+
+@pytest.mark.parametrize("fault", ["split=3", "slow=1ms"])
+def test_split_and_slow_writes_arrive_whole_and_the_next_request_after_them(client: RawClient, fault: str):
+    answer = ask(client, fault)
+    assert len(answer.events) == 12
+    assert len(client.reads) > 12
+    assert ask(client, "close").complete
+
+
+def test_close_breaks_the_promise_of_keep_alive(client: RawClient):
+    answer = ask(client, "close")
+    assert answer.complete
+    assert answer.headers["connection"] == "keep-alive"
+    assert client.at_end()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "freeze"])
+def test_every_fault_with_every_short_answer_leaves_the_server_well(sim: str, kind: str, stream: bool, tokens: int):
+    fault = {"stall": "stall=1ms", "slow": "slow=1ms"}.get(kind, kind)
+    with RawClient(sim) as client:
+        answer = ask(client, fault, stream, tokens)
+        broken = kind in ("reset", "abort", "cut")
+        assert answer.complete is not broken
+    with RawClient(sim) as client:
+        assert ask(client, "close").complete
+
+
+@pytest.mark.parametrize(
+    ("kind", "complete"), [("abort", False), ("cut", False), ("truncate", True), ("garbage", True)]
+)
+def test_faults_in_the_middle_of_an_answer_in_one_piece(client: RawClient, kind: str, complete: bool):
+    answer = ask(client, kind, stream=False)
+    assert answer.complete is complete
+    assert answer.body.startswith(b'{"id"')
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        answer.json  # noqa: B018
+
+
+def test_an_unknown_fault_in_the_header_is_400(client: RawClient):
+    assert ask(client, "nonsense").json["error"]["code"] == "invalid_fault"
+
+
+def test_the_header_has_no_effect_unless_allowed_and_rules_strike_by_ordinal():
+    with (
+        running(Settings(timing=Fixed(ttft=0, itl=0), port=0, faults=("reject=500@#2",))) as url,
+        RawClient(url) as client,
+    ):
+        assert [ask(client, "html").status for _ in range(3)] == [200, 500, 200]
+
+
+@pytest.mark.parametrize("timing", [Fixed(ttft=0.02, itl=0.02), Batch(prefill_rate=100, decode_step=0.02)])
+def test_a_freeze_by_the_clock_holds_up_all_that_is_due(timing: Fixed | Batch, truth_file: str):
+    settings = Settings(timing=timing, port=0, faults=("freeze=300ms@t=50ms",), truth=truth_file)
+    with running(settings) as url, RawClient(url) as client:
+        assert len(ask(client, "").events) == 12
+    (row,) = truth.read(truth_file)
+    gaps = [b - a for a, b in zip(row.chunks, row.chunks[1:], strict=False)]
+    assert max(gaps) > 250 * MS
+    assert row.fault is None

@@ -1,0 +1,185 @@
+"""The truth log and /metrics: what the server says of itself."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from raw_client import RawClient, request
+
+from inferometer.errors import UserError
+from inferometer.serve import truth
+from inferometer.serve.background import running, start
+from inferometer.serve.settings import Batch, Fixed, Settings
+
+MS = 1_000_000
+
+
+def ask(tokens: int, stream: bool = True, prompt: Any = "hello") -> dict[str, Any]:
+    return {"prompt": prompt, "stream": stream, "max_tokens": tokens}
+
+
+def test_a_row_has_the_stamps_in_their_order_and_the_times_as_told(truth_file: str):
+    settings = Settings(timing=Fixed(ttft=0.02, itl=0.005), port=0, truth=truth_file)
+    with running(settings) as url, RawClient(url) as client:
+        before = time.monotonic_ns()
+        client.ask("/v1/completions", ask(5), x_request_id="one")
+        client.ask("/v1/completions", ask(3, stream=False, prompt=[1, 2]))
+        after = time.monotonic_ns()
+    one, two = truth.read(truth_file)
+    assert (one.id, one.n, one.n_out, one.fault, one.aborted) == ("one", 1, 5, None, False)
+    assert (two.id, two.n, two.n_in, two.n_out, len(two.chunks)) == (None, 2, 2, 3, 1)
+    assert before <= one.arrived < one.chunks[0] <= one.chunks[-1] <= after
+    assert (one.first, one.last, one.done) == (one.chunks[0], one.chunks[-1], one.chunks[-1])
+    for k, stamp in enumerate(one.chunks):
+        assert stamp >= one.arrived + 20 * MS + k * 5 * MS
+    assert two.first is not None
+    assert two.first >= two.arrived + 30 * MS
+
+
+def test_who_goes_away_is_aborted_and_frees_the_place(truth_file: str):
+    settings = Settings(timing=Fixed(ttft=0.02, itl=0.02, max_batch=1), port=0, truth=truth_file)
+    with running(settings) as url:
+        with RawClient(url) as client:
+            client.send(request("/v1/completions", ask(1000)))
+            time.sleep(0.1)
+        with RawClient(url) as client:
+            assert client.ask("/v1/completions", ask(1)).complete
+    gone, served = truth.read(truth_file)
+    assert gone.aborted
+    assert 1 <= gone.n_out < 1000
+    assert not served.aborted
+
+
+def test_faults_and_refusals_are_rows_too(truth_file: str):
+    faults = ("reset@#1", "reject=500@#2", "abort@#3", "stall=10ms@#4")
+    with running(Settings(timing=Fixed(ttft=0, itl=0), port=0, truth=truth_file, faults=faults)) as url:
+        for _ in range(4):
+            with RawClient(url) as client:
+                client.ask("/v1/completions", ask(4))
+    rows = truth.read(truth_file)
+    assert [(row.n, row.fault, row.n_out, row.aborted) for row in rows] == [
+        (1, "reset", 0, False),
+        (2, "reject", 0, False),
+        (3, "abort", 2, True),
+        (4, "stall", 4, False),
+    ]
+    assert rows[0].first is None
+
+
+def test_a_full_queue_is_503_and_a_row(truth_file: str):
+    timing = Fixed(ttft=0.2, itl=0, max_batch=1)
+    with running(Settings(timing=timing, port=0, truth=truth_file, max_queue=0)) as url, RawClient(url) as busy:
+        busy.send(request("/v1/completions", ask(1)))
+        with RawClient(url) as client:
+            time.sleep(0.05)
+            answer = client.ask("/v1/completions", ask(1))
+        assert (answer.status, answer.json["error"]["code"]) == (503, "queue_full")
+        assert busy.response().complete
+    assert [row.fault for row in truth.read(truth_file)] == ["queue_full", None]
+
+
+def test_what_is_under_way_when_the_server_is_stopped_has_its_row(truth_file: str):
+    server = start(Settings(timing=Fixed(ttft=0.01, itl=0.01), port=0, truth=truth_file))
+    with RawClient(server.url) as client:
+        client.send(request("/v1/completions", ask(10_000)))
+        client.sock.recv(1)
+        time.sleep(0.05)
+        server.stop()
+    (row,) = truth.read(truth_file)
+    assert row.aborted
+
+
+def test_a_truth_log_that_cannot_be_written_is_told_at_the_start(tmp_path: Path):
+    with pytest.raises(UserError, match="truth log"):
+        start(Settings(port=0, truth=str(tmp_path / "missing" / "truth.jsonl")))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_told_at_the_end():
+    server = start(Settings(timing=Fixed(ttft=0, itl=0), port=0, truth="/dev/full"))
+    with RawClient(server.url) as client:
+        client.ask("/v1/completions", ask(1))
+    with pytest.raises(UserError, match="incomplete"):
+        server.stop()
+
+
+def test_a_port_in_use_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use"):
+        start(Settings(port=taken.getsockname()[1]))
+
+
+def test_the_child_ends_with_its_parent():
+    server = start(Settings(port=0))
+    process = server._process
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(5) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def samples(url: str) -> dict[str, float]:
+    with RawClient(url) as client:
+        page = client.ask("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(page.body.decode()):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "sim"
+            extra = [value for name, value in sorted(sample.labels.items()) if name != "model_name"]
+            found[".".join([sample.name.removeprefix("vllm:"), *extra])] = sample.value
+    return found
+
+
+def test_metrics_of_fixed_timing():
+    with running(Settings(timing=Fixed(ttft=0.005, itl=0.002), port=0)) as url, RawClient(url) as client:
+        for _ in range(3):
+            client.ask("/v1/completions", ask(4, prompt=[1, 2, 3, 4, 5]))
+        client.send(request("/v1/completions", ask(1000)))
+        client.sock.recv(1)
+        time.sleep(0.05)
+        found = samples(url)
+    assert found["num_requests_running"] == 1
+    assert found["num_requests_waiting"] == 0
+    assert found["prompt_tokens_total"] == 15
+    assert found["generation_tokens_total"] > 12
+    assert found["request_success_total.length"] == 3
+    assert found["time_to_first_token_seconds_count"] == 3
+    assert found["time_to_first_token_seconds_bucket.+Inf"] == 3
+    assert found["time_to_first_token_seconds_bucket.0.005"] == 0
+    assert found["inter_token_latency_seconds_count"] == 9
+    assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.018, rel=0.5)
+    assert found["e2e_request_latency_seconds_count"] == 3
+    assert found["request_queue_time_seconds_count"] == 3
+
+
+def test_metrics_of_the_batch_engine_and_cached_tokens_in_usage(truth_file: str):
+    timing = Batch(prefill_rate=1e6, decode_step=0.001, prefix_cache=True, kv_tokens=96, block=4)
+    with running(Settings(timing=timing, port=0, truth=truth_file)) as url, RawClient(url) as client:
+        body = ask(2, stream=False, prompt=list(range(40)))
+        first = client.ask("/v1/completions", body).json["usage"]
+        second = client.ask("/v1/completions", body).json["usage"]
+        too_long = client.ask("/v1/completions", ask(90, prompt=list(range(40))))
+        with RawClient(url) as other:  # two of 60 tokens do not go into 96
+            other.send(request("/v1/completions", ask(40, prompt=list(range(100, 120)))))
+            client.ask("/v1/completions", ask(40, prompt=list(range(200, 230))))
+            assert other.response().complete
+        found = samples(url)
+    assert (first["prompt_tokens_details"], second["prompt_tokens_details"]) == (
+        {"cached_tokens": 0},
+        {"cached_tokens": 36},
+    )
+    assert too_long.status == 400
+    assert [row.cached for row in truth.read(truth_file)][:2] == [0, 36]
+    assert found["num_preemptions_total"] >= 1
+    assert found["prefix_cache_hits_total"] >= 36
+    assert found["prefix_cache_queries_total"] >= 80
+    assert found["kv_cache_usage_perc"] == 0
+    assert found["generation_tokens_total"] == 84

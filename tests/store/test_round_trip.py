@@ -1,0 +1,93 @@
+"""What is written is what is read, in pieces of any size; and the files are such as others can read."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import synthetic_run as made
+
+from inferometer import store
+from inferometer.analysis.summary import summarise
+from inferometer.records import MISSING, PHASES, ROW, Chunks, Failure, Run
+from inferometer.report import json
+from inferometer.store import writing
+
+FAILURES = (Failure("http_503", "busy"), Failure("dropped", ""), Failure("http_503", "very busy"))
+
+
+def some_run() -> tuple[Run, Chunks]:
+    rows, chunks = made.open_rows()
+    made.fail(rows, slice(0, 5), 1)
+    made.never_sent(rows, [20, 21], 2)
+    made.fail(rows, [30], 3)
+    rows["counted_by"][40] = 2
+    rows["cached"][50], rows["shard"][51], rows["url"][52], rows["held"][53] = 7, 1, 1, 99
+    phase = np.ones(len(rows), np.int8)
+    phase[:10], phase[-5:] = 0, 2
+    return made.run(rows, chunks, failures=FAILURES, phase=phase), chunks
+
+
+@pytest.mark.parametrize(("group", "piece"), [(1 << 20, 1 << 20), (100, 7), (7, 1000)])
+def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int, piece: int) -> None:
+    monkeypatch.setattr(writing, "GROUP", group)
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, made.pieces(chunks, piece))
+    again = store.read(tmp_path)
+    assert again.manifest == run.manifest and again.folder == tmp_path
+    assert again.records.rows.dtype == ROW and (again.records.rows == run.records.rows).all()
+    assert (again.records.phase == run.records.phase).all() and again.records.phase.dtype == np.int8
+    assert again.records.failures == FAILURES and again.records.samples == run.records.samples
+    read = list(again.chunks())
+    assert again.chunk_total == len(chunks.arrival) and max(len(each.arrival) for each in read) <= group
+    assert (np.concatenate([each.arrival for each in read]) == chunks.arrival).all()
+    assert (np.concatenate([each.tokens for each in read]) == chunks.tokens).all()
+    assert json.encode(summarise(again)) == json.encode(summarise(run))
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    run = made.run(made.blank(0), sampled=())
+    store.write(tmp_path, run.manifest, run.records, [])
+    again = store.read(tmp_path)
+    assert len(again.records.rows) == 0 and again.chunk_total == 0 and list(again.chunks()) == []
+
+
+def test_others_find_names_nulls_and_words_in_the_parquet_files(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, [chunks])
+    table = pq.read_table(tmp_path / "requests.parquet")
+    assert set(table.column_names) == {*(ROW.names or ()), "message", "phase"}
+    row = table.slice(20, 1).to_pylist()[0]
+    assert row["sent"] is None and row["n_out"] is None and row["failure"] == "dropped" and row["message"] == ""
+    row = table.slice(599, 1).to_pylist()[0]
+    assert row["failure"] is None and row["message"] is None and row["phase"] == PHASES[2]
+    assert row["counted_by"] == "server" and row["open_loop"] is True
+    assert MISSING not in table["sent"].to_pylist()
+    assert pq.read_schema(tmp_path / "chunks.parquet").names == ["arrival", "tokens"]
+
+
+def test_nothing_but_the_runs_files_is_left(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, [chunks])
+    store.write_summary(tmp_path, b"{}\n")
+    names = ["chunks.parquet", "manifest.json", "requests.parquet", "samples.parquet", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_new_folder_is_fresh_and_latest_names_the_last(tmp_path: Path) -> None:
+    base = tmp_path / "runs"
+    first, second = store.new_folder(base), store.new_folder(str(base))
+    assert first != second and first.is_dir() and first.parent == base
+    run, chunks = some_run()
+    store.write(second, run.manifest, run.records, [chunks])
+    for folder in (first, second):
+        store.point_latest(folder)
+    assert (base / "LATEST").is_symlink() and store.read(base / "LATEST").folder == second.resolve()
+    assert sorted(path.name for path in base.iterdir()) == sorted([first.name, second.name, "LATEST"])
+
+
+def test_latest_that_is_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    folder = store.new_folder(tmp_path)
+    (tmp_path / "LATEST").mkdir()
+    store.point_latest(folder)
+    assert not (tmp_path / "LATEST").is_symlink()
