@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "manifest": BASE | {"wire"},
     "conduct": BASE | {"workload", "schedule", "wire", "engine", "fleet", "analysis", "report", "store", "manifest"},
     "calibrate": BASE | {"conduct", "analysis"},
-    "cli": {*BASE, "conduct", "calibrate", "serve", "report"},
+    "cli": BASE | {"conduct", "calibrate", "serve", "report"},
     "__main__": {"cli"},
 }
 

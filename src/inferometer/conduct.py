@@ -18,13 +18,13 @@ from typing import Protocol
 import msgspec
 
 from inferometer import __version__, manifest, schedule, store, workload
-from inferometer.analysis import summary as analysis
 from inferometer.analysis import window
+from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Config, Measure
 from inferometer.engine import before, spool
 from inferometer.errors import UserError
 from inferometer.fleet.crew import Crew, Snapshot
-from inferometer.fleet.job import MAX_DISTINCT, Job, how_many
+from inferometer.fleet.job import Job, how_many, prepared
 from inferometer.records import Manifest, Outcome, Run
 from inferometer.report import json as report_json
 from inferometer.store.folder import disk_errors
@@ -52,7 +52,7 @@ class _Draft(msgspec.Struct):
     shards: int
 
 
-def measure(config: Config, show: Show | None = None) -> tuple[Run, analysis.Summary]:
+def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored."""
     reached = before.reach(config.server)
     plan = schedule.plan(config.load, config.seed)
@@ -86,24 +86,25 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, analysis.Sum
     return _save(folder, _from_spool(folder, finished, shards))
 
 
-def open_run(folder: str) -> Run:
-    """A stored run; one that never ended is put together from what it had recorded."""
+def open_run(folder: str) -> tuple[Run, Summary]:
+    """A stored run; one that never ended is put together from what it had recorded, and stored."""
     place = Path(folder).resolve()
     draft_file = place / SPOOL / _DRAFT
     if not draft_file.exists() or (place / "manifest.json").exists():
-        return store.read(folder)
+        run = store.read(folder)
+        return run, summarise(run)
     draft = msgspec.json.decode(draft_file.read_bytes(), type=_Draft)
     unfinished = draft.manifest
     if not unfinished.started:
         errors = (*unfinished.outcome.errors, "the run did not end: this is what it had recorded")
         unfinished = msgspec.structs.replace(unfinished, outcome=Outcome(True, errors))
-    return _save(place, _from_spool(place, unfinished, draft.shards))[0]
+    return _save(place, _from_spool(place, unfinished, draft.shards))
 
 
 class UnsavedError(UserError):
     """The records could not be written to the folder; `run` and `summary` are made from what the shards left."""
 
-    def __init__(self, cause: UserError, run: Run, summary: analysis.Summary) -> None:
+    def __init__(self, cause: UserError, run: Run, summary: Summary) -> None:
         super().__init__(
             f"{cause.what}: the run is measured but not stored",
             f"make room, then `inferometer report {run.folder}` stores it from {SPOOL}/",
@@ -112,14 +113,14 @@ class UnsavedError(UserError):
         self.summary = summary
 
 
-def _save(folder: Path, run: Run) -> tuple[Run, analysis.Summary]:
+def _save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
         store.write(folder, run.manifest, run.records, run.chunks())
         stored = store.read(folder)
-        summary = analysis.summarise(stored)
+        summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
     except UserError as error:
-        raise UnsavedError(error, run, analysis.summarise(run)) from None
+        raise UnsavedError(error, run, summarise(run)) from None
     shutil.rmtree(folder / SPOOL, ignore_errors=True)
     store.point_latest(folder)
     return stored, summary
@@ -136,7 +137,7 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
 
 
 def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> _Draft:
-    distinct = workload.distinct(config.data)
+    made = prepared(plan, shards)
     return _Draft(
         Manifest(
             inferometer=__version__,
@@ -146,8 +147,7 @@ def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> 
             plan=manifest.stage_plans(config, plan),
             workload={
                 "digest": workload.digest(config.data, config.seed),
-                "distinct": min(distinct or MAX_DISTINCT, MAX_DISTINCT * shards),
-                "output": getattr(config.data, "output", 0),
+                "distinct": min(workload.distinct(config.data) or made, made),
             },
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},

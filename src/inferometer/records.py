@@ -35,6 +35,7 @@ ROW = np.dtype(
         ("bytes_out", "<i4"),
         ("n_in", "<i4"),  # -1: not known
         ("n_out", "<i4"),  # -1: not known
+        ("n_want", "<i4"),  # output tokens asked for; 0: as many as the server likes
         ("cached", "<i4"),  # prompt tokens that the server had cached; -1: it does not say
         ("reasoning", "<i4"),  # of n_out; -1: it does not say
         ("stage", "<i2"),
@@ -150,7 +151,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """With secrets removed."""
     plan: tuple[StagePlan, ...]
     workload: dict[str, object]
-    """`distinct`: different prompts; `output`: tokens wanted of every answer, where all want the same; `digest` ..."""
+    """`distinct`: different prompts made; `digest`: of the spec, the seed and what they were made from."""
     clock: dict[str, object]
     """`stamps`: kernel | user; its source, its offset ..."""
     seeds: dict[str, int]

@@ -26,7 +26,7 @@ def manifest(**changes: object) -> Manifest:
             "measure": {"warmup": "0", "cooldown": "0", "failures_as_inf": False},
         },
         plan=(CLOSED,),
-        workload={"distinct": 600, "output": 10, "digest": "sha256:0"},
+        workload={"distinct": 600, "digest": "sha256:0"},
         clock={"stamps": "kernel"},
         seeds={"seed": 0},
         versions={"python": "3.11"},
@@ -63,7 +63,7 @@ def closed_rows(count: int = 600, users: int = 8, chunks: int = 10, seed: int = 
     arrival = (rows["sent"] + ttft)[:, None] + np.concatenate([np.zeros((count, 1), np.int64), gaps.cumsum(1)], 1)
     rows["first_token"], rows["last_token"] = arrival[:, 0], arrival[:, -1]
     rows["first_byte"] = rows["first_token"]
-    rows["n_in"], rows["n_out"] = 64, chunks
+    rows["n_in"], rows["n_out"], rows["n_want"] = 64, chunks, chunks
     rows["chunk_start"], rows["chunk_count"] = np.arange(count) * chunks, chunks
     rows["bytes_out"], rows["bytes_in"] = 400, 200 * chunks
     rows["read_delay"] = 60_000

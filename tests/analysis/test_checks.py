@@ -239,9 +239,12 @@ def test_tokens_not_counted_by_the_server_warn(who: int, words: str) -> None:
 
 
 def test_short_answers_warn() -> None:
-    found = check(closed(workload={"distinct": 600, "output": 20}), "answers")
+    def want(tokens: int) -> Callable[[np.ndarray], None]:
+        return lambda rows: rows["n_want"].fill(tokens)
+
+    found = check(closed(want(20)), "answers")
     assert found.status == "warn" and "ignore_eos" in found.message
-    assert not applies(closed(workload={"distinct": 600, "output": 0}), "answers")
+    assert not applies(closed(want(0)), "answers")
 
 
 def test_repeated_prompts_warn() -> None:

@@ -37,10 +37,11 @@ def valid() -> Run:
 def invalid() -> Run:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 400
+    rows["n_want"] = 20
     made.fail(rows, slice(0, 30))
     made.never_sent(rows, [60], 2)
     rows["sent"][100:120] += 20 * made.MS
-    about = {"plan": STAGES, "clock": {"stamps": "user"}, "workload": {"distinct": 5, "output": 20}}
+    about = {"plan": STAGES, "clock": {"stamps": "user"}, "workload": {"distinct": 5}}
     config = made.manifest().config | {"measure": {"failures_as_inf": True}}
     return made.run(rows, chunks, failures=BUSY, config=config, **about)
 

@@ -1,9 +1,10 @@
-"""`inferometer report RUN_DIR`: the report of a stored run again, byte for byte, or exported. Changes nothing in the folder."""
+"""`inferometer report RUN_DIR`: the report of a stored run again, byte for byte, or exported. A whole folder is not changed;
+one whose run never ended is completed from what had been recorded.
+"""
 
 import click
 
-from inferometer import store
-from inferometer.analysis.summary import summarise
+from inferometer import conduct
 from inferometer.report import out
 
 
@@ -18,5 +19,9 @@ def command(run_dir: str, json_path: str | None, csv_path: str | None, explain: 
     Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input.
     """
     out.check_paths(json_path, csv_path)
-    run = store.read(run_dir)
-    return out.deliver(run, summarise(run), json_path, csv_path, explain)
+    try:
+        run, summary = conduct.open_run(run_dir)
+    except conduct.UnsavedError as error:
+        out.deliver(error.run, error.summary, json_path, csv_path, explain)
+        raise
+    return out.deliver(run, summary, json_path, csv_path, explain)

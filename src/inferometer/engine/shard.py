@@ -241,6 +241,7 @@ class Shard:
                 flight.bytes_out,
                 usage.n_in if usage is not None and usage.n_in >= 0 else self._calls.n_in[n] or -1,
                 usage.n_out if usage is not None else -1,
+                self._calls.n_out[n],
                 usage.cached if usage is not None else -1,
                 usage.reasoning if usage is not None else -1,
                 flight.stage,

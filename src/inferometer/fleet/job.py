@@ -102,6 +102,11 @@ def _ids(plan: Plan) -> list[int]:
     return ids or [0]
 
 
+def prepared(plan: Plan, shards: int) -> int:
+    """How many requests all shards together make before t=0."""
+    return sum(len(_ids(schedule.shard(plan, shard, shards))) for shard in range(shards))
+
+
 def opened_before(plan: Plan, config: Config) -> int:
     """Connections to open before t=0, for this plan (a shard's or the whole)."""
     if config.client.connections != "auto":

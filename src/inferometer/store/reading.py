@@ -133,7 +133,7 @@ def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, t
     """Each row's place in the list of the different (code, message), in the order in which they first come; 0 is ok."""
     code, message = _coded(codes), _coded(messages)
     failed = np.flatnonzero(code.is_valid().to_numpy(zero_copy_only=False))
-    numbers = np.zeros(len(code), np.uint16)
+    numbers = np.zeros(len(code), np.int32)
     if not len(failed):
         return numbers, ()
     code_place = code.indices.to_numpy(zero_copy_only=False)[failed].astype(np.int64)

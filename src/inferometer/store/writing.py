@@ -97,7 +97,7 @@ def request_table(records: Records) -> pa.Table:
     return pa.table(columns)
 
 
-def _failure_column(failure: NDArray[np.uint16], words: list[str]) -> pa.Array:
+def _failure_column(failure: NDArray[np.int32], words: list[str]) -> pa.Array:
     """The word of each row's failure, null where it is ok; equal words share a place in the dictionary."""
     distinct = {word: place for place, word in enumerate(dict.fromkeys(words))}
     place_of = np.array([0, *(distinct[word] for word in words)], np.int32)

@@ -28,15 +28,15 @@ def token_source(facts: Facts) -> Check | None:
 
 
 def answers(facts: Facts) -> Check | None:
-    asked = number(facts.run.manifest.workload, "output")
     rows = facts.run.records.rows
-    lengths = rows["n_out"][facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0)]
-    if not asked or not len(lengths):
+    told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
+    if not len(told):
         return None
-    share = float((lengths < asked).mean())
+    share = float((told["n_out"] < told["n_want"]).mean())
+    asked, got = told["n_want"].mean(), told["n_out"].mean()
     if share <= SHORT:
-        return Check("answers", "pass", share, SHORT, f"{asked} tokens asked for, {lengths.mean():.1f} on average")
-    bad = f"{share:.0%} of the answers are shorter than the {asked} tokens asked for ({lengths.mean():.1f} on average). Where the server knows it, set server.ignore_eos."
+        return Check("answers", "pass", share, SHORT, f"{asked:.5g} tokens asked for, {got:.5g} on average")
+    bad = f"{share:.0%} of the answers are shorter than asked for: {got:.5g} tokens on average, not {asked:.5g}. Where the server knows it, set server.ignore_eos."
     return Check("answers", "warn", share, SHORT, bad)
 
 
