@@ -11,7 +11,7 @@ help:
 	@echo "make demo    set up, start the embedded simulator, measure it, print the result"
 	@echo "make test    set up, run the tests"
 	@echo "make lint    ruff and mypy"
-	@echo "make docs    write docs/config.md anew from the schema"
+	@echo "make docs    write docs/config.md and docs/metrics.md anew from the code"
 	@echo "make bench   the benchmarks behind the claims (wants wrk and a C compiler)"
 
 setup: $(VENV)/ready
@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 docs: setup
-	$(BIN)/python tools/write_config_reference.py
+	$(BIN)/python tools/write_docs.py
 
 bench: setup
 	$(BIN)/python -m bench

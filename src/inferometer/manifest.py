@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.schema import Config, Seconds, Stages, StageSpec, Window
+from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, Stages, StageSpec, Window
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
 from inferometer.units import NS
@@ -111,7 +111,8 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
             ramp_up=stage.ramp_up / NS,
             think=stage.think / NS,
         )
-    rate = len(stage.instants) / seconds if seconds else 0.0
+    mean = len(stage.instants) / seconds if seconds else 0.0
+    rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
     return StagePlan(
         type=kind,
         open=True,

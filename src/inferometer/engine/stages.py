@@ -42,13 +42,22 @@ class OpenLoop:
         self._instants: list[int] = plan.instants.tolist()
         self._next = 0
         self._start = 0
+        self._is_over = False
+        self._then: Then = lambda at: None
 
     def start(self, at: int, then: Then) -> None:
         self._start = at
+        self._then = then
         agenda = self._launcher.agenda
-        agenda.at(at + self._plan.duration, lambda: then(at + self._plan.duration))
         if self._instants:
             agenda.at(at + self._instants[0], self._send)
+        agenda.at(at + self._plan.duration, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        """Hand over to the next stage, once all that was due is sent: a client that is late still owes it."""
+        self._is_over = True
+        if self._next == len(self._instants):
+            self._then(self._start + self._plan.duration)
 
     def _send(self) -> None:
         """Send what is due; when late, all of it, each charged with its own lateness."""
@@ -64,6 +73,8 @@ class OpenLoop:
         self._next = place
         if place < len(instants):
             launcher.agenda.at(start + instants[place], self._send)
+        elif self._is_over:
+            self._time_is_up()
 
     def freed(self, flight: Flight, at: int, failed: bool) -> None:
         """An answer came: nothing to do, the plan decides."""

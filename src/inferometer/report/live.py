@@ -66,7 +66,7 @@ class LiveView:
         if len(snapshot.rows):
             self._recent.append((at, snapshot.rows))
             self._note_failures(snapshot.rows)
-        self._counts.append((at, snapshot.ok + snapshot.failed))
+        self._counts.append((at, snapshot.sent))
         while self._recent and self._recent[0][0] < at - _WINDOW:
             self._recent.popleft()
         while len(self._counts) > 2 and self._counts[0][0] < at - _WINDOW:

@@ -143,10 +143,10 @@ class StreamedAnswer:
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         messages = self._stream.feed(piece)
-        if not self._messages and not messages and len(self._head) < 4096:
-            self._head += piece
         for name, data in messages:
             self._message(name, data, events)
+        if not self._messages and len(self._head) < 4096:
+            self._head += piece
 
     def finish(self, events: list[Event]) -> Fail | None:
         for name, data in self._stream.finish():
@@ -172,18 +172,21 @@ class StreamedAnswer:
             return
         tokens = False
         for choice in answer.choices or ():
-            if text := choice.text or _content(choice):
+            text = choice.text or _content(choice)
+            if text:
                 self._texts.append(text)
                 tokens = True
             if choice.finish_reason is not None:
                 self._ended = True
         usage = answer.usage
-        if usage is None:
-            if tokens:
-                events.append(_ONE)
-            elif answer.error is not None:
-                events.append(Fail("error_frame", error_message(data)))
-            return
+        if usage is not None:
+            self._with_usage(tokens, usage, events)
+        elif tokens:
+            events.append(_ONE)
+        elif answer.error is not None:
+            events.append(Fail("error_frame", error_message(data)))
+
+    def _with_usage(self, tokens: bool, usage: _Usage, events: list[Event]) -> None:
         if tokens:
             grown = min(max((usage.completion_tokens or 0) - self._counted, 1), _MAX_IN_CHUNK)
             self._counted += grown
@@ -194,20 +197,24 @@ class StreamedAnswer:
 class WholeAnswer:
     """The body of an answer in one piece."""
 
-    __slots__ = ("_pieces", "text")
+    __slots__ = ("_choices", "_pieces")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._pieces: list[bytes] = []
-        self.text = ""
+        self._choices: list[_Choice] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(_content(choice) for choice in self._choices)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         self._pieces.append(piece)
 
     def finish(self, events: list[Event]) -> Fail | None:
-        body = b"".join(self._pieces)
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         try:
             answer = _decode(body)
         except msgspec.MsgspecError as error:
@@ -216,7 +223,7 @@ class WholeAnswer:
             return Fail("error_body", error_message(body))
         if not answer.choices:
             return Fail("malformed_json", bounded(f"no choices: {body[:200].decode('utf-8', 'replace')}"))
-        self.text = "".join(_content(choice) for choice in answer.choices)
+        self._choices = answer.choices
         if answer.usage is not None:
             events.append(_usage(answer.usage))
         return None

@@ -14,7 +14,7 @@ _BOM = b"\xef\xbb\xbf"
 class EventStream:
     """Feed it the stream, split anywhere."""
 
-    __slots__ = ("_after_cr", "_data", "_name", "_rest", "_started")
+    __slots__ = ("_after_cr", "_data", "_fresh", "_name", "_rest", "_started")
 
     def __init__(self) -> None:
         self.reset()
@@ -25,26 +25,25 @@ class EventStream:
         self._started = False
         self._name = b""
         self._data: list[bytes] = []
+        self._fresh = True  # nothing is held back: the next piece starts an event
 
     def feed(self, piece: bytes) -> list[Message]:
         """The events that `piece` completes."""
         if (
-            piece.startswith(b"data: ")
+            self._fresh
+            and piece[:6] == b"data: "
+            and piece[-2:] == b"\n\n"
             and piece.find(b"\n") == len(piece) - 2
-            and self._between_events()
             and b"\r" not in piece
         ):
             self._started = True
-            return [(b"", piece[6:-2])] if piece[-1] == 10 else self._lines(piece)  # one whole event: nearly always
+            return [(b"", piece[6:-2])]  # one whole event: nearly always
         return self._lines(piece)
 
     def finish(self) -> list[Message]:
         """The stream is over: what its end cut off."""
         messages = self._lines(b"\n") if self._rest else []
         return messages + self._lines(b"\n\n") if self._data else messages
-
-    def _between_events(self) -> bool:
-        return not (self._rest or self._data or self._name or self._after_cr)
 
     def _lines(self, piece: bytes) -> list[Message]:
         if self._after_cr and piece:
@@ -53,15 +52,15 @@ class EventStream:
                 piece = piece[1:]
         lines = (self._rest + piece).splitlines(keepends=True)
         self._rest = lines.pop() if lines and lines[-1][-1] not in b"\r\n" else b""
-        if not lines:
-            return []
-        self._after_cr = lines[-1][-1] == 13 and not self._rest
-        if not self._started:
-            self._started = True
-            lines[0] = lines[0].removeprefix(_BOM)
         messages: list[Message] = []
-        for line in lines:
-            self._line(line.rstrip(b"\r\n"), messages)
+        if lines:
+            self._after_cr = lines[-1][-1] == 13 and not self._rest
+            if not self._started:
+                self._started = True
+                lines[0] = lines[0].removeprefix(_BOM)
+            for line in lines:
+                self._line(line.rstrip(b"\r\n"), messages)
+        self._fresh = not (self._rest or self._data or self._name or self._after_cr)
         return messages
 
     def _line(self, line: bytes, messages: list[Message]) -> None:

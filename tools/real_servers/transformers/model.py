@@ -23,13 +23,13 @@ def write(folder: Path, context: int, seed: int = 0) -> None:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=256,
+        intermediate_size=512,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
-        initializer_range=0.3,
+        initializer_range=0.15,
         bos_token_id=1,
         eos_token_id=2,
         tie_word_embeddings=False,

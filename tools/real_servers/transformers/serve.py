@@ -28,6 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="transformers-") as folder:
         model = Path(folder) / "tiny-llama"
         write(model, CONTEXT)
+        (Path(folder) / "hub").mkdir()  # /v1/models lists this cache, and fails where there is none
         port = _free_port()
         command = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), *sys.argv[1:]]
         command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]

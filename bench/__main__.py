@@ -1,0 +1,18 @@
+"""`python -m bench [truth ceiling pacing report]`: all of them, or those named."""
+
+import importlib
+import sys
+
+NAMES = ("truth", "ceiling", "pacing", "report")
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or NAMES
+    if unknown := set(wanted) - set(NAMES):
+        print(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    return max(importlib.import_module(f"bench.{name}").main() for name in wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""How much load one core drives: beside wrk (C, the ceiling) and aiohttp, on the same null server, in turn.
+
+`full pipeline` counts everything from t=0 to the printed report: sending, stamping, recording, storing, reading back,
+metrics, report. CPU a chunk is that of all processes of `inferometer run`, less what a run of one request costs.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from bench.common import CLIENT_CORE, HERE, Line, measure, median, null_server, pinned, show
+
+ROUNDS = 3
+SECONDS = 6
+CONNECTIONS = 64
+STREAMS = 400
+
+
+def main() -> int:
+    if shutil.which("wrk") is None:
+        raise SystemExit("bench/ceiling wants wrk (Debian: apt-get install wrk)")
+    wrk, aiohttp, inferometer, full = [], [], [], []
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
+        with null_server() as url:
+            for _ in range(ROUNDS):
+                wrk.append(_wrk(url))
+                aiohttp.append(_aiohttp(url))
+                rate, whole = _inferometer(folder, url)
+                inferometer.append(rate)
+                full.append(whole)
+        with null_server(interval_us=10_000, chunks=100) as url:
+            cpu = [_cpu_a_chunk(folder, url) for _ in range(ROUNDS)]
+    to_wrk = median([ours / theirs for ours, theirs in zip(full, wrk, strict=True)])
+    to_aiohttp = median([ours / theirs for ours, theirs in zip(full, aiohttp, strict=True)])
+    lines = [
+        Line("wrk -t1 -c64", f"{median(wrk):,.0f} requests/s"),
+        Line("aiohttp on uvloop, 64 tasks", f"{median(aiohttp):,.0f} requests/s"),
+        Line("inferometer, while sending", f"{median(inferometer):,.0f} requests/s"),
+        Line("inferometer, full pipeline", f"{median(full):,.0f} requests/s"),
+        Line("full pipeline / wrk", f"{to_wrk:.2f}", ">= 0.4", to_wrk >= 0.4),
+        Line("full pipeline / aiohttp", f"{to_aiohttp:.1f}", ">= 6", to_aiohttp >= 6),
+        Line(f"CPU a streamed chunk, {STREAMS} streams", f"{median(cpu):.2f} us", "<= 8 us", median(cpu) <= 8),
+    ]
+    return show("ceiling", lines, wrk=wrk, aiohttp=aiohttp, inferometer=inferometer, full=full, cpu_us_a_chunk=cpu)
+
+
+def _wrk(url: str) -> float:
+    command = pinned(
+        CLIENT_CORE, "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}s", "-s", HERE / "post.lua", f"{url}/v1/completions"
+    )
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"Requests/sec:\s+([\d.]+)", said)
+    assert found is not None, said
+    return float(found[1])
+
+
+def _aiohttp(url: str) -> float:
+    command = pinned(
+        CLIENT_CORE, sys.executable, HERE / "aiohttp_client.py", f"{url}/v1/completions", CONNECTIONS, SECONDS
+    )
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _inferometer(folder: str, url: str) -> tuple[float, float]:
+    options = ("--concurrency", str(CONNECTIONS), "--duration", f"{SECONDS}s", "--input", "256", "--output", "1")
+    found = measure(folder, url, *options, server__stream=False, server__api="completions")
+    rows = found.run.records.rows
+    assert found.summary["counts"]["failed"] == 0, found.summary["counts"]
+    return found.summary["throughput"]["requests"], len(rows) / (rows["done"].max() / 1e9 + found.after)
+
+
+def _cpu_a_chunk(folder: str, url: str) -> float:
+    options = ("--concurrency", str(STREAMS), "--input", "256", "--output", "100")
+    nothing = measure(folder, url, *options, "--requests", str(STREAMS // 100), server__api="completions")
+    found = measure(folder, url, *options, "--duration", f"{SECONDS}s", server__api="completions")
+    assert found.summary["counts"]["failed"] == 0, found.summary["counts"]
+    return (found.cpu - nothing.cpu) / (found.run.chunk_total - nothing.run.chunk_total) * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What the benchmarks share: a core each for client and server, the null server, one run of the CLI, and the table."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferometer import store
+from inferometer.records import Run
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
+
+
+class Line(msgspec.Struct):
+    """One thing that was measured. `ok` is None where nothing is held."""
+
+    what: str
+    found: str
+    hold: str = ""
+    ok: bool | None = None
+
+
+def show(name: str, lines: list[Line], **facts: object) -> int:
+    """Print and store; 1 where something does not hold."""
+    print(f"\n{name}")
+    for line in lines:
+        mark = {True: "ok  ", False: "MISS", None: "    "}[line.ok]
+        print(f"  {mark}  {line.what:46s} {line.found:38s} {line.hold}")
+    RESULTS.mkdir(exist_ok=True)
+    stamp = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "cores": len(CORES), "load": os.getloadavg()} | facts
+    (RESULTS / f"{name}.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode({"lines": lines, **stamp}), indent=2)
+    )
+    return int(any(line.ok is False for line in lines))
+
+
+def pinned(core: int, *command: object) -> list[str]:
+    """The command, on this core alone."""
+    return ["taskset", "-c", str(core), *map(str, command)]
+
+
+@contextlib.contextmanager
+def null_server(interval_us: int = 0, chunks: int = 100) -> Iterator[str]:
+    """The C server that is never the limit; its URL."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise SystemExit("this benchmark wants a C compiler (cc) for its null server")
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
+        binary = Path(folder) / "null_server"
+        subprocess.run([compiler, "-O2", "-o", binary, HERE / "null_server.c"], check=True)
+        command = pinned(SERVER_CORE, binary, 0, interval_us, chunks)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+            finally:
+                process.terminate()
+
+
+class Measured(msgspec.Struct):
+    """One run of the CLI, with what it cost."""
+
+    run: Run
+    summary: dict[str, Any]
+    wall: float
+    cpu: float
+    after: float
+    """Seconds from the last answer to the end of the process: records, metrics and report."""
+
+
+def measure(folder: str, url: str, *options: str, **settings: object) -> Measured:
+    """`inferometer run URL` on the client's core; settings are `load_rate=500` for `--set load.rate=500`."""
+    json_path = Path(folder) / "summary.json"
+    sets = [f"--set={key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()]
+    inferometer = Path(sys.executable).with_name("inferometer")
+    command = pinned(
+        CLIENT_CORE,
+        inferometer,
+        "run",
+        url,
+        "-q",
+        *options,
+        *sets,
+        f"--set=output={folder}/runs",
+        f"--json={json_path}",
+    )
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    end, after = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    run = store.read(f"{folder}/runs/LATEST")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    last = (run.manifest.t0_wall_ns + int(run.records.rows["done"].max())) / 1e9
+    return Measured(run, json.loads(json_path.read_bytes()), end - start, cpu, end - last)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,95 @@
+"""Is it true? Reported TTFT and ITL beside the simulator's own log of the same requests.
+
+The server stamps a request when the kernel received it and a token just before it is written. What the client adds to that is
+what this shows. A run that is not VALID says itself that it is not to be trusted, and is shown but not held.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bench.common import SERVER_CORE, Line, Measured, measure, show
+from inferometer.analysis.percentiles import distribution
+from inferometer.serve import truth
+from inferometer.serve.background import start
+from inferometer.serve.settings import Fixed, Settings
+
+CLOSED = ((100, 2_000), (256, 2_560), (500, 5_000))
+"""Streams and requests, 100 tokens each."""
+OPEN = ((500, 32), (2_000, 16))
+"""Requests a second and tokens each."""
+WITHIN_S, WITHIN_SHARE = 0.0001, 0.01
+
+
+def main() -> int:
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
+        for streams, requests in CLOSED:
+            options = ("--concurrency", str(streams), "--requests", str(requests), "--input", "64", "--output", "100")
+            lines += _compare(f"{streams} streams", folder, 0.05, 0.01, *options)
+        for rate, tokens in OPEN:
+            options = ("--rate", str(rate), "--duration", "10s", "--input", "64", "--output", str(tokens))
+            lines += _compare(f"{rate:,}/s Poisson", folder, 0.05, 0.01, *options)
+        lines += _stall(folder)
+    return show("truth", lines)
+
+
+@contextlib.contextmanager
+def _simulator(settings: Settings) -> Iterator[str]:
+    server = start(settings)
+    os.sched_setaffinity(server.pid, {SERVER_CORE})
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def _compare(what: str, folder: str, ttft: float, itl: float, *options: str) -> list[Line]:
+    log = Path(folder) / "truth.jsonl"
+    with _simulator(Settings(timing=Fixed(ttft=ttft, itl=itl), port=0, truth=str(log))) as url:
+        found = measure(folder, url, *options, server__api="completions")
+    rows = truth.read(log)
+    true = {
+        "ttft": np.array([row.first - row.arrived for row in rows], np.int64),
+        "itl": np.concatenate([np.diff(row.chunks) for row in rows]).astype(np.int64),
+    }
+    return [_line(what, found, name, values) for name, values in true.items()]
+
+
+def _line(what: str, found: Measured, name: str, values: np.ndarray) -> Line:
+    real = distribution(values, "s", scale=1e9)
+    said = found.summary["metrics"][name]
+    pairs = [(said["p50"], real.p50), (said["p99"], real.p99)]
+    valid = found.summary["verdict"] == "VALID"
+    ok = all(abs(told - true) <= max(WITHIN_S, WITHIN_SHARE * true) for told, true in pairs)
+    words = "  ".join(f"{told * 1e3:.3f} said {true * 1e3:.3f} true" for told, true in pairs)
+    return Line(
+        f"{what}: {name} p50, p99, ms",
+        words,
+        "within 0.1 ms or 1 %" if valid else "not held: INVALID",
+        ok if valid else None,
+    )
+
+
+def _stall(folder: str) -> list[Line]:
+    """The server stands still for 2 s once. With a cap on what is in flight, what waits behind it is sent late: the time from the
+    intended instant has the wait, the time from the send has not (only what was in flight has it)."""
+    settings = Settings(timing=Fixed(ttft=0.02, itl=0.002), port=0, faults=("freeze=2s@t=5s",))
+    options = ("--rate", "200", "--duration", "15s", "--input", "64", "--output", "4")
+    with _simulator(settings) as url:
+        found = measure(folder, url, *options, server__api="completions", load__max_concurrency=16)
+    metrics = found.summary["metrics"]
+    intended, sent = metrics["ttft"]["p99"], metrics["ttft_service"]["p99"]
+    return [
+        Line("2 s stall: ttft p99 from intended", f"{intended * 1e3:.1f} ms", ">= 1000 ms", intended >= 1.0),
+        Line("2 s stall: ttft p99 from sent", f"{sent * 1e3:.1f} ms", "<= 100 ms", sent <= 0.1),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

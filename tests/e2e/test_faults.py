@@ -1,0 +1,179 @@
+"""What can go wrong at a server, one fault at a time, through the whole path: its own code, and the server's words kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import measure
+
+from inferometer.analysis.summary import Summary
+from inferometer.records import MISSING, Run
+from inferometer.serve.background import running
+from inferometer.serve.settings import Batch, Fixed, Settings
+
+TOLD = "the simulator was told to"
+WANTED = 8
+"""Output tokens of each request."""
+STREAMED_CHAT = {"api": "chat"}
+STREAMED_COMPLETIONS = {"api": "completions"}
+WHOLE_CHAT = {"api": "chat", "stream": False}
+WHOLE_COMPLETIONS = {"api": "completions", "stream": False}
+STREAMED = {"chat": STREAMED_CHAT, "completions": STREAMED_COMPLETIONS}
+WHOLE = {"whole chat": WHOLE_CHAT, "whole completions": WHOLE_COMPLETIONS}
+
+
+def ask(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any) -> tuple[Run, Summary]:
+    """Four requests, two at a time, each with the fault."""
+    headers = {"headers": {"x-sim-fault": fault}} if fault else {}
+    return measure(
+        folder,
+        url,
+        server={"model": "sim"} | headers | server,
+        data={"type": "prompts", "prompts": ["hello there"], "output": WANTED},
+        load={"type": "closed", "concurrency": 2, "requests": 4},
+        **more,
+    )
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+IN_A_STREAM = {
+    "reject=503": ("http_503", f"{TOLD} refuse this"),
+    "reject=429": ("http_429", f"{TOLD} refuse this"),
+    "reset": ("reset", ""),
+    "error_body": ("error_body", f"{TOLD} fail here"),
+    "html": ("not_json", "It works!"),
+    "abort": ("reset", ""),
+    "cut": ("cut_short", ""),
+    "truncate": ("truncated", ""),
+    "error_frame": ("error_frame", f"{TOLD} fail here"),
+    "garbage": ("malformed_json", "garbage"),
+}
+IN_ONE_PIECE = {
+    "reject=500": ("http_500", f"{TOLD} refuse this"),
+    "reset": ("reset", ""),
+    "error_body": ("error_body", f"{TOLD} fail here"),
+    "html": ("not_json", "It works!"),
+    "abort": ("reset", ""),
+    "cut": ("cut_short", ""),
+    "truncate": ("malformed_json", ""),
+    "error_frame": ("error_body", f"{TOLD} fail here"),
+}
+
+
+@pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_A_STREAM.items()], ids=[*IN_A_STREAM])
+@pytest.mark.parametrize("server", STREAMED.values(), ids=STREAMED)
+def test_a_fault_in_a_stream(
+    tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
+) -> None:
+    run, summary = ask(tmp_path, sim, fault, server)
+    assert_all_failed(run, summary, code, message)
+    begun = fault in ("abort", "cut", "truncate", "error_frame", "garbage")
+    assert (run.records.rows["chunk_count"] == (WANTED // 2 if begun else 0)).all()
+    assert ((run.records.rows["first_token"] != MISSING) == begun).all()
+
+
+@pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_ONE_PIECE.items()], ids=[*IN_ONE_PIECE])
+@pytest.mark.parametrize("server", WHOLE.values(), ids=WHOLE)
+def test_a_fault_in_an_answer_of_one_piece(
+    tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
+) -> None:
+    run, summary = ask(tmp_path, sim, fault, server)
+    assert_all_failed(run, summary, code, message)
+
+
+def assert_all_failed(run: Run, summary: Summary, code: str, message: str) -> None:
+    assert summary.counts.by_failure == {code: 4}
+    assert (summary.counts.ok, summary.counts.failed, summary.verdict) == (0, 4, "INVALID")
+    assert message in summary.failures[0].message
+    assert (run.records.rows["done"] != MISSING).all()
+    assert summary.metrics["ttft"].count == summary.metrics["e2e"].count == 0
+
+
+@pytest.mark.parametrize("server", [STREAMED_CHAT, WHOLE_CHAT], ids=["streamed", "whole"])
+def test_a_stall_beyond_the_limit_is_a_timeout_and_the_next_request_is_not_harmed(
+    tmp_path: Path, sim: str, server: dict[str, Any]
+) -> None:
+    limit = {"idle": "100ms"} if server.get("stream", True) else {"total": "100ms"}
+    run, summary = ask(tmp_path, sim, "stall=5s", server | {"timeouts": limit})
+    assert summary.counts.by_failure == {"idle_timeout" if "idle" in limit else "total_timeout": 4}
+    assert sorted(run.records.rows["id"].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_stall_within_the_limit_is_only_slow(tmp_path: Path, sim: str) -> None:
+    run, summary = ask(tmp_path, sim, "stall=150ms", STREAMED_CHAT | {"timeouts": {"idle": "5s"}})
+    assert summary.counts.ok == 4
+    assert (run.records.rows["done"] - run.records.rows["sent"]).min() >= 150_000_000
+
+
+def test_a_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
+    timing = Fixed(ttft=0.05, itl=0.001, max_batch=1)
+    with running(Settings(timing=timing, port=0, max_queue=0)) as url:
+        _, summary = measure(
+            tmp_path,
+            url,
+            server={"model": "sim"},
+            load={"type": "constant", "rate": 1000, "requests": 10},
+        )
+    assert summary.counts.by_failure["http_503"] >= 1
+    assert summary.failures[0].message == "the queue is full"
+
+
+def test_the_wrong_model_is_a_404_with_the_servers_reason(tmp_path: Path, sim: str) -> None:
+    _, summary = ask(tmp_path, sim, "", {"model": "gpt-x"})
+    assert summary.counts.by_failure == {"http_404": 4}
+    assert "'gpt-x' does not exist" in summary.failures[0].message
+
+
+def test_a_server_that_fails_now_and_then_has_each_kind_counted(tmp_path: Path) -> None:
+    faults = ("reject=503@#2", "truncate@#5", "reset@#7")
+    with running(Settings(timing=Fixed(ttft=0.001, itl=0.0001), port=0, faults=faults)) as url:
+        _, summary = measure(
+            tmp_path,
+            url,
+            server={"model": "sim"},
+            load={"type": "closed", "concurrency": 1, "requests": 10},
+            limits={"failures": 0.5},
+        )
+    assert summary.counts.by_failure["http_503"] == summary.counts.by_failure["truncated"] == 1
+    assert summary.counts.ok + summary.counts.failed == 10
+    failed = next(check for check in summary.checks if check.name == "failures")
+    assert failed.status == "pass"
+
+
+# --- harmless --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["slow=3ms", "split=3", "split=1", "close", "freeze=30ms"])
+@pytest.mark.parametrize("server", (STREAMED | WHOLE).values(), ids=STREAMED | WHOLE)
+def test_what_is_only_unkind_is_measured_all_the_same(
+    tmp_path: Path, sim: str, server: dict[str, Any], fault: str
+) -> None:
+    run, summary = ask(tmp_path, sim, fault, server)
+    assert_all_good(run, summary, WANTED if server.get("stream", True) else 0)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [2, 3, 8, 100])
+def test_several_tokens_a_chunk(tmp_path: Path, tokens_per_chunk: int) -> None:
+    timing = Fixed(ttft=0.005, itl=0.001)
+    with running(Settings(timing=timing, port=0, tokens_per_chunk=tokens_per_chunk)) as url:
+        run, summary = ask(tmp_path, url, "", STREAMED_CHAT)
+    assert_all_good(run, summary, -(-WANTED // tokens_per_chunk))
+
+
+@pytest.mark.parametrize("timing", [Fixed(ttft=0.005, itl=0.001, jitter=1.0), Batch(decode_step=0.001, jitter=0.5)])
+def test_jitter(tmp_path: Path, timing: Fixed | Batch) -> None:
+    with running(Settings(timing=timing, port=0)) as url:
+        run, summary = ask(tmp_path, url, "", STREAMED_COMPLETIONS)
+    assert_all_good(run, summary, WANTED)
+
+
+def assert_all_good(run: Run, summary: Summary, chunks: int) -> None:
+    rows = run.records.rows
+    assert (summary.counts.ok, summary.counts.by_failure) == (4, {})
+    assert rows["n_out"].tolist() == [WANTED] * 4
+    assert (rows["n_in"] > 0).all()
+    assert rows["chunk_count"].tolist() == [chunks] * 4
+    assert summary.tokens_counted_by == {"server": 4}
+    arrivals = next(run.chunks(), None)
+    assert (0 if arrivals is None else len(arrivals.arrival)) == 4 * chunks

@@ -1,0 +1,258 @@
+"""When the next request goes, on a clock that is set by hand: no socket, no loop, no waiting."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferometer.engine import stages
+from inferometer.engine.flight import Flight
+from inferometer.engine.stages import ClosedLoop, OpenLoop
+from inferometer.types import ClosedStage, OpenStage
+
+MS = 1_000_000
+T0 = 1_000 * MS
+
+
+class World:
+    """The clock, the agenda and the launcher, all in one: a request that is released is noted, and answered by `answer`."""
+
+    def __init__(self) -> None:
+        self.now = T0
+        self.stopping = False
+        self.agenda: Any = self
+        self.released: list[Flight] = []
+        self.sent_at: list[int] = []
+        self.caps: list[tuple[int, bool]] = []
+        self.next_stage: list[int] = []
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._pushed = 0
+
+    def at(self, deadline: int, callback: Callable[[], None]) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (deadline, self._pushed, callback))
+
+    def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
+        return Flight(id, 0, 0, stage, intended, user)
+
+    def release(self, flight: Flight, cap: int, drop: bool) -> None:
+        self.released.append(flight)
+        self.sent_at.append(self.now)
+        self.caps.append((cap, drop))
+
+    def then(self, at: int) -> None:
+        self.next_stage.append(at)
+
+    def round(self) -> None:
+        """One round of the agenda: what is due now, and nothing that it adds."""
+        due = []
+        while self._heap and self._heap[0][0] <= self.now:
+            due.append(heapq.heappop(self._heap)[2])
+        for callback in due:
+            callback()
+
+    def until(self, at: int) -> None:
+        """Let the clock run, deadline by deadline, without ever being late."""
+        while self._heap and self._heap[0][0] <= at:
+            self.now = max(self.now, self._heap[0][0])
+            self.round()
+        self.now = at
+
+    @property
+    def ids(self) -> list[int]:
+        return [flight.id for flight in self.released]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(stages, "now", lambda: world.now)
+    return world
+
+
+def open_stage(*instants_ms: float, duration_ms: float = 100, **more: Any) -> OpenStage:
+    return OpenStage(np.array([int(at * MS) for at in instants_ms], np.int64), int(duration_ms * MS), **more)
+
+
+# --- open loop -------------------------------------------------------------------------------------------------------
+
+
+def test_open_loop_sends_each_at_its_instant_whatever_the_server_does(world: World) -> None:
+    loop = OpenLoop(world, 3, open_stage(0, 5, 5, 30, first_id=10, id_step=2))
+    loop.start(T0, world.then)
+    world.until(T0 + 200 * MS)
+    assert world.ids == [10, 12, 14, 16]
+    assert [flight.intended - T0 for flight in world.released] == [0, 5 * MS, 5 * MS, 30 * MS]
+    assert world.sent_at == [flight.intended for flight in world.released]
+    assert {flight.stage for flight in world.released} == {3}
+    assert world.next_stage == [T0 + 100 * MS]
+
+
+def test_open_loop_hands_the_cap_and_what_happens_there_on(world: World) -> None:
+    OpenLoop(world, 0, open_stage(0, 1, cap=7, drop=True)).start(T0, world.then)
+    world.until(T0 + 10 * MS)
+    assert world.caps == [(7, True)] * 2
+
+
+def test_open_loop_that_is_late_sends_all_of_it_with_the_instants_of_the_plan(world: World) -> None:
+    OpenLoop(world, 0, open_stage(*range(10))).start(T0, world.then)
+    world.now = T0 + 7 * MS
+    world.round()
+    assert world.ids == list(range(8))
+    assert [flight.intended - T0 for flight in world.released] == [at * MS for at in range(8)]
+
+
+def test_open_loop_that_is_overloaded_looks_at_answers_after_every_32(world: World) -> None:
+    OpenLoop(world, 0, open_stage(*([1] * 100))).start(T0, world.then)
+    world.now = T0 + 50 * MS
+    sent = []
+    for _ in range(5):
+        world.round()
+        sent.append(len(world.released))
+    assert sent == [32, 64, 96, 100, 100]
+
+
+def test_open_loop_does_not_hand_over_to_the_next_stage_before_all_of_its_own_is_sent(world: World) -> None:
+    """A client that was held up past the stage's end still owes what was due: the last stage's end would end the run."""
+    OpenLoop(world, 0, open_stage(*([1] * 100), duration_ms=20)).start(T0, world.then)
+    world.now = T0 + 50 * MS
+    world.round()
+    assert (len(world.released), world.next_stage) == (32, [])
+    for _ in range(4):
+        world.round()
+    assert len(world.released) == 100
+    assert world.next_stage == [T0 + 20 * MS]
+
+
+def test_open_loop_without_requests_still_lasts_its_time(world: World) -> None:
+    OpenLoop(world, 0, open_stage(duration_ms=40)).start(T0, world.then)
+    world.until(T0 + 39 * MS)
+    assert world.next_stage == []
+    world.until(T0 + 41 * MS)
+    assert (world.released, world.next_stage) == ([], [T0 + 40 * MS])
+
+
+def test_open_loop_sends_nothing_more_once_the_run_is_stopped(world: World) -> None:
+    OpenLoop(world, 0, open_stage(0, 10, 20)).start(T0, world.then)
+    world.until(T0 + 12 * MS)
+    world.stopping = True
+    world.until(T0 + 50 * MS)
+    assert world.ids == [0, 1]
+
+
+# --- closed loop -----------------------------------------------------------------------------------------------------
+
+
+def answer(world: World, loop: ClosedLoop, flight: Flight, failed: bool = False) -> None:
+    loop.freed(flight, world.now, failed)
+
+
+def test_closed_loop_keeps_so_many_in_flight_until_all_are_sent(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=5, first_id=4, id_step=3))
+    loop.start(T0, world.then)
+    world.round()
+    assert world.ids == [4, 7]
+    for place in range(3):
+        world.now += MS
+        answer(world, loop, world.released[place])
+        assert len(world.released) == min(place + 3, 5)
+    assert world.next_stage == []
+    answer(world, loop, world.released[3])
+    answer(world, loop, world.released[4])
+    assert world.ids == [4, 7, 10, 13, 16]
+    assert world.next_stage == [world.now]
+
+
+def test_closed_loop_intends_the_next_request_when_the_answer_came_not_when_we_saw_it(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=2))
+    loop.start(T0, world.then)
+    world.round()
+    world.now = T0 + 9 * MS
+    loop.freed(world.released[0], T0 + 8 * MS, False)
+    assert world.released[1].intended == T0 + 8 * MS
+
+
+def test_closed_loop_with_fewer_requests_than_users_asks_only_those(world: World) -> None:
+    ClosedLoop(world, 0, ClosedStage(concurrency=8, requests=3)).start(T0, world.then)
+    world.round()
+    assert world.ids == [0, 1, 2]
+
+
+def test_closed_loop_by_time_ends_then_and_lets_what_is_in_flight_finish(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, duration=10 * MS))
+    loop.start(T0, world.then)
+    world.until(T0 + 5 * MS)
+    answer(world, loop, world.released[0])
+    assert len(world.released) == 3
+    world.until(T0 + 11 * MS)
+    assert world.next_stage == [T0 + 10 * MS]
+    for flight in world.released[1:]:
+        answer(world, loop, flight)
+    assert len(world.released) == 3
+    assert len(world.next_stage) == 1
+
+
+def test_closed_loop_ramps_up_user_by_user(world: World) -> None:
+    stage = ClosedStage(concurrency=4, duration=100 * MS, ramp_up=40 * MS, ramp_offset=1 * MS)
+    ClosedLoop(world, 0, stage).start(T0, world.then)
+    world.until(T0 + 90 * MS)
+    assert [flight.intended - T0 for flight in world.released] == [1 * MS, 11 * MS, 21 * MS, 31 * MS]
+    assert world.sent_at == [flight.intended for flight in world.released]
+
+
+def test_closed_loop_user_thinks_between_an_answer_and_the_next_request(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=2, think=20 * MS))
+    loop.start(T0, world.then)
+    world.round()
+    world.now += MS
+    answer(world, loop, world.released[0])
+    assert len(world.released) == 1
+    world.until(T0 + 30 * MS)
+    assert world.released[1].intended == T0 + 21 * MS
+
+
+def test_closed_loop_user_whose_requests_fail_waits_twice_as_long_each_time_up_to_a_second(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=1 << 50))
+    loop.start(T0, world.then)
+    world.round()
+    pauses = []
+    for place in range(10):
+        failed_at = world.now
+        answer(world, loop, world.released[place], failed=True)
+        assert len(world.released) == place + 1
+        world.until(world.now + 2_000 * MS)
+        pauses.append((world.released[place + 1].intended - failed_at) // MS)
+    assert pauses == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]
+
+
+def test_closed_loop_user_whose_request_succeeds_again_starts_the_backoff_anew(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=1 << 50))
+    loop.start(T0, world.then)
+    world.round()
+    for place, failed in enumerate((True, True, False, True)):
+        at = world.now
+        answer(world, loop, world.released[place], failed)
+        world.until(world.now + 100 * MS)
+    assert world.released[-1].intended - at == 10 * MS
+
+
+def test_closed_loop_backoff_of_one_user_does_not_hold_up_the_others(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, duration=1 << 50))
+    loop.start(T0, world.then)
+    world.round()
+    answer(world, loop, world.released[0], failed=True)
+    answer(world, loop, world.released[1])
+    assert [flight.user for flight in world.released] == [0, 1, 1]
+
+
+def test_closed_loop_sends_nothing_more_once_the_run_is_stopped_and_ends(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=50))
+    loop.start(T0, world.then)
+    world.round()
+    world.stopping = True
+    for flight in list(world.released):
+        answer(world, loop, flight)
+    assert len(world.released) == 2
+    assert world.next_stage == [world.now]

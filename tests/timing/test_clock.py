@@ -1,0 +1,100 @@
+"""One timeline: the wall clock's offset, the kernel's stamps moved onto it, and timers that fire at their deadline."""
+
+import asyncio
+import socket
+import struct
+import time
+
+import pytest
+
+from inferometer.timing import clock, timer
+from inferometer.timing.loop import run
+
+
+def test_the_offset_turns_monotonic_into_wall_clock() -> None:
+    before, at, after = time.time_ns(), clock.now() + clock.wall_offset(), time.time_ns()
+    assert before - 1_000_000 <= at <= after + 1_000_000
+
+
+def test_the_offset_is_the_sample_whose_readings_lay_closest_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = (500, 40, 300, 900, 70, 80, 90, 100, 110)
+    readings: list[int] = []
+
+    def scripted() -> int:
+        """0, 500, then 1 ms, 1 ms + 40 ...: each pair as far apart as `gaps` says."""
+        place = len(readings)
+        start = place // 2 * 1_000_000
+        readings.append(start + place % 2 * gaps[place // 2])
+        return readings[-1]
+
+    monkeypatch.setattr(clock.time, "monotonic_ns", scripted)
+    monkeypatch.setattr(clock.time, "time_ns", lambda: 7_000_000_000)
+    assert clock.wall_offset() == 7_000_000_000 - (1_000_000 + 20)
+
+
+def test_a_stamp_is_read_from_ancillary_data_and_its_absence_is_zero() -> None:
+    data = struct.pack("qq", 12, 345)
+    assert clock.stamp_of([(socket.SOL_SOCKET, clock.SO_TIMESTAMPNS, data)]) == 12_000_000_345
+    assert clock.stamp_of([]) == 0
+
+
+def test_the_kernel_stamps_bytes_when_they_arrive_however_late_they_are_read() -> None:
+    primed = clock.prime()
+    if primed is None:
+        pytest.skip("no kernel stamps on this platform")
+    one, two = _pair()
+    with primed, one, two:
+        clock.ask_for_stamps(two)
+        before = clock.now()
+        one.send(b"x")
+        after = clock.now()
+        time.sleep(0.03)
+        stamp = clock.stamp_of(two.recvmsg(1, clock.CMSG_SPACE)[1]) - clock.wall_offset()
+    assert before - 100_000 <= stamp <= after + 10_000_000
+
+
+def test_where_there_is_no_stamping_priming_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock.sys, "platform", "darwin")
+    assert clock.prime() is None
+
+
+@pytest.mark.parametrize("kind", [timer.TimerfdTimer, timer.LoopTimer])
+def test_a_timer_fires_once_and_never_before_its_deadline(kind: type) -> None:
+    async def fired_at() -> tuple[int, list[int]]:
+        fired: list[int] = []
+        one = kind(asyncio.get_running_loop(), lambda: fired.append(clock.now()))
+        deadline = clock.now() + 3_300_000
+        one.arm(deadline)
+        await asyncio.sleep(0.05)
+        one.close()
+        return deadline, fired
+
+    deadline, fired = run(fired_at())
+    assert len(fired) == 1
+    assert fired[0] >= deadline
+
+
+@pytest.mark.parametrize("kind", [timer.TimerfdTimer, timer.LoopTimer])
+def test_a_timer_armed_again_forgets_its_earlier_deadline_and_one_in_the_past_fires_at_once(kind: type) -> None:
+    async def count() -> int:
+        fired: list[int] = []
+        one = kind(asyncio.get_running_loop(), lambda: fired.append(1))
+        one.arm(clock.now() + 5_000_000)
+        one.arm(clock.now() + 10**12)
+        await asyncio.sleep(0.02)
+        assert not fired
+        one.arm(clock.now() - 10**9)
+        await asyncio.sleep(0.02)
+        one.disarm()
+        one.close()
+        return len(fired)
+
+    assert run(count()) == 1
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]

@@ -1,0 +1,41 @@
+"""`make docs`: the parts of docs/ that the code knows best, written anew: the configuration, the metrics, the checks, the failures."""
+
+from pathlib import Path
+
+from inferometer.analysis.checks import CHECKS
+from inferometer.analysis.metrics import METRICS, RATES
+from inferometer.config.reference import markdown
+from inferometer.wire.failures import CODES
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def metrics() -> str:
+    rows = [f"| `{metric.name}` | {metric.unit} | {metric.definition} |" for metric in METRICS.values()]
+    rates = [f"| `throughput.{name}` | {definition} |" for name, definition in RATES.items()]
+    checks = [f"| `{rule.name}` | {rule.definition} |" for rule in CHECKS.values()]
+    failures = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
+    return "\n".join(
+        [
+            "# What the numbers mean\n",
+            "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
+            "Every report prints the definitions it used with `--explain`. [measurement.md](measurement.md) says how they are taken.\n",
+            "## Metrics\n\n| name | unit | definition |\n|---|---|---|",
+            *rows,
+            "\n## Rates\n\n| name | definition |\n|---|---|",
+            *rates,
+            "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it asks |\n|---|---|",
+            *checks,
+            "\n## Failures\n\n`http_NNN` stands for every status that is not 200. Each keeps the server's own message, bounded.\n\n"
+            "| code | meaning |\n|---|---|",
+            *failures,
+            "",
+        ]
+    )
+
+
+PAGES = {"config.md": markdown, "metrics.md": metrics}
+
+if __name__ == "__main__":
+    for name, text in PAGES.items():
+        (DOCS / name).write_text(text(), encoding="utf-8")
