@@ -44,7 +44,7 @@ def from_mapping(tree: dict[str, Any], overrides: Iterable[str] = (), source: st
         config: Config = msgspec.convert(tree, Config, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise _explain(str(error), tree, source) from None
-    _check_ends(config, source)
+    _check(config, source)
     return config
 
 
@@ -110,8 +110,8 @@ def _quantity(kind: type, value: object) -> object:
     raise NotImplementedError(kind)
 
 
-def _check_ends(config: Config, source: str) -> None:
-    """Every stage must end, and a rate that varies over time needs the time."""
+def _check(config: Config, source: str) -> None:
+    """What the types cannot say: every stage ends, a rate that varies has the time to, headers are headers."""
     stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
     for number, stage in enumerate(stages):
         where = f"load.stages.{number}" if isinstance(config.load, Stages) else "load"
@@ -123,6 +123,12 @@ def _check_ends(config: Config, source: str) -> None:
             raise UserError(f"{source}: {where}.duration is missing", "a rate that changes needs the time to do so")
         if isinstance(stage, Bursts) and not stage.on:
             raise UserError(f"{source}: {where}.on is 0", "give the time that a burst lasts")
+    for name, value in config.server.headers.items():
+        if not (name + value).isprintable() or not (name + value).isascii() or not name or ":" in name:
+            raise UserError(
+                f"{source}: server.headers: {name!r} cannot stand in a request",
+                "names and values are plain ASCII, on one line",
+            )
     if config.server.urls == []:
         raise UserError(f"{source}: server.url is an empty list", "give at least one base URL")
 

@@ -5,6 +5,7 @@ import gc
 import os
 import ssl
 from collections import deque
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from inferometer.engine.connection import Clock, Connection
 from inferometer.engine.flight import Flight
 from inferometer.engine.health import TICK, Health
 from inferometer.engine.pool import Pool
-from inferometer.engine.spool import Spool
+from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import driver
 from inferometer.errors import UserError
 from inferometer.records import CANCELLED, DROPPED
@@ -223,9 +224,7 @@ class Shard:
         usage, arrivals, spool = flight.usage, flight.arrivals, self._spool
         n = flight.n
         try:
-            spool.add(
-                arrivals,
-                flight.counts,
+            row = (
                 flight.id,
                 flight.intended,
                 flight.sent,
@@ -253,6 +252,7 @@ class Shard:
                 flight.attempts,
                 0 if flight.user >= 0 else 1,
             )
+            spool.add(arrivals, flight.counts, row)
         except OSError:  # no space left: what is recorded stays, nothing more can be
             self._control["disk_full"] = 1
             self._stop_now()
@@ -263,6 +263,7 @@ class Shard:
         assert self._health is not None
         sample = self._health.tick(due, self._in_flight)
         if sample is not None:
+            self._spool.peek(self._peek())
             try:
                 self._spool.sample(sample)
             except OSError:
@@ -279,6 +280,17 @@ class Shard:
         if not self._finished.done():
             following = max(due + TICK, now() + TICK // 2)
             self.agenda.at(following, lambda: self._tick(following))
+
+    def _peek(self) -> list[int]:
+        pairs: list[int] = []
+        for pool in self._pools:
+            for connection in islice(pool.connections, 4 * PEEKS):
+                flight = connection.flight
+                if flight is not None and flight.arrivals and len(pairs) < 2 * PEEKS:
+                    arrivals = flight.arrivals
+                    start = flight.sent if flight.user >= 0 else flight.intended
+                    pairs += (max(arrivals[0] - start, 1), arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else 0)
+        return pairs
 
     def _publish(self) -> None:
         self._spool.publish()

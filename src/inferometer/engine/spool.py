@@ -10,6 +10,7 @@ and, at the end, to merge. Space is allocated before it is written, so that a fu
     SPOOL/0.tokens    uint16              one a chunk
     SPOOL/0.failures  JSON lines, in the order that rows refer to them
     SPOOL/0.samples   JSON lines
+    SPOOL/0.peek      PEEKS pairs of int64 ns: time to first token and latest gap of some requests still in flight
 """
 
 import mmap
@@ -49,6 +50,8 @@ CONTROL = (
 STATES = ("starting", "ready", "running", "done")
 _AT = {name: place for place, name in enumerate(CONTROL)}
 
+PEEKS = 64
+"""Requests in flight that the live view is given a look at, for streams that last longer than its window."""
 _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
 _MAX_FAILURES = 60_000
@@ -122,6 +125,7 @@ class Spool:
         self._tokens = _Column(folder / f"{shard}.tokens", chunk_room * 2)
         self._failures = (folder / f"{shard}.failures").open("wb")
         self._samples = (folder / f"{shard}.samples").open("wb")
+        self._peek = _Column(folder / f"{shard}.peek", PEEKS * 16)
         self._known: dict[tuple[str, str], int] = {}
         self._row_end = 0
         self.rows = 0
@@ -139,7 +143,7 @@ class Spool:
             self.control["failures"] = place
         return place
 
-    def add(self, arrivals: list[int], counts: list[int], *row: int) -> None:
+    def add(self, arrivals: list[int], counts: list[int], row: tuple[int, ...]) -> None:
         """One request that ended; `row` is in the order of records.ROW, its chunk_start and chunk_count included."""
         count = len(arrivals)
         if count:
@@ -168,6 +172,10 @@ class Spool:
         self._samples.write(msgspec.json.encode(sample) + b"\n")
         self._samples.flush()
 
+    def peek(self, pairs: list[int]) -> None:
+        """A look at what is in flight: time to first token and latest gap in turn, of at most PEEKS requests."""
+        self._peek.map[:] = array("q", pairs + [0] * (2 * PEEKS - len(pairs))).tobytes()
+
     def publish(self) -> None:
         """Let the parent see what there is: the chunks first, so that no row points beyond them."""
         self.control["chunks"] = self.chunks
@@ -180,6 +188,7 @@ class Spool:
         self._tokens.close(self.chunks * 2)
         self._failures.close()
         self._samples.close()
+        self._peek.close(0)
 
 
 # --- the reader's side -----------------------------------------------------------------------------------------------
@@ -209,6 +218,13 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     merged = np.concatenate(parts) if parts else np.zeros(0, ROW)
     records = Records(merged, np.zeros(len(merged), np.int8), tuple(failures), tuple(samples))
     return records, _pieces(folder, controls)
+
+
+def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Time to first token and latest gap of some requests in flight, ns; a gap of 0 is none yet."""
+    path = folder / f"{shard}.peek"
+    pairs = np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
+    return pairs[pairs[:, 0] > 0]
 
 
 def failures_of(folder: Path, shard: int) -> list[Failure]:

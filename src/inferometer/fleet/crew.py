@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from inferometer.engine.spool import Control, rows_of
+from inferometer.engine.spool import Control, peeks_of, rows_of
 from inferometer.errors import UserError
 from inferometer.fleet.job import Facts, Job, run_shard
 from inferometer.fleet.worker import Answer
@@ -48,7 +47,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     t0: int
     rows: np.ndarray[tuple[int], np.dtype[np.void]]
     """What ended since the last snapshot (at most the latest of it), times by the monotonic clock."""
-    chunk_files: tuple[Path, ...]
+    peeks: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    """Of some requests in flight: time to first token and latest gap, ns."""
 
 
 class _Member(Protocol):
@@ -223,7 +223,7 @@ class Crew:
             stopping=self._stop > 0,
             t0=self._t0,
             rows=self._new_rows(),
-            chunk_files=tuple(self._job.spool / f"{shard}.arrivals" for shard in range(self._job.shards)),
+            peeks=np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)]),
         )
 
     def _new_rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:

@@ -20,6 +20,7 @@ from inferometer.config.schema import Config, Stages
 from inferometer.engine.before import Reached
 from inferometer.engine.spool import failures_of
 from inferometer.fleet.crew import Snapshot
+from inferometer.records import ROW
 from inferometer.types import Plan
 from inferometer.units import NS, format_seconds
 
@@ -98,7 +99,7 @@ class LiveView:
         left = "stopping: Ctrl-C again ends at once" if snapshot.stopping else left
         bar.add_row(
             ProgressBar(total=1.0, completed=min(share, 1.0)),
-            f"{share:4.0%}  {format_seconds(snapshot.elapsed)}  {left}",
+            f"{min(share, 1):4.0%}  {format_seconds(snapshot.elapsed)}  {left}",
         )
 
         asked = self._asked(snapshot)
@@ -136,7 +137,7 @@ class LiveView:
     def _line(self, snapshot: Snapshot) -> str:
         share, _ = self._share(snapshot)
         parts = [
-            f"{snapshot.elapsed:6.1f}s {share:4.0%}",
+            f"{snapshot.elapsed:6.1f}s {min(share, 1):4.0%}",
             f"asked {self._asked(snapshot)}",
             f"reached {self._rate():.4g}/s",
             f"in flight {snapshot.in_flight}",
@@ -174,22 +175,21 @@ class LiveView:
         return (after - before) / (last - first) if last > first else 0.0
 
     def _percentiles(self) -> dict[str, tuple[float, float]]:
-        if not self._recent:
-            return {}
-        rows = np.concatenate([rows for _, rows in self._recent])[-_MOST_ROWS:]
+        """Of what ended in the last seconds; where no stream did, of streams still in flight."""
+        rows = np.concatenate([rows for _, rows in self._recent])[-_MOST_ROWS:] if self._recent else np.zeros(0, ROW)
+        peeks = self._last.peeks if self._last is not None else np.zeros((0, 2), np.int64)
         start = np.where(rows["open_loop"] > 0, rows["intended"], rows["sent"])
         sent = rows["sent"] > 0
         first = (rows["first_token"] > 0) & sent
-        shown = {}
-        if first.any():
-            shown["TTFT"] = _p50_p99((rows["first_token"] - start)[first])
-        if len(gaps := self._gaps(rows)):
-            shown["ITL"] = _p50_p99(gaps)
-        if (done := sent & (rows["failure"] == 0)).any():
-            shown["end to end"] = _p50_p99((rows["done"] - start)[done])
-        if sent.any():
-            shown["lag"] = _p50_p99((rows["sent"] - rows["intended"])[sent])
-        return shown
+        done = sent & (rows["failure"] == 0)
+        gaps = self._gaps(rows)
+        columns = {
+            "TTFT": (rows["first_token"] - start)[first] if first.any() else peeks[:, 0],
+            "ITL": gaps if len(gaps) else peeks[:, 1][peeks[:, 1] > 0],
+            "end to end": (rows["done"] - start)[done],
+            "lag": (rows["sent"] - rows["intended"])[sent],
+        }
+        return {name: _p50_p99(values) for name, values in columns.items() if len(values)}
 
     def _gaps(self, rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Gaps between the chunks of the latest answers, from the shards' files."""

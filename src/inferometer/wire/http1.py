@@ -17,6 +17,9 @@ _MAX_KEPT = 4096
 """Bytes of a failed answer that are kept for its message."""
 
 
+_END_KEPT, _END = End(keep_alive=True), End(keep_alive=False)
+
+
 class Body(Protocol):
     """What the body of a 200 means."""
 
@@ -116,7 +119,7 @@ class ResponseDecoder:
             return
         failure = self._body.finish(self._events)
         if failure is None:
-            self._events.append(End(keep_alive))
+            self._events.append(_END_KEPT if keep_alive else _END)
         else:
             self._events.append(Fail(failure.code, failure.message, keep_alive))
 
