@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from bench.common import Line, show
 from inferometer import store
 from inferometer.records import ROW, Chunks, Manifest, Records, Sample, StagePlan
 
@@ -23,33 +24,31 @@ SECOND = 1_000_000_000
 HOLD_SECONDS, HOLD_BYTES = 10.0, 2 << 30
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--chunks", type=int, default=100)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="make the run here, and leave it")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="inferometer-bench-") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
         make(folder, options.requests, options.chunks, options.stages)
         size = sum(file.stat().st_size for file in folder.iterdir())
-        print(
-            f"made {options.requests:,} requests x {options.chunks} chunks: {size / 1e6:,.0f} MB on disk, {time.perf_counter() - began:.1f} s"
-        )
         began = time.perf_counter()
         command = [sys.executable, "-m", "inferometer", "report", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         wall = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(done.stdout + done.stderr)
-    held = wall < HOLD_SECONDS and peak < HOLD_BYTES and done.returncode in (0, 1)
-    print(
-        f"report: {wall:.2f} s (hold: {HOLD_SECONDS:.0f} s), peak {peak / 2**30:.2f} GiB (hold: {HOLD_BYTES / 2**30:.0f} GiB)"
-    )
-    return 0 if held else 1
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout + done.stderr)
+    what = f"{options.requests:,} requests x {options.chunks} chunks, {size / 1e6:,.0f} MB"
+    lines = [
+        Line(f"report of {what}", f"{wall:.1f} s", f"< {HOLD_SECONDS:.0f} s", wall < HOLD_SECONDS),
+        Line("its peak memory", f"{peak / 2**30:.2f} GiB", f"< {HOLD_BYTES / 2**30:.0f} GiB", peak < HOLD_BYTES),
+    ]
+    return show("report", lines)
 
 
 def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
@@ -102,4 +101,4 @@ def _answers(rows: np.ndarray, chunks: int, rng: np.random.Generator, piece: int
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -77,9 +77,9 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     finally:
         if show:
             show.over()
-    if not crew.t0 and not crew.errors:
+    if not crew.t0:
         _forget_if_empty(folder, shards)
-        raise UserError("ended before it started", "nothing was sent")
+        raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
     finished = _finished(draft.manifest, crew, config)
     with contextlib.suppress(OSError):
         (job.spool / _DRAFT).write_bytes(msgspec.json.encode(_Draft(finished, shards)))

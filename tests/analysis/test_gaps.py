@@ -70,3 +70,12 @@ def test_slices_that_do_not_fit_the_chunks_are_an_error(start: list[int], count:
 
 def test_no_chunks_no_gaps() -> None:
     assert len(gather(made.run(made.blank(3)), np.ones(3, np.bool_)).values) == 0
+
+
+def test_a_gap_longer_than_32_bits_hold_and_one_that_goes_back_are_kept_exactly() -> None:
+    """A wall clock that steps back makes a negative gap; a stall of over 4.29 s a long one."""
+    rows = made.blank(1)
+    rows["chunk_count"] = 4
+    arrival = np.array([0, 5_000_000_000, 5_000_000_007, 5_000_000_002], np.int64)
+    run = made.run(rows, Chunks(arrival, np.ones(4, np.uint16)), piece=2)
+    assert sorted(gather(run, np.array([True])).values.tolist()) == [-5, 7, 5_000_000_000]

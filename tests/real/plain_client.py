@@ -31,7 +31,7 @@ def ask(url: str, path: str, body: Mapping[str, object]) -> PlainAnswer:
     return PlainAnswer(
         text="".join(pieces),
         pieces=pieces,
-        finish=next((choice["finish_reason"] for choice in choices if choice["finish_reason"]), ""),
+        finish=next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), ""),
         usage=next((tree["usage"] for tree in reversed(trees) if tree.get("usage")), {}),
         events=len(trees),
         done="[DONE]" in lines,

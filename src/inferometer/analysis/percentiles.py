@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 PERCENTILES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 """In thousandths, so that ranks are whole-number arithmetic."""
 
-Values = NDArray[np.float64] | NDArray[np.int64]
+Values = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint32]
 _BLOCK = 1 << 16
 
 

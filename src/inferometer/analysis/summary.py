@@ -9,7 +9,7 @@ from inferometer.analysis.checks import CHECKS, Check, Facts, examine, verdict
 from inferometer.analysis.checks.facts import FailureCount, count_failures
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES, Columns, Metric, Part
-from inferometer.analysis.percentiles import Distribution, distribution
+from inferometer.analysis.percentiles import Distribution, Values, distribution
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP
 from inferometer.records import COUNTED_BY, DROPPED, MISSING, PHASES, Run
 from inferometer.units import NS
@@ -118,7 +118,7 @@ def _counts(run: Run, mask: Mask) -> Counts:
     return Counts(ok, sum(kinds.values()), dropped, kinds)
 
 
-def _metrics(run: Run, mask: Mask, gaps: NDArray[np.int64], as_inf: bool) -> dict[str, Distribution]:
+def _metrics(run: Run, mask: Mask, gaps: Values, as_inf: bool) -> dict[str, Distribution]:
     """Every metric of the window's rows among `mask`; reorders `gaps`."""
     rows = run.records.rows
     steady = mask & (run.records.phase == STEADY)
@@ -127,7 +127,7 @@ def _metrics(run: Run, mask: Mask, gaps: NDArray[np.int64], as_inf: bool) -> dic
     return {metric.name: _distribution(metric, chosen[metric.of], gaps, failed) for metric in METRICS.values()}
 
 
-def _distribution(metric: Metric, rows: Columns, gaps: NDArray[np.int64], failed: int) -> Distribution:
+def _distribution(metric: Metric, rows: Columns, gaps: Values, failed: int) -> Distribution:
     if metric.values is None:
         return distribution(gaps, metric.unit, scale=NS)
     values = metric.values(rows)

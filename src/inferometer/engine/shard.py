@@ -7,6 +7,7 @@ import ssl
 from collections import deque
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -103,6 +104,7 @@ class Shard:
             await asyncio.sleep(0.001)
         t0 = self._control["t0"]
         self._control.state = "running"
+        self._loop.set_exception_handler(self._broken)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -141,6 +143,11 @@ class Shard:
         planned = self._stage < len(self._drivers) and not self.stopping
         if not planned and not self._in_flight and not self._queue and not self._finished.done():
             self._finished.set_result(None)
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised, which is a bug of ours: end the run with it rather than hang."""
+        if not self._finished.done():
+            self._finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
     def close(self) -> None:
         """Everything that was opened; the spool last."""
@@ -362,4 +369,4 @@ def _expected(plan: Plan, calls: Calls) -> tuple[int, int]:
     """Rows and chunks to make room for before t=0; more room is made when needed."""
     rows = sum(len(stage.instants) if isinstance(stage, OpenStage) else stage.requests for stage in plan.stages)
     mean_out = sum(calls.n_out) // len(calls.n_out) + 1
-    return min(rows + 64, 1 << 22), min(rows * mean_out, 1 << 25)
+    return min(rows + 64, 1 << 18), min(rows * mean_out, 1 << 22)

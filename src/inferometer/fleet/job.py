@@ -11,6 +11,7 @@ from inferometer import schedule, workload
 from inferometer.config.schema import Config
 from inferometer.engine import before
 from inferometer.engine.shard import Shard, Task
+from inferometer.errors import UserError
 from inferometer.records import COUNTED_BY
 from inferometer.timing import loop as event_loop
 from inferometer.types import ClosedStage, OpenStage, Plan
@@ -52,7 +53,13 @@ def run_shard(job: Job, shard: int) -> Facts:
 async def _run(job: Job, number: int) -> Facts:
     loop = asyncio.get_running_loop()
     config = job.config
-    shard = Shard(make_task(job, number), loop)
+    task = make_task(job, number)
+    try:
+        shard = Shard(task, loop)
+    except OSError as error:
+        raise UserError(
+            f"{job.spool}: {error.strerror or error}", "make room there, or give another folder as `output`"
+        ) from None
     try:
         try:
             await shard.run()
