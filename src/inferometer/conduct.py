@@ -6,6 +6,7 @@ The report of a live run is made from the folder that was just written, by the f
 """
 
 import contextlib
+import secrets
 import shutil
 import signal
 import threading
@@ -58,7 +59,7 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     plan = schedule.plan(config.load, config.seed)
     shards = how_many(config, plan)
     folder = store.new_folder(config.output)
-    job = Job(config, reached, shards, folder / SPOOL)
+    job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4))
     try:
         draft = _draft(config, reached, plan, shards)
         with disk_errors(folder):

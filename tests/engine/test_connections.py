@@ -40,6 +40,19 @@ def test_a_server_that_closes_after_each_answer_while_promising_to_keep_the_conn
     assert run.records.rows["attempts"].max() <= 2
 
 
+def test_such_a_server_is_soon_sent_every_request_once_over_a_connection_of_its_own(tmp_path: Path) -> None:
+    """The last answer and the close arrive together, and with one user nothing else can tell in between."""
+
+    def script(client: Client) -> None:
+        client.request()
+        client.send(answer())
+
+    with scripted(script) as url:
+        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 40})
+    assert summary.counts.ok == 40
+    assert (run.records.rows["attempts"] > 1).sum() <= 3
+
+
 def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_path: Path) -> None:
     """The first connection answers once, takes the next request in, and closes without a word."""
 

@@ -15,9 +15,9 @@ from inferometer.records import MISSING, ROW, TIMES, Chunks, Failure, Sample
 T0 = 5_000
 
 
-def row(**values: int) -> list[int]:
+def row(**values: int) -> tuple[int, ...]:
     """A row in the order of records.ROW; times default to T0, the rest to 0."""
-    return [values.get(name, T0 if name in TIMES else 0) for name in ROW.names or ()]
+    return tuple(values.get(name, T0 if name in TIMES else 0) for name in ROW.names or ())
 
 
 def start(folder: Path, shard: int = 0, t0: int = T0) -> Spool:
@@ -27,7 +27,7 @@ def start(folder: Path, shard: int = 0, t0: int = T0) -> Spool:
 
 def add(spool: Spool, id: int, arrivals: list[int], counts: list[int] | None = None, **more: int) -> None:
     values = {"id": id, "chunk_start": spool.chunks, "chunk_count": len(arrivals)} | more
-    spool.add(arrivals, counts or [1] * len(arrivals), *row(**values))
+    spool.add(arrivals, counts or [1] * len(arrivals), row(**values))
 
 
 def chunks_of(folder: Path, shards: int) -> Chunks:

@@ -242,7 +242,12 @@ def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
 def test_calls_are_whole_http_requests() -> None:
     config = from_mapping({"server": {"url": "http://u:p@x:8000/base/v1", "headers": {"X-A": "1"}}})
     calls = openai.calls(
-        config.server, "m", [parse(config.server.urls[0])], {"Authorization": "Bearer k"}, [Request(0, "hé", 2, 5)]
+        config.server,
+        "m",
+        [parse(config.server.urls[0])],
+        {"Authorization": "Bearer k"},
+        [Request(0, "hé", 2, 5)],
+        "tag",
     )
     data = calls.heads[0] + b"7" + calls.tails[0]
     head, _, payload = data.partition(b"\r\n\r\n")
@@ -252,7 +257,7 @@ def test_calls_are_whole_http_requests() -> None:
         "Host: x:8000",
         "X-A: 1",
         "Authorization: Bearer k",
-        "X-Request-Id: 7",
+        "X-Request-Id: tag-7",
         f"Content-Length: {len(payload)}",
     } <= set(lines)
     assert json.loads(payload)["messages"][0]["content"] == "hé"

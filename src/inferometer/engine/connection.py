@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import weakref
 from typing import Protocol
 
 from inferometer.engine.flight import Flight
@@ -47,8 +48,8 @@ class Owner(Protocol):
 
 class Connection:
     __slots__ = (
-        "_clock", "_decoder", "_fd", "_loop", "_out", "_owner", "_recvmsg", "_send", "_sock", "_writing",
-        "answers", "connect_from", "flight", "is_open", "is_ready",
+        "_clock", "_decoder", "_fd", "_loop", "_out", "_owner", "_reader", "_recvmsg", "_send", "_sock", "_writing",
+        "_kept", "answers", "connect_from", "flight", "is_open", "is_ready",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner, clock: Clock, decoder: Decoder) -> None:
@@ -58,8 +59,10 @@ class Connection:
         self._decoder = decoder
         self._out: memoryview | bytes = b""  # what the kernel would not take yet
         self._writing = False
+        self._reader: weakref.ref[object] | None = None
         self.flight: Flight | None = None
         self.answers = 0
+        self._kept = False  # it has been idle: the server may have closed it without our knowing
         self.is_open = False  # has a socket
         self.is_ready = False  # connected, and TLS done
         self.connect_from = 0
@@ -107,14 +110,43 @@ class Connection:
         if code:
             self._fail(_open_failure(OSError(code, errno.errorcode.get(code, ""))))
             return
-        self._loop.add_reader(self._fd, self._readable)
+        self._read_on()
         self._established()
+
+    def _read_on(self) -> None:
+        """Have the loop call `_readable`, and notice when it stops doing so.
+
+        uvloop calls a reader once more when a socket has failed, and never again. If bytes still lay in front of the reset,
+        that call gets those and nobody would ever see the reset. It lets go of the bound method then, which a weak reference
+        tells us at no cost to the hot path.
+        """
+        reader = self._readable
+        self._reader = weakref.ref(reader, self._reader_dropped)
+        self._loop.add_reader(self._fd, reader)
+
+    def _reader_dropped(self, _: object) -> None:
+        if self.is_open:
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Read up to the error, or to the end."""
+        while self.is_open and self._has_bytes():
+            self._readable()
+        if self.is_open:
+            self._lost(ConnectionResetError())
+
+    def _has_bytes(self) -> bool:
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _established(self) -> None:
         """Bytes can be exchanged. (TLS has its handshake first.)"""
         self.is_ready = True
         flight = self.flight
         if flight is None:
+            self._kept = True
             self._owner.opened(self)
         else:
             flight.held += now() - self.connect_from
@@ -207,6 +239,7 @@ class Connection:
 
     def _end(self, flight: Flight, at: int, event: End | Fail) -> None:
         self.flight = None
+        self._kept = True
         self.answers += 1
         if not event.keep_alive or self._writing:
             self._shut()
@@ -227,8 +260,8 @@ class Connection:
         )
 
     def _is_stale(self, flight: Flight) -> bool:
-        """The server closed after its last answer, before this request reached it: hand it back to be sent again."""
-        if not self.answers or flight.attempts > 1:
+        """The server closed it while it was idle, before this request reached it: hand it back to be sent again."""
+        if not self._kept or flight.attempts > 1:
             return False
         self.flight = None
         self._shut()
@@ -250,6 +283,7 @@ class Connection:
     def _shut(self) -> None:
         if self.is_open:
             self.is_open = self.is_ready = False
+            self._reader = None
             self._loop.remove_reader(self._fd)
             if self._writing:
                 self._loop.remove_writer(self._fd)

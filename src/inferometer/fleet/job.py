@@ -28,6 +28,8 @@ _CHUNKS_PER_PROCESS = 40_000
 _USERS_PER_PROCESS = 512
 """What one process is trusted with before another is started; about half of what it can do."""
 _MAX_OPENED = 256
+"""Connections that an open loop opens before t=0: 1 for every 20 requests a second, up to this. Not more: there are servers
+that keep a thread for each idle one."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -35,6 +37,8 @@ class Job(msgspec.Struct, frozen=True):
     reached: before.Reached
     shards: int
     spool: Path
+    tag: str
+    """Stands in every request's X-Request-Id before its id."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -84,7 +88,7 @@ def make_task(job: Job, shard: int) -> Task:
     return Task(
         shard=shard,
         plan=plan,
-        calls=openai.calls(config.server, reached.model, reached.targets, reached.secrets, requests),
+        calls=openai.calls(config.server, reached.model, reached.targets, reached.secrets, requests, job.tag),
         targets=reached.targets,
         addresses=reached.addresses,
         context=before.tls_context(config.server.tls) if any(target.tls for target in reached.targets) else None,
@@ -125,7 +129,7 @@ def _opened_for(stage: OpenStage | ClosedStage) -> int:
     if isinstance(stage, ClosedStage):
         return min(stage.concurrency, stage.requests) if stage.requests else stage.concurrency
     rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
-    return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
+    return max(1, min(math.ceil(rate / 20), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
 
 
 def _most_at_once(stage: OpenStage | ClosedStage) -> int:

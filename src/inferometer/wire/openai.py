@@ -252,9 +252,18 @@ def _not_json(body: bytes, error: str) -> Fail:
 
 
 def calls(
-    server: Server, model: str, targets: Sequence[Target], secrets: dict[str, str], requests: Sequence[Request]
+    server: Server,
+    model: str,
+    targets: Sequence[Target],
+    secrets: dict[str, str],
+    requests: Sequence[Request],
+    tag: str,
 ) -> Calls:
-    """Encode `requests`; `secrets` are headers that are kept out of every file (the API key)."""
+    """Encode `requests`; `secrets` are headers that are kept out of every file (the API key).
+
+    A request is called TAG-ID in its X-Request-Id. The tag is the run's own: there are servers that take the header for a key,
+    and would mix up two runs that both start from 0.
+    """
     fixed = {
         "User-Agent": f"inferometer/{__version__}",
         "Content-Type": "application/json",
@@ -266,7 +275,7 @@ def calls(
         head = request_head(
             "POST", target.prefix + PATHS[server.api], target.authority, fixed | credentials | server.headers | secrets
         )
-        heads.append(head + b"X-Request-Id: ")
+        heads.append(head + f"X-Request-Id: {tag}-".encode())
     bodies = [request_body(server, model, request) for request in requests]
     return Calls(
         heads=tuple(heads),

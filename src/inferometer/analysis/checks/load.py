@@ -65,6 +65,9 @@ def _rate(rows: Part, allowed: float) -> tuple[float, str, str] | None:
     return reached / asked, words, "Use more client.processes or another machine, or lower the rate."
 
 
+FAILED = "After a failure a user waits before it asks again: see the failures."
+
+
 def concurrency(facts: Facts) -> Check | None:
     rows = facts.run.records.rows
     found = []
@@ -76,7 +79,12 @@ def concurrency(facts: Facts) -> Check | None:
         )
         if reached is not None:
             words = f"{reached:,.1f} requests were in flight on average of {plan.concurrency:,} asked"
-            remedy = "The client could not replace answers fast enough: use more client.processes or another machine, or a lower concurrency."
+            failed = (rows["failure"] > 0)[rows["stage"] == stage].any()
+            remedy = (
+                FAILED
+                if failed
+                else "The client could not replace answers fast enough: use more client.processes or another machine, or a lower concurrency."
+            )
             found.append((reached / plan.concurrency, words, remedy))
     return _worst("concurrency", found)
 
