@@ -1,7 +1,7 @@
 """How much load one core drives: beside wrk (C, the ceiling) and aiohttp, on the same null server, in turn.
 
 `full pipeline` counts everything from t=0 to the printed report: sending, stamping, recording, storing, reading back,
-metrics, report. CPU a chunk is that of all processes of `inferometer run`, less what a run of one request costs.
+metrics, report. CPU a chunk, on streams of 100 a second, is that of all processes of `inferometer run`, less what a run of one request costs.
 """
 
 import re
@@ -15,7 +15,7 @@ from bench.common import CLIENT_CORE, HERE, Line, measure, median, null_server, 
 ROUNDS = 3
 SECONDS = 6
 CONNECTIONS = 64
-STREAMS = 400
+STREAMS = 200
 
 
 def main() -> int:
@@ -31,7 +31,11 @@ def main() -> int:
                 inferometer.append(rate)
                 full.append(whole)
         with null_server(interval_us=10_000, chunks=100) as url:
-            cpu = [_cpu_a_chunk(folder, url) for _ in range(ROUNDS)]
+            bare, cpu = [], []
+            for _ in range(ROUNDS):
+                bare.append(_bare(url))
+                cpu.append(_cpu_a_chunk(folder, url))
+    to_bare = median([ours / theirs for ours, theirs in zip(cpu, bare, strict=True)])
     to_wrk = median([ours / theirs for ours, theirs in zip(full, wrk, strict=True)])
     to_aiohttp = median([ours / theirs for ours, theirs in zip(full, aiohttp, strict=True)])
     lines = [
@@ -41,9 +45,11 @@ def main() -> int:
         Line("inferometer, full pipeline", f"{median(full):,.0f} requests/s"),
         Line("full pipeline / wrk", f"{to_wrk:.2f}", ">= 0.4", to_wrk >= 0.4),
         Line("full pipeline / aiohttp", f"{to_aiohttp:.1f}", ">= 6", to_aiohttp >= 6),
+        Line("bare sockets and httptools, CPU a read", f"{median(bare):.2f} us"),
         Line(f"CPU a streamed chunk, {STREAMS} streams", f"{median(cpu):.2f} us", "<= 8 us", median(cpu) <= 8),
+        Line("CPU a chunk / bare", f"{to_bare:.2f}", "<= 1.7", to_bare <= 1.7),
     ]
-    return show("ceiling", lines, wrk=wrk, aiohttp=aiohttp, inferometer=inferometer, full=full, cpu_us_a_chunk=cpu)
+    return show("ceiling", lines, wrk=wrk, aiohttp=aiohttp, inferometer=inferometer, full=full, bare=bare, cpu=cpu)
 
 
 def _wrk(url: str) -> float:
@@ -63,8 +69,22 @@ def _aiohttp(url: str) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def _bare(url: str) -> float:
+    command = pinned(CLIENT_CORE, sys.executable, HERE / "bare_client.py", url, STREAMS, STREAMS * SECONDS)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def _inferometer(folder: str, url: str) -> tuple[float, float]:
-    options = ("--concurrency", str(CONNECTIONS), "--duration", f"{SECONDS}s", "--input", "256", "--output", "1")
+    options = (
+        "--concurrency",
+        str(CONNECTIONS),
+        "--duration",
+        f"{2 * SECONDS}s",
+        "--prompt",
+        "hello " * 190,
+        "--output",
+        "1",
+    )
     found = measure(folder, url, *options, server__stream=False, server__api="completions")
     rows = found.run.records.rows
     assert found.summary["counts"]["failed"] == 0, found.summary["counts"]

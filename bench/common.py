@@ -42,7 +42,9 @@ def show(name: str, lines: list[Line], **facts: object) -> int:
     RESULTS.mkdir(exist_ok=True)
     stamp = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "cores": len(CORES), "load": os.getloadavg()} | facts
     (RESULTS / f"{name}.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode({"lines": lines, **stamp}), indent=2)
+        msgspec.json.format(
+            msgspec.json.encode({"lines": lines, **stamp}, enc_hook=lambda value: value.item()), indent=2
+        )
     )
     return int(any(line.ok is False for line in lines))
 

@@ -6,6 +6,8 @@ The report of a live run is made from the folder that was just written, by the f
 """
 
 import contextlib
+import fcntl
+import os
 import secrets
 import shutil
 import signal
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -34,6 +36,8 @@ from inferometer.types import Plan
 
 SPOOL = "spool"
 _DRAFT = "draft.json"
+_ROOM = 16_384
+"""Bytes that a draft has to spare, so that the run's end can be written into it on a full disk."""
 
 
 class Show(Protocol):
@@ -60,11 +64,18 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     shards = how_many(config, plan)
     folder = store.new_folder(config.output)
     job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4))
+    with contextlib.ExitStack() as held:
+        return _measure(job, plan, folder, show, held)
+
+
+def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contextlib.ExitStack) -> tuple[Run, Summary]:
+    config, reached, shards = job.config, job.reached, job.shards
     try:
         draft = _draft(config, reached, plan, shards)
         with disk_errors(folder):
             job.spool.mkdir()
-            (job.spool / _DRAFT).write_bytes(msgspec.json.encode(draft))
+            draft_file = held.enter_context((job.spool / _DRAFT).open("w+b", buffering=0))
+            _begin_draft(draft_file, draft)
         if show:
             show.planned(config, plan, reached, shards, folder)
         crew = Crew(job, in_process=config.client.processes == 0)
@@ -82,8 +93,7 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
         _forget_if_empty(folder, shards)
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
     finished = _finished(draft.manifest, crew, config)
-    with contextlib.suppress(OSError):
-        (job.spool / _DRAFT).write_bytes(msgspec.json.encode(_Draft(finished, shards)))
+    _end_draft(draft_file, _Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
 
 
@@ -94,12 +104,53 @@ def open_run(folder: str) -> tuple[Run, Summary]:
     if not draft_file.exists() or (place / "manifest.json").exists():
         run = store.read(folder)
         return run, summarise(run)
-    draft = msgspec.json.decode(draft_file.read_bytes(), type=_Draft)
+    draft = _read_draft(draft_file)
     unfinished = draft.manifest
     if not unfinished.started:
         errors = (*unfinished.outcome.errors, "the run did not end: this is what it had recorded")
         unfinished = msgspec.structs.replace(unfinished, outcome=Outcome(True, errors))
-    return _save(place, _from_spool(place, unfinished, draft.shards))
+    try:
+        spool.await_end(place / SPOOL, draft.shards)
+        run = _from_spool(place, unfinished, draft.shards)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place / SPOOL}: cannot be read: {error}", "nothing was recorded there: run again") from None
+    return _save(place, run)
+
+
+# --- the draft -------------------------------------------------------------------------------------------------------
+
+
+def _begin_draft(file: IO[bytes], draft: _Draft) -> None:
+    """Written before the run and locked while it lasts, so that nobody takes its spool apart meanwhile."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(msgspec.json.encode(draft) + b" " * _ROOM)
+
+
+def _end_draft(file: IO[bytes], draft: _Draft) -> None:
+    """How the run ended, over what was known before, in place: that takes no room on the disk."""
+    data = msgspec.json.encode(draft)
+    room = os.fstat(file.fileno()).st_size
+    if len(data) <= room:
+        with contextlib.suppress(OSError):
+            file.seek(0)
+            file.write(data.ljust(room))
+
+
+def _read_draft(path: Path) -> _Draft:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{path.parents[1]}: this run is still under way", "wait for its end, or end it with Ctrl-C"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            return msgspec.json.decode(file.read(), type=_Draft)
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path}: damaged: {error}", "this run cannot be read: run again") from None
 
 
 class UnsavedError(UserError):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 NS = 1_000_000_000
 
@@ -27,17 +28,18 @@ def _parse(value: object, units: dict[str, float], bare: float, expected: str) -
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected {expected}, got {value!r}")
     if not isinstance(value, str):
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"expected {expected}, got {value!r}")
+        if not 0 <= value <= sys.float_info.max:
+            raise ValueError(f"expected {expected}, got {str(value)[:20]}")
         return value * bare
     total, at = 0.0, 0
     while at < len(value.rstrip()):
         term = _TERM.match(value, at)
-        if term is None or (term[2] and term[2] not in units) or (not term[2] and at > 0):
+        alone = at == 0 and term is not None and term.end() >= len(value.rstrip())
+        if term is None or (term[2] not in units and (term[2] or not alone)):
             raise ValueError(f"expected {expected}, got {value!r}")
         total += float(term[1]) * (units[term[2]] if term[2] else bare)
         at = term.end()
-    if at == 0:
+    if at == 0 or math.isinf(total):
         raise ValueError(f"expected {expected}, got {value!r}")
     return total
 

@@ -245,6 +245,8 @@ def test_short_answers_warn() -> None:
     found = check(closed(want(20)), "answers")
     assert found.status == "warn" and "ignore_eos" in found.message
     assert not applies(closed(want(0)), "answers")
+    found = check(closed(want(5)), "answers")
+    assert found.status == "warn" and "max_tokens_field" in found.message
 
 
 def test_repeated_prompts_warn() -> None:

@@ -204,3 +204,45 @@ def test_the_control_file_is_shared_and_holds_numbers_of_64_bits(tmp_path: Path)
     assert [theirs[name] - (1 << 62) for name in CONTROL] == list(range(len(CONTROL)))
     theirs.state = "running"
     assert mine.state == "running"
+
+
+def test_a_line_that_the_disk_cuts_off_is_taken_back_and_nothing_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = start(tmp_path)
+    spool.failure("reset", "")
+    with pytest.raises(OSError, match="No space"), monkeypatch.context() as full:
+        full.setattr(spool._failures, "_file", Full(spool._failures._file, 5))
+        spool.failure("closed", "")
+    assert spool.failure("http_503", "") == 2
+    spool.close()
+    assert [each.code for each in merge(tmp_path, 1)[0].failures] == ["reset", "http_503"]
+
+
+class Full:
+    """A file on a disk with room for so many bytes more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+        self.seek, self.truncate = file.seek, file.truncate
+
+    def write(self, data: bytes) -> int:
+        count: int = self.file.write(data[: self.room])
+        return count
+
+
+def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_CHUNKS", 2)
+    spool = start(tmp_path)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), monkeypatch.context() as patched:
+        patched.setattr(spool._tokens, "grow", full)
+        add(spool, 0, [T0 + 1, T0 + 2, T0 + 3])
+    add(spool, 1, [T0 + 4, T0 + 5, T0 + 6])
+    spool.close()
+    assert chunks_of(tmp_path, 1).arrival.tolist() == [4, 5, 6]

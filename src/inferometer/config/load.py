@@ -18,20 +18,31 @@ from inferometer.units import parse_seconds
 def read_tree(path: str) -> dict[str, Any]:
     """The YAML file at `path` as plain dicts and lists."""
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: {error.strerror}", "give the path of a YAML file, or a URL that starts with http"
-        ) from None
+        text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", "give a YAML file in UTF-8") from None
-    except yaml.YAMLError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"{path!r}: {reason}" if not path.isprintable() else f"{path}: {reason}",
+            "give the path of a YAML file, or a URL that starts with http",
+        ) from None
+    try:
+        tree = _copy(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}:{where} is not YAML: {getattr(error, 'problem', error)}", "mend the file") from None
+        raise UserError(f"{path}:{where} is not YAML: {_problem(error)}", "mend the file") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: holds no sections", "it needs at least `server: {url: ...}`")
     return tree
+
+
+def _problem(error: Exception) -> str:
+    """What YAML has against it, on one line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply, or contains itself"
+    return str(getattr(error, "problem", None) or error).partition("\n")[0]
 
 
 def from_mapping(tree: dict[str, Any], overrides: Iterable[str] = (), source: str = "config") -> Config:
@@ -59,7 +70,7 @@ def _default_types(tree: dict[str, Any]) -> None:
 
 def _copy(tree: Any) -> Any:
     if isinstance(tree, dict):  # YAML 1.1 reads the keys `on` and `off` as true and false
-        return {{True: "on", False: "off"}.get(key, str(key)): _copy(value) for key, value in tree.items()}
+        return {"on" if key is True else "off" if key is False else str(key): _copy(tree[key]) for key in tree}
     return [_copy(value) for value in tree] if isinstance(tree, list) else tree
 
 
@@ -69,13 +80,15 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f"--set {override}: not of the form key=value", "write for example --set load.rate=50")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _copy(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"--set {override}: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
     *path, last = key.strip().split(".")
     node: Any = tree
     for name in path:
-        node = node[_position(node, name, override)] if isinstance(node, list) else node.setdefault(name, {})
+        if isinstance(node, dict) and node.get(name) is None:  # not there, or left empty
+            node[name] = {}
+        node = node[_position(node, name, override)] if isinstance(node, list) else node[name]
         if not isinstance(node, dict | list):
             raise UserError(
                 f"--set {override}: {name} is a single value, not a section", "see docs/config.md for the keys"

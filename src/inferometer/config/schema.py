@@ -216,13 +216,13 @@ Load = StageSpec | Stages
 
 class Client(_Section):
     processes: Annotated[
-        int | Literal["auto"],
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
             description="Client processes; `auto`: what the load needs, at most the cores less one. 0: in this process."
         ),
     ] = "auto"
     connections: Annotated[
-        int | Literal["auto"],
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
             description="Opened before t=0. `auto`: the concurrency, or 1 for every 20 requests a second, at most 256."
         ),

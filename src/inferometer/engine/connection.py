@@ -48,8 +48,23 @@ class Owner(Protocol):
 
 class Connection:
     __slots__ = (
-        "_clock", "_decoder", "_fd", "_loop", "_out", "_owner", "_reader", "_recvmsg", "_send", "_sock", "_writing",
-        "_kept", "answers", "connect_from", "flight", "is_open", "is_ready",
+        "_clock",
+        "_decoder",
+        "_fd",
+        "_kept",
+        "_loop",
+        "_out",
+        "_owner",
+        "_reader",
+        "_recvmsg",
+        "_send",
+        "_sock",
+        "_writing",
+        "answers",
+        "connect_from",
+        "flight",
+        "is_open",
+        "is_ready",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner, clock: Clock, decoder: Decoder) -> None:
@@ -159,10 +174,8 @@ class Connection:
         self.flight = flight
         self._decoder.reset()
         flight.attempts += 1
-        data = flight.data
-        flight.bytes_out = len(data)
         flight.sent = now()
-        self._write(data)
+        self._write(flight.data)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -234,16 +247,13 @@ class Connection:
             elif kind is Usage:
                 flight.usage = event  # type: ignore[assignment]
             else:
-                self._end(flight, at, event)  # type: ignore[arg-type]
+                self.flight = None
+                self._kept = True
+                self.answers += 1
+                if not event.keep_alive or self._writing:  # type: ignore[union-attr]
+                    self._shut()
+                self._owner.ended(self, flight, at, event)  # type: ignore[arg-type]
                 return
-
-    def _end(self, flight: Flight, at: int, event: End | Fail) -> None:
-        self.flight = None
-        self._kept = True
-        self.answers += 1
-        if not event.keep_alive or self._writing:
-            self._shut()
-        self._owner.ended(self, flight, at, event)
 
     # --- trouble ---
 

@@ -8,13 +8,10 @@ class Flight:
         "arrivals",
         "attempts",
         "bytes_in",
-        "bytes_out",
-        "connect_from",
         "counts",
         "data",
         "first_byte",
         "held",
-        "held_from",
         "id",
         "intended",
         "n",
@@ -26,16 +23,15 @@ class Flight:
         "user",
     )
 
-    def __init__(self, id: int, n: int, url: int, stage: int, intended: int, user: int = -1) -> None:
+    def __init__(self, id: int, n: int, url: int, stage: int, intended: int, user: int, data: bytes) -> None:
         self.id = id
         self.n = n  # which of the calls' tails
         self.url = url
         self.stage = stage
         self.intended = intended
-        self.user = user  # closed loop: whose request it is
-        self.held = 0
-        self.held_from = 0  # since when something other than the client holds it up; 0: nothing does
-        self.connect_from = 0
+        self.user = user  # closed loop: whose request it is; open loop: -1
+        self.data = data
+        self.held = 0  # ns for which something other than the client held it up
         self.attempts = 0
         self.sent = 0
         self.first_byte = 0
@@ -43,6 +39,4 @@ class Flight:
         self.counts: list[int] = []
         self.usage: Usage | None = None
         self.bytes_in = 0
-        self.bytes_out = 0
         self.read_delay = -1
-        self.data = b""

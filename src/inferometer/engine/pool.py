@@ -142,6 +142,4 @@ _WARMING = -1
 
 
 def _warming(request: bytes) -> Flight:
-    flight = Flight(_WARMING, 0, 0, 0, 0)
-    flight.data = request
-    return flight
+    return Flight(_WARMING, 0, 0, 0, 0, -1, request)

@@ -1,6 +1,7 @@
 """The run of one shard: from its part of the plan to its spool. The same function runs in this process or in another."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import ssl
@@ -62,6 +63,7 @@ class Shard:
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls))
+        self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
         self._pools = [
             Pool(
@@ -81,7 +83,7 @@ class Shard:
         self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]
         self._stage = -1
         self._launched = self._sent = self._ok = self._failed = self._in_flight = 0
-        self._queue: deque[tuple[Flight, int]] = deque()
+        self._queue: deque[tuple[Flight, int, int]] = deque()
         self._finished = loop.create_future()
         self._health: Health | None = None
         self._parent = os.getppid()
@@ -152,7 +154,8 @@ class Shard:
     def close(self) -> None:
         """Everything that was opened; the spool last."""
         if self._health is not None:
-            self._spool.sample(self._health.sample(self._in_flight))
+            with contextlib.suppress(OSError):  # a full disk; that is known by now
+                self._spool.sample(self._health.sample(self._in_flight))
         for pool in self._pools:
             pool.close()
         self.agenda.close()
@@ -186,9 +189,7 @@ class Shard:
         n = self._launched % len(calls.tails)
         url = id % self._urls
         self._launched += 1
-        flight = Flight(id, n, url, stage, intended, user)
-        flight.data = b"%b%d%b" % (calls.heads[url], id, calls.tails[n])
-        return flight
+        return Flight(id, n, url, stage, intended, user, b"%b%d%b" % (calls.heads[url], id, calls.tails[n]))
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Its time has come: send it, unless the cap holds it back."""
@@ -197,8 +198,7 @@ class Shard:
                 self._failed += 1
                 self._record(flight, 0, Fail(DROPPED, ""), 0)
             else:
-                flight.held_from = now()
-                self._queue.append((flight, cap))
+                self._queue.append((flight, cap, now()))
             return
         self._in_flight += 1
         self._sent += 1
@@ -206,8 +206,8 @@ class Shard:
 
     def _release_queued(self) -> None:
         while self._queue and self._in_flight < self._queue[0][1]:
-            flight, cap = self._queue.popleft()
-            flight.held += now() - flight.held_from
+            flight, cap, since = self._queue.popleft()
+            flight.held += now() - since
             self.release(flight, cap, False)
 
     def _ended(self, connection: Connection, flight: Flight, at: int, event: End | Fail) -> None:
@@ -215,12 +215,12 @@ class Shard:
         failed = event.__class__ is Fail
         if failed:
             self._failed += 1
+            self._record(flight, at, event, connection.status)
         else:
             self._ok += 1
-            usage = flight.usage
-            if usage is None or usage.n_out < 0:
+            if flight.usage is None or flight.usage.n_out < 0:
                 self.texts.append((self._spool.rows, connection.text))
-        self._record(flight, at, event, connection.status)
+            self._record(flight, at, event, 200)
         if self._queue:
             self._release_queued()
         self._drivers[flight.stage].freed(flight, at, failed)
@@ -229,7 +229,12 @@ class Shard:
 
     def _record(self, flight: Flight, at: int, event: End | Fail, status: int) -> None:
         usage, arrivals, spool = flight.usage, flight.arrivals, self._spool
-        n = flight.n
+        calls, n = self._calls, flight.n
+        if usage is None:
+            n_in, n_out, cached, reasoning, counted_by = -1, -1, -1, -1, 0
+        else:
+            n_in, n_out, cached, reasoning = usage.n_in, usage.n_out, usage.cached, usage.reasoning
+            counted_by = 1 if n_out >= 0 else 0
         try:
             row = (
                 flight.id,
@@ -244,23 +249,27 @@ class Shard:
                 flight.bytes_in,
                 spool.chunks,
                 len(arrivals),
-                flight.bytes_out,
-                usage.n_in if usage is not None and usage.n_in >= 0 else self._calls.n_in[n] or -1,
-                usage.n_out if usage is not None else -1,
-                self._calls.n_out[n],
-                usage.cached if usage is not None else -1,
-                usage.reasoning if usage is not None else -1,
+                len(flight.data) if flight.sent else 0,
+                n_in if n_in >= 0 else calls.n_in[n] or -1,
+                n_out,
+                calls.n_out[n],
+                cached,
+                reasoning,
                 flight.stage,
                 self._task.shard,
                 flight.url,
                 status,
-                spool.failure(event.code, event.message) if isinstance(event, Fail) else 0,
-                1 if usage is not None and usage.n_out >= 0 else 0,
+                0 if event.__class__ is End else spool.failure(event.code, event.message),  # type: ignore[union-attr]
+                counted_by,
                 flight.attempts,
                 0 if flight.user >= 0 else 1,
             )
             spool.add(arrivals, flight.counts, row)
-        except OSError:  # no space left: what is recorded stays, nothing more can be
+        except OSError:  # no space left: what is recorded stays, and little more can be
+            self._disk_is_full()
+
+    def _disk_is_full(self) -> None:
+        if not self._control["disk_full"]:  # ending what is in flight records it, which gets here again
             self._control["disk_full"] = 1
             self._stop_now()
 
@@ -274,8 +283,7 @@ class Shard:
             try:
                 self._spool.sample(sample)
             except OSError:
-                self._control["disk_full"] = 1
-                self._stop_now()
+                self._disk_is_full()
         self._publish()
         stop = self._control["stop"]
         if os.getppid() != self._parent:
@@ -349,7 +357,7 @@ class Shard:
         self._control["interrupted"] = 1
         at = now()
         while self._queue:
-            flight, _ = self._queue.popleft()
+            flight, _, _ = self._queue.popleft()
             self._failed += 1
             self._record(flight, at, Fail(CANCELLED, "still waiting for the cap"), 0)
         self.agenda.at(deadline, self._stop_now)

@@ -88,6 +88,7 @@ class ClosedLoop:
         self._index = index
         self._plan = plan
         self._issued = 0
+        self._limit = plan.requests or 1 << 62
         self._active = 0
         self._over = False
         self._then: Then = lambda at: None
@@ -112,15 +113,15 @@ class ClosedLoop:
             self._then(at)
 
     def _ask(self, user: int, ready: int) -> None:
-        plan = self._plan
-        if self._over or self._launcher.stopping or (plan.requests and self._issued >= plan.requests):
+        if self._over or self._launcher.stopping or self._issued >= self._limit:
             self._active -= 1
             if not self._active:
                 self._finish(now())
             return
-        flight = self._launcher.flight(plan.first_id + self._issued * plan.id_step, self._index, ready, user)
+        plan, launcher = self._plan, self._launcher
+        flight = launcher.flight(plan.first_id + self._issued * plan.id_step, self._index, ready, user)
         self._issued += 1
-        self._launcher.release(flight, 0, False)
+        launcher.release(flight, 0, False)
 
     def freed(self, flight: Flight, at: int, failed: bool) -> None:
         """A user's answer came at `at`: ask again, after a pause if the user thinks or the server fails."""

@@ -69,6 +69,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            process_group=0,  # the terminal's Ctrl-C is the parent's to handle, even while this one still starts
         )
         assert self._process.stdin is not None
         try:
@@ -134,8 +135,12 @@ class Crew:
         self._open: dict[int, _Member] = {}
         self.errors: list[str] = []
         self.facts: list[Facts] = []
-        for shard in range(job.shards):
-            self._open[shard] = _Thread(job, shard) if in_process else _Process(job, shard)
+        try:
+            for shard in range(job.shards):
+                self._open[shard] = _Thread(job, shard) if in_process else _Process(job, shard)
+        except BaseException:  # Ctrl-C: nobody watches them yet
+            self._end_all()
+            raise
 
     def stop(self) -> None:
         """Ctrl-C: the first time wait for what is in flight, the second time end now."""
@@ -162,8 +167,11 @@ class Crew:
                 self._wait(interval)
             yield self._snapshot()
         finally:
-            for member in self._open.values():
-                member.end()
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for member in self._open.values():
+            member.end()
 
     def _wait(self, interval: float) -> None:
         """Until the interval is over or something changes."""

@@ -42,9 +42,9 @@ def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) 
 
 
 class ResponseDecoder:
-    """Bytes of one answer after another on a connection -> events."""
+    """Bytes of one answer after another on a connection -> events. Who takes them stops at the first End or Fail."""
 
-    __slots__ = ("_body", "_events", "_head", "_kept", "_over", "_parser", "status")
+    __slots__ = ("_body", "_events", "_head", "_kept", "_parser", "status")
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -55,9 +55,8 @@ class ResponseDecoder:
     def reset(self) -> None:
         """Ready for the next answer on the same connection."""
         self.status = 0
-        self._head = b""
-        self._kept = b""
-        self._over = False
+        self._head = b""  # what came before the body, and the first of that
+        self._kept = b""  # the body of an answer that is not 200
         self._body.reset()
 
     @property
@@ -74,8 +73,7 @@ class ResponseDecoder:
         except httptools.HttpParserUpgrade:
             events.append(Fail("malformed_http", "the server switched protocols"))
         except httptools.HttpParserError as error:
-            if not self._over:
-                events.append(Fail("malformed_http", bounded(f"{error}; the answer starts with {self._head[:60]!r}")))
+            events.append(Fail("malformed_http", bounded(f"{error}; the answer starts with {self._head[:60]!r}")))
         return events
 
     def eof(self) -> Sequence[Event]:
@@ -83,45 +81,39 @@ class ResponseDecoder:
         self._events = []
         if not self._head:
             return [Fail("closed", "")]
-        if not self.status or self._has_length():
+        head, end, _ = self._head.partition(b"\r\n\r\n")
+        fields = head.lower()
+        if not end or b"\r\ncontent-length:" in fields or b"\r\ntransfer-encoding:" in fields:
             return [Fail("cut_short", "")]
         self._complete(keep_alive=False)
         return self._events
 
-    def _has_length(self) -> bool:
-        head = self._head.partition(b"\r\n\r\n")[0].lower()
-        return b"\r\ncontent-length:" in head or b"\r\ntransfer-encoding:" in head
-
     # --- called by httptools ---
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
         if self.status == 200:
-            if not self._over:
-                self._body.feed(piece, self._events)
+            self._body.feed(piece, self._events)
+            return
+        self.status = self._parser.get_status_code()
+        if self.status == 200:
+            self._body.feed(piece, self._events)
         elif len(self._kept) < _MAX_KEPT:
             self._kept += piece[:_MAX_KEPT]
 
     def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer is still to come
-            self.status = 0
-        else:
-            self._complete(self._parser.should_keep_alive())
+        self._complete(self._parser.should_keep_alive())
 
     def _complete(self, keep_alive: bool) -> None:
-        if self._over:
-            return
-        self._over = True
-        if self.status != 200:
-            self._events.append(Fail(f"http_{self.status}", error_message(self._kept), keep_alive))
-            return
-        failure = self._body.finish(self._events)
-        if failure is None:
-            self._events.append(_END_KEPT if keep_alive else _END)
-        else:
-            self._events.append(Fail(failure.code, failure.message, keep_alive))
+        status = self.status or self._parser.get_status_code()
+        if status == 200:
+            failure = self._body.finish(self._events)
+            if failure is None:
+                self._events.append(_END_KEPT if keep_alive else _END)
+            else:
+                self._events.append(Fail(failure.code, failure.message, keep_alive))
+        elif status >= 200:  # 100 Continue, 103 Early Hints: the answer is still to come
+            self._events.append(Fail(f"http_{status}", error_message(self._kept), keep_alive))
+        self.status = status if status >= 200 else 0
 
 
 def error_message(body: bytes) -> str:

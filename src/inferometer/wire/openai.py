@@ -94,15 +94,11 @@ _MAX_IN_CHUNK = 65_535
 def _usage(usage: _Usage) -> Usage:
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     return Usage(
-        _or_unknown(usage.prompt_tokens),
-        _or_unknown(usage.completion_tokens),
-        _or_unknown(prompt.cached_tokens if prompt else None),
-        _or_unknown(completion.reasoning_tokens if completion else None),
+        -1 if usage.prompt_tokens is None else usage.prompt_tokens,
+        -1 if usage.completion_tokens is None else usage.completion_tokens,
+        -1 if prompt is None or prompt.cached_tokens is None else prompt.cached_tokens,
+        -1 if completion is None or completion.reasoning_tokens is None else completion.reasoning_tokens,
     )
-
-
-def _or_unknown(count: int | None) -> int:
-    return -1 if count is None else count
 
 
 def _content(choice: _Choice) -> str:
@@ -197,24 +193,24 @@ class StreamedAnswer:
 class WholeAnswer:
     """The body of an answer in one piece."""
 
-    __slots__ = ("_choices", "_pieces")
+    __slots__ = ("_answer", "_body")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._pieces: list[bytes] = []
-        self._choices: list[_Choice] = []
+        self._body = b""
+        self._answer: _Answer | None = None
 
     @property
     def text(self) -> str:
-        return "".join(_content(choice) for choice in self._choices)
+        return "".join(_content(choice) for choice in (self._answer and self._answer.choices) or ())
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        self._pieces.append(piece)
+        self._body += piece
 
     def finish(self, events: list[Event]) -> Fail | None:
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        body = self._body
         try:
             answer = _decode(body)
         except msgspec.MsgspecError as error:
@@ -223,7 +219,7 @@ class WholeAnswer:
             return Fail("error_body", error_message(body))
         if not answer.choices:
             return Fail("malformed_json", bounded(f"no choices: {body[:200].decode('utf-8', 'replace')}"))
-        self._choices = answer.choices
+        self._answer = answer
         if answer.usage is not None:
             events.append(_usage(answer.usage))
         return None

@@ -29,15 +29,11 @@ class EventStream:
 
     def feed(self, piece: bytes) -> list[Message]:
         """The events that `piece` completes."""
-        if (
-            self._fresh
-            and piece[:6] == b"data: "
-            and piece[-2:] == b"\n\n"
-            and piece.find(b"\n") == len(piece) - 2
-            and b"\r" not in piece
-        ):
-            self._started = True
-            return [(b"", piece[6:-2])]  # one whole event: nearly always
+        if self._fresh:
+            lines = piece.splitlines()
+            if len(lines) == 2 and not lines[1] and piece[-1] == 10 and lines[0][:6] == b"data: ":
+                self._started = True
+                return [(b"", lines[0][6:])]  # one whole event: nearly always
         return self._lines(piece)
 
     def finish(self) -> list[Message]:

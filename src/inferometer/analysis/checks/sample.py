@@ -8,7 +8,7 @@ from inferometer.analysis.settings import number
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
-"""Share of the answers that may be shorter than asked before it is worth a warning."""
+"""Share of the answers that may be shorter than asked or longer, before it is worth a warning."""
 
 
 def token_source(facts: Facts) -> Check | None:
@@ -32,8 +32,11 @@ def answers(facts: Facts) -> Check | None:
     told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
     if not len(told):
         return None
-    share = float((told["n_out"] < told["n_want"]).mean())
+    share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
     asked, got = told["n_want"].mean(), told["n_out"].mean()
+    if longer > SHORT:
+        bad = f"{longer:.0%} of the answers are longer than asked for: {got:.5g} tokens on average, not {asked:.5g}. See whether the server knows server.max_tokens_field."
+        return Check("answers", "warn", longer, SHORT, bad)
     if share <= SHORT:
         return Check("answers", "pass", share, SHORT, f"{asked:.5g} tokens asked for, {got:.5g} on average")
     bad = f"{share:.0%} of the answers are shorter than asked for: {got:.5g} tokens on average, not {asked:.5g}. Where the server knows it, set server.ignore_eos."

@@ -1,0 +1,384 @@
+"""`inferometer run` and `report` from the outside: what they print, write and exit with, for good input and bad."""
+
+import csv
+import io
+import json
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+import yaml
+from command import Said, assert_one_line, cli
+from helpers import STREAM, Client, answer, polite, scripted
+
+from inferometer.serve.background import running
+from inferometer.serve.settings import Fixed, Settings
+
+FEW = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--set", "client.processes=0")
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[str]:
+    with running(Settings(timing=Fixed(ttft=0.01, itl=0.001), port=0)) as url:
+        yield url
+
+
+def run(folder: Path, source: str | Path, *more: str | Path) -> Said:
+    return cli("run", source, *FEW, "--set", f"output={folder}", *more)
+
+
+def runs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("2*"))
+
+
+# --- what is right ---------------------------------------------------------------------------------------------------
+
+
+def test_a_url_is_enough_the_model_is_found_and_the_run_is_valid(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim, "--set", "limits={lag: 1s, cpu: 1, stalls: 1}")
+    assert said.status == 0, said
+    assert "VALID" in said.out
+    assert "· sim ·" in said.out
+    assert str(runs(tmp_path)[0]) in said.out
+    assert max(len(line) for line in said.out.splitlines()) <= 100
+
+
+def test_the_report_comes_again_byte_for_byte_also_explained_and_by_way_of_latest(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim, "--explain")
+    for folder in (*runs(tmp_path), tmp_path / "LATEST"):
+        assert cli("report", folder, "--explain").out == said.out
+
+
+def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim, "--model", "nonsense")
+    assert said.status == 1
+    assert "INVALID" in said.out
+    assert "http_404" in said.out
+    assert cli("report", tmp_path / "LATEST").status == 1
+
+
+def test_json_on_standard_output_is_all_there_is_on_it_and_is_what_the_folder_has(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim, "--json", "-")
+    tree = json.loads(said.out)
+    assert tree["schema"] == 1
+    assert tree["counts"]["ok"] == 3
+    assert said.out.encode() == (runs(tmp_path)[0] / "summary.json").read_bytes()
+    assert cli("report", tmp_path / "LATEST", "--json", "-").out == said.out
+
+
+def test_json_and_csv_go_to_files_beside_the_report(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim, "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv")
+    assert "requests/s" in said.out
+    assert json.loads((tmp_path / "out.json").read_bytes())["counts"]["ok"] == 3
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert [row["n_out"] for row in rows] == ["2"] * 3
+    assert cli("report", tmp_path / "LATEST", "--csv", "-").out == (tmp_path / "out.csv").read_text()
+
+
+def test_without_a_terminal_the_progress_is_plain_lines_on_standard_error(tmp_path: Path, sim: str) -> None:
+    said = run(tmp_path, sim)
+    assert said.err.startswith(f"{sim}  sim  closed 1")
+    assert "\x1b" not in said.out + said.err
+    assert run(tmp_path, sim, "--quiet").err == ""
+
+
+def test_a_file_with_flags_on_top(tmp_path: Path, sim: str) -> None:
+    path = tmp_path / "bench.yaml"
+    tree = {"server": {"url": sim}, "load": {"type": "closed", "concurrency": 2, "duration": "30s"}, "data": {"input": 9}}
+    path.write_text(yaml.safe_dump(tree))
+    said = cli(
+        "run", path, "--requests", "4", "--output", "3", "--json", "-", "--set", f"output={tmp_path / 'runs'}",
+        "--set", "client.processes=0",
+    )  # fmt: skip
+    found = json.loads(said.out)
+    assert found["counts"]["ok"] == 4
+    assert found["metrics"]["input_tokens"]["mean"] >= 9
+    assert found["metrics"]["output_tokens"]["mean"] == 3
+
+
+def test_rate_makes_it_an_open_loop(tmp_path: Path, sim: str) -> None:
+    said = cli(
+        "run", sim, "--rate", "200", "--requests", "10", "--prompt", "a", "--prompt", "b", "--json", "-",
+        "--set", f"output={tmp_path}", "--set", "client.processes=0",
+    )  # fmt: skip
+    assert json.loads(said.out)["counts"]["ok"] == 10
+    assert json.loads((tmp_path / "LATEST" / "manifest.json").read_bytes())["plan"][0]["type"] == "poisson"
+
+
+def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def script(client: Client) -> None:
+        while request := client.request():
+            seen.append(json.loads(request[2]))
+            client.send(answer())
+
+    lines = tmp_path / "asks.jsonl"
+    lines.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}], "output": 7}\n')
+    with scripted(script) as url:
+        said = cli(
+            "run", url, "--model", "m", "--requests", "2", "--concurrency", "1", "--set", "data={type: jsonl}",
+            "--set", f"data.path={lines}", "--set", f"output={tmp_path / 'runs'}", "--set", "client.processes=0",
+        )  # fmt: skip
+    assert said.status in (0, 1), said
+    assert [(ask["messages"][0]["content"], ask["max_tokens"]) for ask in seen] == [("one", 128), ("two", 7)]  # type: ignore[index]
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def no_run_left(folder: Path) -> bool:
+    return not list(folder.rglob("*/spool")) and not runs(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "load.rat=5"), ("unknown key load.rat",)),
+        (("--set", "server.modle=x"), ("unknown key server.modle", "did you mean server.model?")),
+        (("--set", "load.concurrency=many"), ("load.concurrency", "whole number")),
+        (("--rate", "0"), ("load.rate", "more than 0")),
+        (("--rate", "5", "--concurrency", "2"), ("--rate and --concurrency",)),
+        (("--input", "5", "--prompt", "x"), ("--input and --prompt",)),
+        (("--duration", "soon"), ("load.duration", "a duration such as")),
+        (("--requests", "0"), ("load never ends",)),
+        (("--concurrency", "-1"), ("load.concurrency", "at least 1")),
+        (("--set", "nonsense"), ("key=value",)),
+        (("--set", "data={type: jsonl, path: /nowhere}"), ("/nowhere",)),
+        (("--set", "data.tokenizer=/nowhere"), ("/nowhere",)),
+        (("--prompt", ""), ("data.prompts.0 is empty",)),
+        (("--json", "/nowhere/out.json"), ("/nowhere/out.json",)),
+        (("--csv", "/tmp"), ("/tmp",)),
+        (("--json", "-", "--csv", "-"), ("standard output",)),
+        (("--set", "server.api_key_env=NOT_SET_ANYWHERE"), ("NOT_SET_ANYWHERE", "export it")),
+        (("--set", "server.api_key_file=/nowhere"), ("/nowhere",)),
+        (("--set", "server.tls.ca=/nowhere"), ("/nowhere",)),
+        (("--set", "server.headers={x: \"a\\nb\"}"), ("server.headers",)),
+        (("--set", "server.headers={x: \"\\u2603\"}"), ("server.headers",)),
+        (("--set", "server.headers={\"x y\": z}"), ("server.headers",)),
+        (("--rate", "1e9", "--duration", "1h"), ("requests",)),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_line(tmp_path: Path, sim: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    said = cli("run", sim, "--set", f"output={tmp_path}", "--set", "client.processes=0", *arguments)
+    assert_one_line(said, *words)
+    assert no_run_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("http://127.0.0.1:1", ("connection refused", "start the server")),
+        ("http://nonexistent.invalid", ("nonexistent.invalid does not resolve",)),
+        ("ftp://127.0.0.1", ("scheme",)),
+        ("http://", ("names no host",)),
+        ("http://127.0.0.1:99999", ("is not a URL",)),
+        ("http://[::1", ("is not a URL",)),
+        ("http://127.0.0.1:80/?x=1", ("? or #",)),
+        ("http://user:geheim@127.0.0.1:1", ("connection refused",)),
+        ("http://127.0.0.1:1/\u2603", ("127.0.0.1:1",)),
+        ("/nowhere/bench.yaml", ("No such file",)),
+        ("127.0.0.1:8000", ("No such file", "http")),
+    ],
+)
+def test_bad_sources_are_one_line(tmp_path: Path, source: str, words: tuple[str, ...]) -> None:
+    said = cli("run", source, "--set", f"output={tmp_path}")
+    assert_one_line(said, *words)
+    assert "geheim" not in said.err
+    assert no_run_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server: {url: http://127.0.0.1:1\n", ("is not YAML", "line")),
+        ("load: {type: closed}", ("server is missing",)),
+        ("server: http://x", ("server: must be a section",)),
+        ("just text", ("holds no sections",)),
+        ("server: {url: 5}", ("server.url",)),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "bench.yaml"
+    path.write_text(text)
+    assert_one_line(cli("run", path, "--set", f"output={tmp_path}"), *words)
+
+
+@pytest.mark.parametrize("flags", [("--rate", "5"), ("--requests", "5"), ("--input", "5"), ("--model", "m")])
+@pytest.mark.parametrize("text", ["server: 5\nload: 5\ndata: 5", "server:\nload:\ndata:", "server: [x]\nload: [x]\ndata: x"])
+def test_flags_on_top_of_a_file_with_the_wrong_kind_of_section(tmp_path: Path, text: str, flags: tuple[str, ...]) -> None:
+    path = tmp_path / "bench.yaml"
+    path.write_text(text)
+    assert_one_line(cli("run", path, *flags, "--set", f"output={tmp_path}"))
+
+
+# --- servers that are not what they seem -----------------------------------------------------------------------------
+
+
+def always(data: bytes):  # type: ignore[no-untyped-def]
+    def script(client: Client) -> None:
+        while client.request():
+            client.send(data)
+
+    return script
+
+
+PAGE = b"<!doctype html><h1>It works!</h1>"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (answer(PAGE), ("answers a web page", "--model")),
+        (answer(b'{"object": "list"}'), ("not OpenAI's JSON",)),
+        (answer(b'{"data": []}'), ("lists no model",)),
+        (answer(b'{"data": [5]}'), ("not OpenAI's JSON",)),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("wants a key", "api_key_env")),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it", ("status 500: out of it",)),
+        (b"SSH-2.0-OpenSSH_9\r\n", ("GET /v1/models",)),
+        (b"", ("GET /v1/models",)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nshort", ("GET /v1/models",)),
+    ],
+    ids=["html", "no data", "no model", "odd", "401", "500", "ssh", "silent", "short"],
+)
+def test_a_server_that_is_none_is_one_line(tmp_path: Path, data: bytes, words: tuple[str, ...]) -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(data)
+
+    with scripted(script) as url:
+        assert_one_line(run(tmp_path, url), *words)
+    assert no_run_left(tmp_path)
+
+
+def test_a_web_page_where_a_model_was_named_is_a_report_with_the_failures(tmp_path: Path) -> None:
+    with scripted(always(answer(PAGE))) as url:
+        said = run(tmp_path, url, "--model", "m")
+    assert said.status == 1
+    assert "not_json" in said.out
+    assert "It works!" in said.out
+
+
+def test_a_certificate_that_nobody_vouches_for_is_one_line(tmp_path: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    with scripted(polite, context) as url:
+        assert_one_line(run(tmp_path, url), "certificate is not accepted", "server.tls.ca")
+    assert no_run_left(tmp_path)
+
+
+def test_a_server_that_takes_one_connection_and_no_more_does_not_hang_the_start(tmp_path: Path) -> None:
+    """Its queue of connections is full after the look: those of the run are not answered, within timeouts.connect."""
+    import socket  # noqa: PLC0415
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        said = run(tmp_path, url, "--model", "m", "--concurrency", "9", "--requests", "9", "--set", "server.timeouts.connect=300ms")
+    assert_one_line(said, url)
+    assert no_run_left(tmp_path)
+
+
+def test_a_server_that_does_not_answer_while_connections_are_warmed_does_not_hang_the_start(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.request()
+
+    with scripted(script) as url:
+        more = ("--set", "client.warm=true", "--set", "server.timeouts.connect=300ms")
+        assert_one_line(run(tmp_path, url, "--model", "m", *more), url)
+    assert no_run_left(tmp_path)
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+KEY, HEADER, PASSWORD, FIELD = "sk-geheim-1234567890", "kopf-geheim-42", "pass-geheim-77", "feld-geheim-99"
+SECRETS = (KEY, HEADER, PASSWORD, FIELD)
+
+
+def echoing(client: Client) -> None:
+    """An answer, and then a server that repeats what it was told, secrets and all, as its error."""
+    place = 0
+    while request := client.request():
+        first, headers, body = request
+        place += 1
+        if place % 2:
+            client.send(answer(STREAM))
+        else:
+            text = json.dumps({"error": {"message": f"refused: {headers} {body.decode()}"}}).encode()
+            client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+
+
+@pytest.mark.parametrize("source", ["env", "file"])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_no_secret_is_in_any_file_or_on_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, processes: int
+) -> None:
+    monkeypatch.setenv("SOME_KEY", KEY)
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    key = ("server.api_key_env=SOME_KEY",) if source == "env" else (f"server.api_key_file={tmp_path / 'key'}",)
+    settings = (
+        *key, f"server.headers={{X-Own: {HEADER}}}", f"server.body={{api_key: {FIELD}, user: me}}", f"output={tmp_path / 'runs'}",
+        f"client.processes={processes}",
+    )  # fmt: skip
+    with scripted(echoing) as url:
+        said = cli(
+            "run", url.replace("//", f"//someone:{PASSWORD}@"), "--model", "m", "--requests", "4", "--concurrency", "1",
+            "--prompt", "hi", "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv", "--explain",
+            *(part for setting in settings for part in ("--set", setting)),
+        )  # fmt: skip
+    assert said.status == 1, said
+    again = cli("report", tmp_path / "runs" / "LATEST", "--explain")
+    places = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"}
+    assert len(places) >= 7
+    for secret in SECRETS:
+        for text in (said.out, said.err, again.out, again.err):
+            assert secret not in text
+        for path, data in places.items():
+            assert secret.encode() not in data, path
+    assert "refused" in said.out
+
+
+def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", f" {KEY} ")
+    with running(Settings(timing=Fixed(ttft=0.001, itl=0.001), port=0, api_key=KEY)) as url:
+        assert "wants a key" in run(tmp_path, url).err
+        assert json.loads(run(tmp_path, url, "--set", "server.api_key_env=SOME_KEY", "--json", "-").out)["counts"]["ok"] == 3
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "two\nlines", "schl\u00fcssel"])
+def test_a_key_that_cannot_be_one_is_one_line_without_the_key(tmp_path: Path, sim: str, text: str) -> None:
+    (tmp_path / "key").write_text(text)
+    said = run(tmp_path, sim, "--set", f"server.api_key_file={tmp_path / 'key'}")
+    assert_one_line(said)
+    assert not text.strip() or text not in said.err
+
+
+def test_a_secret_of_the_wrong_type_is_not_repeated(tmp_path: Path, sim: str) -> None:
+    assert_one_line(said := run(tmp_path, sim, "--set", f"server.headers={{Authorization: [{KEY}]}}"), "server.headers")
+    assert KEY not in said.err
+
+
+# --- the verbs that are left -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["/nowhere", "/etc/hostname", "/tmp"])
+def test_a_report_of_what_is_no_run_is_one_line(place: str) -> None:
+    assert_one_line(cli("report", place), place)
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str) -> None:
+    run(tmp_path, sim)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "inferometer", "report", str(tmp_path / "LATEST")],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr

@@ -1,0 +1,55 @@
+"""The command line from within a test: `cli(...)` in this process, `start(...)` in one of its own."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from inferometer.cli.main import entry
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def cli(*arguments: str | Path) -> Said:
+    """`inferometer ARGUMENTS` as the console script runs it; an exception that is not a clean exit is the test's failure."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    command = ["inferometer", *(str(argument) for argument in arguments)]
+    status = 0
+    with mock.patch.object(sys, "argv", command), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            entry()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return Said(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+    """The same in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "inferometer", *(str(argument) for argument in arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=os.environ | environment,
+    )
+
+
+def assert_one_line(said: Said, *words: str) -> None:
+    """Bad input: one line that says what, one that says what next, status 2, nothing on standard output."""
+    lines = said.err.splitlines()
+    assert said.status == 2, said
+    assert said.out == ""
+    assert len(lines) == 2, said.err
+    assert lines[0].startswith("inferometer: ")
+    assert lines[1].startswith("  next: ")
+    for word in words:
+        assert word in said.err, (word, said.err)

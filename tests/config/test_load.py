@@ -1,0 +1,296 @@
+"""From YAML and overrides to a Config, or to one line that names the key and the remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from inferometer import schedule
+from inferometer.config import Config, from_mapping, read_tree
+from inferometer.config.schema import Bursts, Closed, Constant, Jsonl, Poisson, Prompts, Stages
+from inferometer.errors import UserError
+from inferometer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+SERVER = {"server": {"url": "http://127.0.0.1:8000"}}
+
+
+def config(*overrides: str, **sections: Any) -> Config:
+    return from_mapping(SERVER | sections, overrides)
+
+
+def error(*overrides: str, **sections: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        config(*overrides, **sections)
+    assert "\n" not in caught.value.what + caught.value.remedy
+    assert caught.value.remedy
+    return caught.value
+
+
+def write(folder: Path, text: str | bytes) -> str:
+    path = folder / "bench.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+# --- what is right ---------------------------------------------------------------------------------------------------
+
+
+def test_the_files_of_the_issue(tmp_path: Path) -> None:
+    text = """
+    server: {url: "http://127.0.0.1:8000", model: my-model, api: completions, stream: true}
+    data:   {type: synthetic, input: 64, output: 100}
+    load:   {type: closed, concurrency: 256, requests: 2560}
+    """
+    found = from_mapping(read_tree(write(tmp_path, text)))
+    assert found.server.model == "my-model"
+    assert isinstance(found.load, Closed)
+    assert (found.load.concurrency, found.load.requests) == (256, 2560)
+    other = from_mapping(read_tree(write(tmp_path, text)), ["load={type: poisson, rate: 500, duration: 10s}"])
+    assert isinstance(other.load, Poisson)
+    assert (other.load.rate, other.load.duration) == (500, 10)
+
+
+def test_yaml_takes_on_and_off_for_true_and_false_and_the_keys_of_bursts_are_meant(tmp_path: Path) -> None:
+    path = write(tmp_path, "server: {url: http://x}\nload: {type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}")
+    load = from_mapping(read_tree(path)).load
+    assert isinstance(load, Bursts)
+    assert (load.on, load.off) == (1, 2)
+
+
+def test_the_same_in_an_override() -> None:
+    load = config("load={type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}").load
+    assert isinstance(load, Bursts)
+
+
+def test_numbers_as_keys_stay_numbers() -> None:
+    assert config(server={"url": "http://x", "body": {"logit_bias": {0: -1, 1: 2}}}).server.body == {
+        "logit_bias": {"0": -1, "1": 2}
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "tree", "kind"),
+    [
+        ("load", {"rate": 5, "duration": 1}, Poisson),
+        ("load", {"concurrency": 5, "requests": 1}, Closed),
+        ("load", {"stages": [{"type": "constant", "rate": 1, "requests": 1}]}, Stages),
+        ("data", {"prompts": ["hi"]}, Prompts),
+        ("data", {"path": "x.jsonl"}, Jsonl),
+    ],
+)
+def test_a_type_may_be_left_out_where_another_key_tells_it(section: str, tree: dict[str, Any], kind: type) -> None:
+    assert isinstance(getattr(config(**{section: tree}), section), kind)
+
+
+def test_overrides_reach_into_sections_and_lists_and_are_read_as_yaml() -> None:
+    found = config(
+        "load.stages.1.rate=50", "server.headers.x-a=b", "server.tls.verify=false", "measure.warmup=5s",
+        load={"stages": [{"type": "constant", "rate": 1, "requests": 1}] * 2},
+    )  # fmt: skip
+    assert isinstance(found.load, Stages)
+    assert [stage.rate for stage in found.load.stages if isinstance(stage, Constant)] == [1, 50]
+    assert found.server.headers == {"x-a": "b"}
+    assert found.server.tls.verify is False
+
+
+def test_overrides_reach_into_a_section_that_the_file_leaves_empty() -> None:
+    assert config("load.rate=5", "load.duration=3s", load=None).load.duration == 3
+
+
+def test_the_tree_that_was_given_is_not_changed() -> None:
+    tree: dict[str, Any] = {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
+    from_mapping(tree, ["load.rate=9"])
+    assert tree == {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "what", "remedy"),
+    [
+        ({"lod": {}}, "unknown key lod", "did you mean load?"),
+        ({"load": {"type": "poisson", "rat": 5}}, "unknown key load.rat", "did you mean load.rate?"),
+        ({"load": {"type": "closed", "concurency": 5}}, "load.concurency", "did you mean load.concurrency?"),
+        ({"server": {"url": "http://x", "modle": "m"}}, "server.modle", "did you mean server.model?"),
+        ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
+        ({"data": {"type": "synthetic", "xyz": 5}}, "data.xyz", "input, output, tokenizer"),
+        ({"load": {"type": "poison", "rate": 5}}, "there is no 'poison'", "did you mean poisson?"),
+        ({"data": {"type": "sharegpt"}}, "there is no 'sharegpt'", "jsonl | prompts | synthetic"),
+        ({"server": {"url": "http://x", "api": "chta"}}, "there is no 'chta'", "chat | completions"),
+        ({"load": {"type": "poisson", "rate": 0, "duration": 1}}, "load.rate: must be more than 0, got 0", "docs"),
+        ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
+        ({"load": {"type": "poisson", "rate": float("nan"), "duration": 1}}, "load.rate", "docs"),
+        ({"load": {"type": "poisson", "rate": "fast", "duration": 1}}, "load.rate: must be a number, got 'fast'", "docs"),
+        ({"load": {"type": "poisson", "duration": 1}}, "load.rate is missing", "add it"),
+        ({"load": {"type": "closed", "concurrency": 1.5}}, "load.concurrency: must be a whole number, got 1.5", "docs"),
+        ({"load": {"type": "closed", "concurrency": 0}}, "load.concurrency: must be at least 1, got 0", "docs"),
+        ({"load": {"type": "poisson", "rate": 5}}, "load never ends", "load.duration"),
+        ({"load": {"type": "closed", "duration": 0}}, "load never ends", "load.requests"),
+        ({"load": {"type": "poisson", "rate": 5, "duration": "10x"}}, "load.duration: expected a duration", "docs"),
+        ({"load": {"type": "poisson", "rate": 5, "duration": "1e999s"}}, "load.duration", "docs"),
+        ({"load": {"type": "poisson", "rate": 5, "duration": 10**400}}, "load.duration", "docs"),
+        ({"load": {"type": "ramp", "end": 5, "requests": 5}}, "load.duration is missing", "rate that changes"),
+        ({"load": {"type": "bursts", "rate": 5, "on": 0, "off": 1, "duration": 3}}, "load.on is 0", "burst lasts"),
+        ({"load": {"stages": []}}, "load.stages", "docs"),
+        ({"load": {"stages": [{"type": "constant", "rate": 0, "requests": 1}]}}, "load.stages.0.rate", "docs"),
+        ({"load": {"stages": [{"type": "constant", "rte": 1}]}}, "load.stages.0.rte", "did you mean"),
+        ({"load": 5}, "load: must be a section, got 5", "docs"),
+        ({"data": [1]}, "data: must be a section, got [1]", "docs"),
+        ({"server": "http://x"}, "server: must be a section", "docs"),
+        ({"server": {"url": []}}, "server.url is an empty list", "base URL"),
+        ({"server": {}}, "server.url is missing", "add it"),
+        ({"measure": {"warmup": "soon"}}, "measure.warmup: expected a count of requests, a duration", "docs"),
+        ({"seed": -1}, "seed: must be at least 0, got -1", "docs"),
+        ({"client": {"processes": -1}}, "client.processes", "docs"),
+        ({"client": {"connections": -1}}, "client.connections", "docs"),
+        ({"client": {"processes": "many"}}, "client.processes", "auto"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str, Any], what: str, remedy: str) -> None:
+    found = error(**sections)
+    assert what in found.what
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("load.rate", "not of the form key=value"),
+        ("=5", "not of the form key=value"),
+        ("load.rate=[1", "the value is not YAML"),
+        ("load.rate=2001-99-99", "the value is not YAML"),
+        ("load.stages.0.rate=5", "load.stages: must be a list"),
+        ("seed.x=5", "seed is a single value"),
+        ("server.url.3=x", "single value"),
+        ("lode.rate=5", "unknown key lode"),
+    ],
+)
+def test_overrides_that_cannot_be(override: str, what: str) -> None:
+    assert what in error(override, seed=1).what
+
+
+def test_an_entry_that_a_list_does_not_have() -> None:
+    stages = {"stages": [{"type": "constant", "rate": 1, "requests": 1}]}
+    assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).what
+    assert "not an entry of that list" in error("load.stages.x=1", load=stages).what
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("server: [1", "line 1, column"),
+        ("a: b: c", "line 1, column 5"),
+        ("\tx: 1", "is not YAML"),
+        ("", "holds no sections"),
+        ("- 1", "holds no sections"),
+        (b"\xff\xfe\x00", "not a text file"),
+        ("x: \x00", "is not YAML"),
+        ("when: 2001-99-99", "is not YAML"),
+        ("x: " + "[" * 3000, "is not YAML"),
+        ("? [1]\n: 2", "is not YAML"),
+        ("&a {x: *a}", "the file"),
+    ],
+    ids=range(11),
+)
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | bytes, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_mapping(read_tree(write(tmp_path, text)))
+    assert what in caught.value.what or text == "&a {x: *a}"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/bench.yaml", "/", "x\0y"])
+def test_files_that_are_not_there(path: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_tree(path)
+    assert "YAML" in caught.value.remedy
+
+
+KEYS = ["server", "data", "load", "client", "measure", "limits", "seed", "output", "url", "type", "rate", "duration", "stages",
+        "requests", "concurrency", "headers", "prompts", "path", "tls", "timeouts", "warmup", "on", "off", "rates", "end", "x"]  # fmt: skip
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3), st.dates(), st.datetimes(),
+    st.sampled_from(["10s", "http://x", "closed", "poisson", "bursts", "ramp", "auto", "1e999", "5", "prompts", "jsonl"]),
+    st.just(10**400), st.frozensets(st.integers(), max_size=1),
+)  # fmt: skip
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.booleans(), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@hypothesis_settings(max_examples=400)
+@given(st.dictionaries(st.sampled_from(KEYS[:8]), TREES, max_size=4), st.booleans())
+def test_any_tree_is_a_config_or_a_user_error(tree: dict[str, Any], with_server: bool) -> None:
+    try:
+        found = from_mapping((SERVER | tree) if with_server else tree)
+    except UserError as error:
+        assert "\n" not in error.what
+        return
+    assert isinstance(found, Config)
+
+
+NUMBERS = st.floats(allow_nan=False) | st.integers(-5, 10**6)
+
+
+@hypothesis_settings(max_examples=100)
+@given(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["constant", "poisson", "gamma", "ramp", "steps", "bursts", "closed"])},
+        optional={
+            "rate": NUMBERS, "duration": st.floats(0, 3), "requests": st.integers(0, 50), "end": NUMBERS, "start": NUMBERS,
+            "rates": st.lists(NUMBERS, max_size=3), "on": st.floats(0, 3), "off": st.floats(0, 3), "idle_rate": st.floats(0, 100),
+            "burstiness": NUMBERS, "concurrency": st.integers(0, 9), "ramp_up": st.floats(0, 9), "think": st.floats(0, 9),
+        },
+    )
+)  # fmt: skip
+def test_any_load_that_the_schema_takes_can_be_planned_or_is_a_user_error(load: dict[str, Any]) -> None:
+    if max([0, *(load.get(name, 0) for name in ("rate", "end", "start")), *load.get("rates", ())]) > 1e5:
+        load["requests"] = 10  # memory is not what is tested
+    try:
+        plan = schedule.plan(config(load=load).load, 0)
+    except UserError:
+        return
+    assert plan.stages
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("250ms", 0.25), ("1m30s", 90), ("2h", 7200), ("1.5", 1.5), (3, 3), (" 5 s ", 5), ("1e-3s", 0.001), ("7us", 7e-6),
+     ("1 m 30 s", 90), ("100ns", 1e-7), ("2min", 120), (".5s", 0.5)],
+)  # fmt: skip
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "s", "10x", "1m30", "-5s", "5 5s", "1,5s", None, True, [], -1, float("nan"), float("inf"), "1e999", "nan"]
+)  # fmt: skip
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("64KiB", 65_536), ("1.5GB", 1_500_000_000), (7, 7), ("2MB", 2_000_000)]
+)
+def test_sizes(text: object, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@given(st.floats(1e-9, 1e6))
+def test_a_duration_survives_being_written_for_people(seconds: float) -> None:
+    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.01, abs=1 if seconds < 3600 else 60)
+
+
+@given(st.integers(0, 2**45))
+def test_a_size_survives_being_written_for_people(count: int) -> None:
+    assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.01, abs=1)

@@ -1,0 +1,279 @@
+"""A run that is ended before its end: by Ctrl-C, by a kill, by a disk that fills up. What was recorded stays, and is reported."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from command import assert_one_line, cli, start
+
+from inferometer.engine.spool import Control
+
+SLOW = ("--set", "server.headers={x-sim-fault: stall=20s}")
+"""The simulator begins each answer and then says nothing for twenty seconds."""
+
+
+def measuring(
+    folder: Path, url: str, *more: str, output: Path | str | None = None, load: tuple[str, ...] = ("--concurrency", "4")
+) -> "subprocess.Popen[str]":
+    """`inferometer run` for half a minute."""
+    arguments = ("--duration", "30s", "--prompt", "hello", "--output", "4", "--set", f"output={output or folder}")
+    return start("run", url, *load, *arguments, *more, cwd=folder)
+
+
+def under_way(folder: Path, process: "subprocess.Popen[str]", name: str = "rows", count: int = 10) -> Path:
+    """The run's folder, once `count` of what the control file says is there."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()
+        for path in folder.glob("*/spool/0.control"):
+            with contextlib.suppress(ValueError):  # made, and still empty
+                if Control(path, create=False)[name] >= count:
+                    return path.parents[1]
+        time.sleep(0.01)
+    raise AssertionError("the run did not get under way")
+
+
+def said(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    return process.communicate(timeout=30)
+
+
+def failures(folder: Path) -> list[str]:
+    return [code for code in pq.read_table(folder / "requests.parquet")["failure"].to_pylist() if code]
+
+
+def assert_whole(folder: Path, report: str) -> None:
+    """The folder has its files and no others, and the report comes again byte for byte."""
+    names = {"manifest.json", "requests.parquet", "chunks.parquet", "samples.parquet", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    again = cli("report", folder)
+    assert again.out == report
+    assert json.loads((folder / "summary.json").read_bytes())["verdict"] == "INVALID"
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_waits_for_what_is_in_flight_and_reports_what_there_is(tmp_path: Path, sim: str) -> None:
+    process = measuring(tmp_path, sim)
+    folder = under_way(tmp_path, process)
+    process.send_signal(signal.SIGINT)
+    out, err = said(process)
+    assert process.returncode == 1, err
+    assert "interrupted" in out
+    assert failures(folder) == []
+    assert_whole(folder, out)
+
+
+def test_ctrl_c_cancels_what_does_not_end_within_the_grace(tmp_path: Path, sim: str) -> None:
+    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=300ms")
+    folder = under_way(tmp_path, process, "sent", 4)
+    process.send_signal(signal.SIGINT)
+    out, err = said(process)
+    assert process.returncode == 1, err
+    assert failures(folder) == ["cancelled"] * 4
+    assert_whole(folder, out)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Signals) -> None:
+    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
+    folder = under_way(tmp_path, process, "sent", 4)
+    process.send_signal(first)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = said(process)
+    assert process.returncode == 1, err
+    assert failures(folder) == ["cancelled"] * 4
+    assert_whole(folder, out)
+
+
+def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -> None:
+    open_loop = ("--rate", "200", "--set", "load.max_concurrency=2")
+    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=100ms", load=open_loop)
+    folder = under_way(tmp_path, process, "queued", 20)
+    process.send_signal(signal.SIGINT)
+    out, _ = said(process)
+    assert process.returncode == 1
+    rows = pq.read_table(folder / "requests.parquet").to_pylist()
+    assert {row["failure"] for row in rows} == {"cancelled"}
+    assert sorted(row["id"] for row in rows) == list(range(len(rows)))
+    assert len(rows) >= 22
+    assert_whole(folder, out)
+
+
+def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> None:
+    process = measuring(tmp_path, sim)
+    while not list(tmp_path.glob("*/spool/0.control")):
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    out, err = said(process)
+    assert "Traceback" not in err
+    if process.returncode in (2, 130):  # it had not begun
+        assert out == ""
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert process.returncode == 1
+        assert "INVALID" in out
+
+
+# --- a kill ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
+    process = measuring(tmp_path, sim, "--set", "client.processes=2")
+    folder = under_way(tmp_path, process)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 2
+    process.kill()
+    process.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    said = cli("report", folder)
+    assert said.status == 1
+    assert "did not end" in said.out
+    rows = pq.read_table(folder / "requests.parquet")
+    assert sorted(rows["id"].to_pylist())[:5] == [0, 1, 2, 3, 4]
+    assert len(rows) >= 10
+    assert_whole(folder, said.out)
+
+
+def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: Path, sim: str) -> None:
+    process = measuring(tmp_path, sim)
+    folder = under_way(tmp_path, process)
+    try:
+        assert_one_line(cli("report", folder), "under way")
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, _ = said(process)
+    assert process.returncode == 1
+    assert_whole(folder, out)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b'{"manifest": 1}'])
+def test_a_spool_that_cannot_be_read_is_one_line(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "draft.json").write_bytes(broken)
+    assert_one_line(cli("report", tmp_path))
+
+
+# --- the disk --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(place: Path, options: str) -> Iterator[Path]:
+    """A small file system of our own."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_costs_nothing_of_what_was_recorded(tmp_path: Path, sim: str) -> None:
+    """The spool has its room from before the start; another takes the rest, so that the run's files do not fit any more."""
+    with mounted(tmp_path / "disk", "size=12m") as disk:
+        process = measuring(tmp_path, sim, output=disk)
+        folder = under_way(disk, process)
+        with filling(disk / "ballast"):
+            process.send_signal(signal.SIGINT)
+            out, err = said(process)
+        assert process.returncode == 2, (out, err)
+        assert "requests" in out
+        assert "INVALID" in out
+        assert "full" in err
+        assert f"inferometer report {folder}" in err
+        assert "Traceback" not in err
+        (disk / "ballast").unlink()
+        again = cli("report", folder)
+        assert again.status == 1
+        assert again.out.splitlines()[-1] == out.splitlines()[-1]
+        assert_whole(folder, again.out)
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[None]:
+    """Somebody else takes every byte of the disk that there is, and any that becomes free."""
+    over = threading.Event()
+
+    def fill() -> None:
+        with path.open("wb", buffering=0) as file:
+            while not over.wait(0.001):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(4096)):
+                        pass
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_path: Path, sim: str) -> None:
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        process = measuring(tmp_path, sim, "--quiet", output=disk)
+        out, err = said(process)
+        assert (process.returncode, out) == (2, "")
+        assert "No space left" in err
+        assert len(err.splitlines()) == 2
+        assert list(disk.iterdir()) == []
+
+
+def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path, sim: str) -> None:
+    """Answers of 2000 chunks with little room, and many of them in flight when it is used up."""
+    with mounted(tmp_path / "disk", "size=8m") as disk:
+        more = ("--set", "data.output=3000", "--set", "client.grace=1s", "--set", "client.connections=1")
+        process = measuring(tmp_path, sim, *more, output=disk, load=("--concurrency", "250"))
+        folder = under_way(disk, process, "sent", 1)
+        with filling(disk / "ballast"):
+            out, err = said(process)
+        assert "Traceback" not in err
+        assert process.returncode in (1, 2)
+        assert "the disk filled up" in out, out
+        (disk / "ballast").unlink()
+        again = cli("report", folder)
+        assert again.status == 1
+        assert "the disk filled up" in again.out
+        rows = pq.read_table(folder / "requests.parquet").to_pylist()
+        assert {row["failure"] for row in rows} == {"cancelled"}
+        assert len(rows) == 250
+
+
+@pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str, place: str) -> None:
+    assert_one_line(cli("run", sim, "--requests", "1", "--set", f"output={place}"), place)
+
+
+def test_a_read_only_file_system_is_one_line(tmp_path: Path, sim: str) -> None:
+    with mounted(tmp_path / "disk", "size=64k,ro") as disk:
+        assert_one_line(cli("run", sim, "--requests", "1", "--set", f"output={disk}/runs"), "permission")
+
+
+def test_a_full_disk_under_an_export_is_one_line_and_the_run_is_kept(tmp_path: Path, sim: str) -> None:
+    process = start(
+        "run", sim, "--requests", "2", "--concurrency", "1", "--prompt", "hi", "--output", "2", "--quiet",
+        "--json", "/dev/full", "--set", f"output={tmp_path}", cwd=tmp_path,
+    )  # fmt: skip
+    out, err = said(process)
+    assert process.returncode == 2, out
+    assert "No space left" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "LATEST" / "manifest.json").exists()
+
+
