@@ -185,7 +185,7 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())
-    return Run(folder, head, records, total, lambda: spool.merge(folder / SPOOL, shards)[1])
+    return Run(folder, head, records, total, lambda: spool.pieces(folder / SPOOL, shards))
 
 
 def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> _Draft:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import psutil
 
 from inferometer import __version__
 from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, Stages, StageSpec, Window
+from inferometer.config.secret import REMOVED, is_secret
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.target import parse
 
 _LIBRARIES = ("uvloop", "httptools", "msgspec", "numpy", "pyarrow", "tokenizers")
-_SECRET = re.compile(r"key|token$|secret|password|authorization|cookie|credential", re.IGNORECASE)
-REMOVED = "(removed)"
 
 
 def redacted(config: Config, model: str) -> dict[str, object]:
@@ -43,7 +41,7 @@ def _plain(value: object) -> object:
 
 def _without_secrets(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: REMOVED if _SECRET.search(str(key)) else _without_secrets(value) for key, value in tree.items()}
+        return {key: REMOVED if is_secret(key) else _without_secrets(value) for key, value in tree.items()}
     return [_without_secrets(value) for value in tree] if isinstance(tree, list) else tree
 
 

@@ -137,6 +137,7 @@ class Calls(msgspec.Struct, frozen=True):
     tails: tuple[bytes, ...]
     """The rest: the last headers and the body. Used in turn."""
     n_in: tuple[int, ...]
+    """-1: not known."""
     n_out: tuple[int, ...]
     decoder: Callable[[], Decoder]
     """What makes a connection's decoder."""

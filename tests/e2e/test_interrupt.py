@@ -275,5 +275,3 @@ def test_a_full_disk_under_an_export_is_one_line_and_the_run_is_kept(tmp_path: P
     assert "No space left" in err
     assert "Traceback" not in err
     assert (tmp_path / "LATEST" / "manifest.json").exists()
-
-

@@ -9,15 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.engine import spool as module
+from inferometer.engine.flight import Flight
 from inferometer.engine.spool import CONTROL, Control, Spool, merge, rows_of
-from inferometer.records import MISSING, ROW, TIMES, Chunks, Failure, Sample
+from inferometer.records import MISSING, ROW, Chunks, Failure, Sample
 
 T0 = 5_000
-
-
-def row(**values: int) -> tuple[int, ...]:
-    """A row in the order of records.ROW; times default to T0, the rest to 0."""
-    return tuple(values.get(name, T0 if name in TIMES else 0) for name in ROW.names or ())
 
 
 def start(folder: Path, shard: int = 0, t0: int = T0) -> Spool:
@@ -26,8 +22,9 @@ def start(folder: Path, shard: int = 0, t0: int = T0) -> Spool:
 
 
 def add(spool: Spool, id: int, arrivals: list[int], counts: list[int] | None = None, **more: int) -> None:
-    values = {"id": id, "chunk_start": spool.chunks, "chunk_count": len(arrivals)} | more
-    spool.add(arrivals, counts or [1] * len(arrivals), row(**values))
+    """A request that ended; its times are T0 unless given."""
+    values = dict.fromkeys(("intended", "sent", "first_byte", "done"), T0) | {"id": id, "read_delay": 0} | more
+    spool.add(Flight(arrivals=arrivals, counts=counts or [1] * len(arrivals), **values))
 
 
 def chunks_of(folder: Path, shards: int) -> Chunks:

@@ -35,7 +35,7 @@ class World:
         heapq.heappush(self._heap, (deadline, self._pushed, callback))
 
     def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
-        return Flight(id, 0, 0, stage, intended, user, b"")
+        return Flight(id=id, intended=intended, stage=stage, user=user)
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         self.released.append(flight)

@@ -51,7 +51,7 @@ def main() -> None:
 def entry() -> None:
     """The console script: a UserError is one line on stderr and status 2."""
     try:
-        status = main(standalone_mode=False)
+        status = main(prog_name="inferometer", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except UserError as error:
         click.echo(f"inferometer: {error.what}", err=True)
@@ -65,5 +65,14 @@ def entry() -> None:
         click.echo("inferometer: interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away: `inferometer report RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
+    except OSError as error:  # standard output is on a full disk: `inferometer report RUN > FILE`
+        _drop_output()
+        click.echo(f"inferometer: {error.strerror or error}\n  next: check where the output goes", err=True)
+        sys.exit(2)
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, so that Python's own end does not stumble over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

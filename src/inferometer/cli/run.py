@@ -68,7 +68,7 @@ def command(
     _load(tree, rate, concurrency, duration, requests)
     _data(tree, input_tokens, output_tokens, prompts)
     if model is not None:
-        tree.setdefault("server", {})["model"] = model
+        _section(tree, "server")["model"] = model
     config = from_mapping(tree, overrides, "command line" if is_url else source)
     check_paths(json_path, csv_path)
     outputs = (json_path, csv_path, explain)
@@ -94,7 +94,7 @@ def _load(
     elif concurrency is not None:
         tree["load"] = {"type": "closed", "concurrency": concurrency} | (ends or _ends_of(tree))
     elif ends:
-        load = tree.setdefault("load", {"type": "closed"})
+        load = _section(tree, "load")
         if "stages" in load:
             raise UserError(
                 "--duration and --requests: the file has several stages",
@@ -105,8 +105,16 @@ def _load(
         load.update(ends)
 
 
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """The file's section to put a flag into; where it is no section, the config's own check will say so."""
+    found = tree.get(name)
+    if found is None:
+        found = tree[name] = {}
+    return found if isinstance(found, dict) else {}
+
+
 def _ends_of(tree: dict[str, Any]) -> dict[str, Any]:
-    load = tree.get("load", {})
+    load = _section(tree, "load")
     return {name: load[name] for name in ("duration", "requests") if name in load} or {"duration": "30s"}
 
 
@@ -117,4 +125,4 @@ def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | N
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
-            tree.setdefault("data", {"type": "synthetic"})[name] = value
+            _section(tree, "data")[name] = value

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from inferometer.config.schema import Bursts, Config, Ramp, Seconds, Stages, Steps, Window
+from inferometer.config.secret import is_secret
 from inferometer.errors import UserError
 from inferometer.units import parse_seconds
 
@@ -82,7 +83,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     try:
         value = _copy(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError(f"--set {override}: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
+        raise UserError(f"--set {key}=...: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
     *path, last = key.strip().split(".")
     node: Any = tree
     for name in path:
@@ -137,7 +138,7 @@ def _check(config: Config, source: str) -> None:
         if isinstance(stage, Bursts) and not stage.on:
             raise UserError(f"{source}: {where}.on is 0", "give the time that a burst lasts")
     for name, value in config.server.headers.items():
-        if not (name + value).isprintable() or not (name + value).isascii() or not name or ":" in name:
+        if not (name + value).isprintable() or not (name + value).isascii() or not name or set(name) & set(": "):
             raise UserError(
                 f"{source}: server.headers: {name!r} cannot stand in a request",
                 "names and values are plain ASCII, on one line",
@@ -148,6 +149,7 @@ def _check(config: Config, source: str) -> None:
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
+_MOST_SHOWN = 80
 _AT = re.compile(r" - at `\$(.*)`$")
 
 
@@ -172,9 +174,7 @@ def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
         near = difflib.get_close_matches(tag[1], choices, 1, 0.5)
         remedy = f"did you mean {near[0]}? " if near else ""
         return UserError(f"{source}: {where}: there is no {tag[1]!r}", f"{remedy}it takes {' | '.join(choices)}")
-    return UserError(
-        f"{source}: {where or 'the file'}: {_plain(what)}, got {_value_at(path, tree)!r}", "see docs/config.md"
-    )
+    return UserError(f"{source}: {where or 'the file'}: {_plain(what)}{_shown(path, tree)}", "see docs/config.md")
 
 
 def _plain(what: str) -> str:
@@ -188,6 +188,14 @@ def _plain(what: str) -> str:
             names.get(kind.strip(), kind.strip()) for kind in kinds[1].split("|") if kind.strip() != "null"
         )
     return re.sub(r", got .*", "", what)
+
+
+def _shown(path: list[str], tree: Any) -> str:
+    """What stands there, unless it may be a secret."""
+    if any(name in ("headers", "body") or is_secret(name) for name in path):
+        return ""
+    text = repr(_value_at(path, tree))
+    return f", got {text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + '...'}"
 
 
 def _value_at(path: list[str], tree: Any) -> Any:

@@ -12,6 +12,7 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.config.schema import TLS, Server
+from inferometer.config.secret import hide, words
 from inferometer.engine.connection import tls_reason
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
@@ -185,7 +186,7 @@ def _first_model(target: Target, sock: socket.socket, server: Server, secrets: d
         )
     if answer.status != 200:
         raise UserError(
-            f"{target.url}: GET {path}: status {answer.status}: {error_message(body)}",
+            f"{target.url}: GET {path}: status {answer.status}: {hide(error_message(body), words(server, secrets))}",
             f"check the URL's path, {name_it}",
         )
     try:

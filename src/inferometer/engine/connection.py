@@ -12,11 +12,13 @@ import weakref
 from typing import Protocol
 
 from inferometer.engine.flight import Flight
+from inferometer.records import COUNTED_BY
 from inferometer.timing.clock import CMSG_SPACE, ask_for_stamps, now, unpack_stamp
 from inferometer.types import Decoder, End, Fail, Tokens, Usage
 from inferometer.wire.failures import bounded
 
 _READ = 65_536
+COUNTED_BY_SERVER = COUNTED_BY.index("server")
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN)
 
 
@@ -174,6 +176,7 @@ class Connection:
         self.flight = flight
         self._decoder.reset()
         flight.attempts += 1
+        flight.bytes_out = len(flight.data)
         flight.sent = now()
         self._write(flight.data)
 
@@ -245,7 +248,7 @@ class Connection:
                 flight.arrivals.append(at)
                 flight.counts.append(event.n)  # type: ignore[union-attr]
             elif kind is Usage:
-                flight.usage = event  # type: ignore[assignment]
+                _count(flight, event)  # type: ignore[arg-type]
             else:
                 self.flight = None
                 self._kept = True
@@ -299,6 +302,17 @@ class Connection:
                 self._loop.remove_writer(self._fd)
                 self._writing = False
             self._sock.close()
+
+
+def _count(flight: Flight, usage: Usage) -> None:
+    """The server's own counts."""
+    if usage.n_in >= 0:
+        flight.n_in = usage.n_in
+    if usage.n_out >= 0:
+        flight.n_out = usage.n_out
+        flight.counted_by = COUNTED_BY_SERVER
+    flight.cached = usage.cached
+    flight.reasoning = usage.reasoning
 
 
 class TlsConnection(Connection):

@@ -1,42 +1,44 @@
-"""One request under way: what is known of it so far. It becomes a row when it ends."""
+"""One request under way: a row in the making. Its first fields are records.ROW's, in that order; it is packed when it ends."""
 
-from inferometer.types import Usage
+import msgspec
+
+from inferometer.records import ROW
 
 
-class Flight:
-    __slots__ = (
-        "arrivals",
-        "attempts",
-        "bytes_in",
-        "counts",
-        "data",
-        "first_byte",
-        "held",
-        "id",
-        "intended",
-        "n",
-        "read_delay",
-        "sent",
-        "stage",
-        "url",
-        "usage",
-        "user",
-    )
+class Flight(msgspec.Struct, gc=False):
+    id: int
+    intended: int
+    sent: int = 0
+    first_byte: int = 0
+    first_token: int = 0
+    last_token: int = 0
+    done: int = 0
+    held: int = 0
+    read_delay: int = -1
+    bytes_in: int = 0
+    chunk_start: int = 0
+    chunk_count: int = 0
+    bytes_out: int = 0
+    n_in: int = -1
+    n_out: int = -1
+    n_want: int = 0
+    cached: int = -1
+    reasoning: int = -1
+    stage: int = 0
+    shard: int = 0
+    url: int = 0
+    status: int = 0
+    failure: int = 0
+    counted_by: int = 0
+    attempts: int = 0
+    open_loop: int = 1
+    # what a row does not have
+    user: int = -1
+    """Closed loop: whose request it is."""
+    data: bytes = b""
+    arrivals: list[int] = []
+    counts: list[int] = []
 
-    def __init__(self, id: int, n: int, url: int, stage: int, intended: int, user: int, data: bytes) -> None:
-        self.id = id
-        self.n = n  # which of the calls' tails
-        self.url = url
-        self.stage = stage
-        self.intended = intended
-        self.user = user  # closed loop: whose request it is; open loop: -1
-        self.data = data
-        self.held = 0  # ns for which something other than the client held it up
-        self.attempts = 0
-        self.sent = 0
-        self.first_byte = 0
-        self.arrivals: list[int] = []
-        self.counts: list[int] = []
-        self.usage: Usage | None = None
-        self.bytes_in = 0
-        self.read_delay = -1
+
+COLUMNS = len(ROW.names or ())
+assert Flight.__struct_fields__[:COLUMNS] == ROW.names

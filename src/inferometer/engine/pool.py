@@ -45,31 +45,37 @@ class Pool:
 
     # --- before t=0 ---
 
-    async def open(self, count: int) -> Fail | None:
-        """Open `count` connections; why not, if one fails."""
+    async def open(self, count: int, patience: float) -> Fail | None:
+        """Open `count` connections; why not, if one fails or takes longer than `patience` seconds (0: no limit)."""
         for first in range(0, count, _AT_ONCE):
-            failed = await self._all(min(_AT_ONCE, count - first), lambda: self._open(None))
+            failed = await self._all(min(_AT_ONCE, count - first), lambda: self._open(None), patience)
             if failed is not None:
                 return failed
         return None
 
-    async def warm(self, request: bytes) -> Fail | None:
+    async def warm(self, request: bytes, patience: float) -> Fail | None:
         """Send `request` over each open connection; what is answered does not matter."""
         ready = list(self._idle)
         self._idle.clear()
         for first in range(0, len(ready), _AT_ONCE):
             batch = ready[first : first + _AT_ONCE]
-            failed = await self._all(len(batch), lambda batch=batch: batch.pop().start(_warming(request)))  # type: ignore[misc]
+            failed = await self._all(
+                len(batch),
+                lambda batch=batch: batch.pop().start(_warming(request)),  # type: ignore[misc]
+                patience,
+            )
             if failed is not None:
                 return failed
         return None
 
-    async def _all(self, count: int, begin: Callable[[], None]) -> Fail | None:
+    async def _all(self, count: int, begin: Callable[[], None], patience: float) -> Fail | None:
         self._waiter, self._left = self._loop.create_future(), count
         for _ in range(count):
             begin()
         try:
-            return await self._waiter
+            return await asyncio.wait_for(self._waiter, patience or None)
+        except TimeoutError:
+            return Fail("connect_timeout", f"no answer on {self._left} of {count} connections within {patience:g} s")
         finally:
             self._waiter = None
 
@@ -142,4 +148,4 @@ _WARMING = -1
 
 
 def _warming(request: bytes) -> Flight:
-    return Flight(_WARMING, 0, 0, 0, 0, -1, request)
+    return Flight(id=_WARMING, intended=0, data=request)

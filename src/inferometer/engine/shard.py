@@ -50,6 +50,8 @@ class Task(msgspec.Struct, frozen=True):
     grace: float
     kernel_stamps: bool
     spool: Path
+    secrets: tuple[str, ...] = ()
+    """Words that a server's message is not kept with."""
 
 
 class Shard:
@@ -58,11 +60,13 @@ class Shard:
     def __init__(self, task: Task, loop: asyncio.AbstractEventLoop) -> None:
         self._task = task
         self._loop = loop
+        self._number = task.shard
         self._calls = task.calls
+        self._distinct = len(task.calls.tails)
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
-        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls))
+        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
         self._pools = [
@@ -122,10 +126,11 @@ class Shard:
 
     async def _open(self) -> None:
         share, rest = divmod(self._task.connections, self._urls)
+        patience = float(self._task.timeouts.connect)
         for place, pool in enumerate(self._pools):
-            failed = await pool.open(share + (place < rest))
+            failed = await pool.open(share + (place < rest), patience)
             if failed is None and self._task.warm:
-                failed = await pool.warm(self._task.warm[place])
+                failed = await pool.warm(self._task.warm[place], patience)
             if failed is not None:
                 what = failed.message or meaning(failed.code)
                 raise UserError(
@@ -186,17 +191,27 @@ class Shard:
     def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
         """The next request."""
         calls = self._calls
-        n = self._launched % len(calls.tails)
+        n = self._launched % self._distinct
         url = id % self._urls
         self._launched += 1
-        return Flight(id, n, url, stage, intended, user, b"%b%d%b" % (calls.heads[url], id, calls.tails[n]))
+        return Flight(
+            id=id,
+            intended=intended,
+            n_in=calls.n_in[n],
+            n_want=calls.n_out[n],
+            stage=stage,
+            shard=self._number,
+            url=url,
+            open_loop=0 if user >= 0 else 1,
+            user=user,
+            data=b"%b%d%b" % (calls.heads[url], id, calls.tails[n]),
+        )
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Its time has come: send it, unless the cap holds it back."""
         if cap and self._in_flight >= cap:
             if drop:
-                self._failed += 1
-                self._record(flight, 0, Fail(DROPPED, ""), 0)
+                self._record(flight, 0, Fail(DROPPED, ""))
             else:
                 self._queue.append((flight, cap, now()))
             return
@@ -214,57 +229,26 @@ class Shard:
         self._in_flight -= 1
         failed = event.__class__ is Fail
         if failed:
-            self._failed += 1
-            self._record(flight, at, event, connection.status)
+            flight.status = connection.status
         else:
             self._ok += 1
-            if flight.usage is None or flight.usage.n_out < 0:
+            flight.status = 200
+            if not flight.counted_by:
                 self.texts.append((self._spool.rows, connection.text))
-            self._record(flight, at, event, 200)
+        self._record(flight, at, event)
         if self._queue:
             self._release_queued()
         self._drivers[flight.stage].freed(flight, at, failed)
         if not self._in_flight:
             self._end_if_idle()
 
-    def _record(self, flight: Flight, at: int, event: End | Fail, status: int) -> None:
-        usage, arrivals, spool = flight.usage, flight.arrivals, self._spool
-        calls, n = self._calls, flight.n
-        if usage is None:
-            n_in, n_out, cached, reasoning, counted_by = -1, -1, -1, -1, 0
-        else:
-            n_in, n_out, cached, reasoning = usage.n_in, usage.n_out, usage.cached, usage.reasoning
-            counted_by = 1 if n_out >= 0 else 0
+    def _record(self, flight: Flight, at: int, event: End | Fail) -> None:
+        flight.done = at
         try:
-            row = (
-                flight.id,
-                flight.intended,
-                flight.sent,
-                flight.first_byte,
-                arrivals[0] if arrivals else 0,
-                arrivals[-1] if arrivals else 0,
-                at,
-                flight.held,
-                flight.read_delay,
-                flight.bytes_in,
-                spool.chunks,
-                len(arrivals),
-                len(flight.data) if flight.sent else 0,
-                n_in if n_in >= 0 else calls.n_in[n] or -1,
-                n_out,
-                calls.n_out[n],
-                cached,
-                reasoning,
-                flight.stage,
-                self._task.shard,
-                flight.url,
-                status,
-                0 if event.__class__ is End else spool.failure(event.code, event.message),  # type: ignore[union-attr]
-                counted_by,
-                flight.attempts,
-                0 if flight.user >= 0 else 1,
-            )
-            spool.add(arrivals, flight.counts, row)
+            if isinstance(event, Fail):
+                self._failed += 1
+                flight.failure = self._spool.failure(event.code, event.message)
+            self._spool.add(flight)
         except OSError:  # no space left: what is recorded stays, and little more can be
             self._disk_is_full()
 
@@ -358,8 +342,7 @@ class Shard:
         at = now()
         while self._queue:
             flight, _, _ = self._queue.popleft()
-            self._failed += 1
-            self._record(flight, at, Fail(CANCELLED, "still waiting for the cap"), 0)
+            self._record(flight, at, Fail(CANCELLED, "still waiting for the cap"))
         self.agenda.at(deadline, self._stop_now)
         self._end_if_idle()
 

@@ -24,7 +24,10 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
+from inferometer.config.secret import hide
+from inferometer.engine.flight import COLUMNS, Flight
 from inferometer.records import MISSING, ROW, ROW_STRUCT, TIMES, Chunks, Failure, Records, Sample
 from inferometer.timing.clock import now
 from inferometer.units import NS
@@ -60,6 +63,8 @@ PEEKS = 64
 """Requests in flight that the live view is given a look at, for streams that last longer than its window."""
 _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
+_BLOCK = 2_048
+"""Rows that are worked on at a time when merging: so many stay in the processor's cache."""
 _MAX_FAILURES = 60_000
 """Distinct failures that are kept apart; what comes after counts under its code with the message left out."""
 
@@ -141,7 +146,10 @@ def _allocate(descriptor: int, size: int) -> None:
 class Spool:
     """The shard's side: `row` for each request that ended."""
 
-    def __init__(self, folder: Path, shard: int, expected_rows: int, expected_chunks: int) -> None:
+    def __init__(
+        self, folder: Path, shard: int, expected_rows: int, expected_chunks: int, secrets: tuple[str, ...] = ()
+    ) -> None:
+        self._secrets = secrets
         self.control = Control(folder / f"{shard}.control", create=False)
         row_room = max(expected_rows, _FIRST_ROWS)
         self._rows = _Column(folder / f"{shard}.rows", row_room * ROW.itemsize)
@@ -162,28 +170,30 @@ class Spool:
             message = ""
         place = self._known.get((code, message))
         if place is None:
-            self._failures.add(Failure(code, message))
+            self._failures.add(Failure(code, hide(message, self._secrets)))
             place = self._known[code, message] = len(self._known) + 1
             self.control["failures"] = place
         return place
 
-    def add(self, arrivals: list[int], counts: list[int], row: tuple[int, ...]) -> None:
-        """One request that ended; `row` is in the order of records.ROW, its chunk_start and chunk_count included."""
-        count = len(arrivals)
-        if count:
-            start = self.chunks
-            end = start + count
+    def add(self, flight: Flight) -> None:
+        """One request that ended."""
+        arrivals = flight.arrivals
+        flight.chunk_start = start = self.chunks
+        if arrivals:
+            flight.first_token, flight.last_token = arrivals[0], arrivals[-1]
+            flight.chunk_count = len(arrivals)
+            end = start + len(arrivals)
             while end * 8 > self._arrivals.size:
                 self._arrivals.grow()
             while end * 2 > self._tokens.size:
                 self._tokens.grow()
             self._arrivals.map[start * 8 : end * 8] = array("q", arrivals).tobytes()
-            self._tokens.map[start * 2 : end * 2] = array("H", counts).tobytes()
+            self._tokens.map[start * 2 : end * 2] = array("H", flight.counts).tobytes()
             self.chunks = end
-        end = self._row_end + _ROW_SIZE
+        begin, end = self._row_end, self._row_end + _ROW_SIZE
         if end > self._rows.size:
             self._rows.grow()
-        self._rows.map[self._row_end : end] = _pack(*row)  # twice as fast as pack_into
+        self._rows.map[begin:end] = _pack(*astuple(flight)[:COLUMNS])  # twice as fast as pack_into
         self._row_end = end
         self.rows += 1
 
@@ -240,18 +250,19 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     chunks = 0
     for shard, control in enumerate(controls):
         rows = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
-        for name in TIMES:
-            column = rows[name]
-            rows[name] = np.where(column == 0, MISSING, column - control["t0"])
-        rows["chunk_start"] += chunks
-        rows["failure"] += np.where(rows["failure"] > 0, len(failures), 0)
+        for first in range(0, len(rows), _BLOCK):
+            block = rows[first : first + _BLOCK]
+            for name in TIMES:
+                block[name] = np.where(block[name] == 0, MISSING, block[name] - control["t0"])
+            block["chunk_start"] += chunks
+            block["failure"] += np.where(block["failure"] > 0, len(failures), 0)
         failures += failures_of(folder, shard)
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
         parts.append(rows)
-    merged = np.concatenate(parts) if parts else np.zeros(0, ROW)
+    merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
     records = Records(merged, np.zeros(len(merged), np.int8), tuple(failures), tuple(samples))
-    return records, _pieces(folder, controls)
+    return records, pieces(folder, shards)
 
 
 def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
@@ -277,8 +288,10 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
     ]
 
 
-def _pieces(folder: Path, controls: list[Control], size: int = 1 << 20) -> Iterator[Chunks]:
-    for shard, control in enumerate(controls):
+def pieces(folder: Path, shards: int, size: int = 1 << 20) -> Iterator[Chunks]:
+    """All shards' chunks, times since t=0."""
+    for shard in range(shards):
+        control = Control(folder / f"{shard}.control", create=False)
         for first in range(0, control["chunks"], size):
             count = min(size, control["chunks"] - first)
             arrival = np.fromfile(folder / f"{shard}.arrivals", "<i8", count, offset=first * 8)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer import schedule, workload
+from inferometer.config import secret
 from inferometer.config.schema import Config
 from inferometer.engine import before
 from inferometer.engine.shard import Shard, Task
@@ -100,7 +101,12 @@ def make_task(job: Job, shard: int) -> Task:
         grace=config.client.grace,
         kernel_stamps=config.client.stamps == "kernel",
         spool=job.spool,
+        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def _credentials(reached: before.Reached) -> dict[str, str]:
+    return {target.authority: target.credentials for target in reached.targets if target.credentials}
 
 
 def _ids(plan: Plan) -> list[int]:

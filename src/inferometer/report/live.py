@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer import schedule
-from inferometer.config.schema import Config, Stages
+from inferometer.config.schema import Closed, Config, Ramp, Stages, Steps
 from inferometer.engine.before import Reached
 from inferometer.engine.spool import failures_of
 from inferometer.fleet.crew import Snapshot
@@ -213,12 +213,12 @@ def describe(config: Config) -> str:
     if isinstance(load, Stages):
         return f"{len(load.stages)} stages"
     kind = type(load).__struct_config__.tag
-    size = (
-        f"{load.concurrency}"
-        if hasattr(load, "concurrency")
-        else f"{getattr(load, 'rate', getattr(load, 'end', ''))}/s"
-    )
-    return f"{kind} {size}"
+    if isinstance(load, Closed):
+        return f"{kind} {load.concurrency}"
+    if isinstance(load, Ramp):
+        return f"{kind} {load.start:g} to {load.end:g}/s"
+    rates = load.rates if isinstance(load, Steps) else [load.rate]
+    return f"{kind} {', '.join(f'{rate:g}' for rate in rates)}/s"
 
 
 def _p50_p99(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, float]:

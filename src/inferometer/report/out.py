@@ -20,7 +20,11 @@ def check_paths(json_path: str | None, csv_path: str | None) -> None:
     if json_path == csv_path == "-":
         raise UserError("--json - and --csv - both want standard output", "give one of them a file")
     for path in (json_path, csv_path):
-        if path not in (None, "-") and not os.access(Path(str(path)).parent, os.W_OK):
+        if path in (None, "-"):
+            continue
+        if Path(str(path)).is_dir():
+            raise UserError(f"{path}: is a folder", "give the path of a file")
+        if not os.access(Path(str(path)).parent, os.W_OK):
             raise UserError(f"{path}: its folder is not there, or cannot be written", "give a path that can be written")
 
 

@@ -276,7 +276,7 @@ def calls(
     return Calls(
         heads=tuple(heads),
         tails=tuple(b"\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies),
-        n_in=tuple(request.n_in for request in requests),
+        n_in=tuple(request.n_in or -1 for request in requests),
         n_out=tuple(request.n_out for request in requests),
         decoder=decoder_for(server),
     )

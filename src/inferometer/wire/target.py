@@ -1,7 +1,7 @@
 """A base URL taken apart: where to connect, and what to call it in a request."""
 
 import base64
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
@@ -47,7 +47,7 @@ def parse(url: str) -> Target:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         credentials = "Basic " + base64.b64encode(pair.encode()).decode()
-    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    prefix = quote(parts.path, safe="/%:@!$&'()*+,;=~").rstrip("/").removesuffix("/v1").rstrip("/")
     return Target(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
