@@ -36,12 +36,17 @@ class Camera(LiveView):
 
 def save(sheet: Console, name: str, title: str) -> None:
     svg = sheet.export_svg(title=title)
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # no fonts from elsewhere: the reader's own will do
+    svg = re.sub(
+        r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL
+    )  # no fonts from elsewhere: the reader's own will do
     (IMAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
 def main() -> None:
-    with running(Settings(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05), port=0)) as url, tempfile.TemporaryDirectory() as folder:
+    with (
+        running(Settings(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05), port=0)) as url,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         load = {"type": "poisson", "rate": 40, "duration": "15s"}
         data = {"input": 128, "output": 64}
         config = from_mapping({"server": {"url": url}, "load": load, "data": data, "output": folder})

@@ -6,8 +6,6 @@ The report of a live run is made from the folder that was just written, by the f
 """
 
 import contextlib
-import fcntl
-import os
 import secrets
 import shutil
 import signal
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -30,14 +28,14 @@ from inferometer.fleet.crew import Crew, Snapshot
 from inferometer.fleet.job import Job, how_many, prepared
 from inferometer.records import Manifest, Outcome, Run
 from inferometer.report import json as report_json
+from inferometer.store import draft as drafts
+from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan
 
 SPOOL = "spool"
 _DRAFT = "draft.json"
-_ROOM = 16_384
-"""Bytes that a draft has to spare, so that the run's end can be written into it on a full disk."""
 
 
 class Show(Protocol):
@@ -48,13 +46,6 @@ class Show(Protocol):
     def progress(self, snapshot: Snapshot) -> None: ...
 
     def over(self) -> None: ...
-
-
-class _Draft(msgspec.Struct):
-    """The manifest as far as it is known at the start, so that a run which does not end can still be read."""
-
-    manifest: Manifest
-    shards: int
 
 
 def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
@@ -74,8 +65,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
         draft = _draft(config, reached, plan, shards)
         with disk_errors(folder):
             job.spool.mkdir()
-            draft_file = held.enter_context((job.spool / _DRAFT).open("w+b", buffering=0))
-            _begin_draft(draft_file, draft)
+            draft_file = held.enter_context(drafts.begin(job.spool / _DRAFT, draft))
         if show:
             show.planned(config, plan, reached, shards, folder)
         crew = Crew(job, in_process=config.client.processes == 0)
@@ -93,7 +83,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
         _forget_if_empty(folder, shards)
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
     finished = _finished(draft.manifest, crew, config)
-    _end_draft(draft_file, _Draft(finished, shards))
+    drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
 
 
@@ -104,7 +94,7 @@ def open_run(folder: str) -> tuple[Run, Summary]:
     if not draft_file.exists() or (place / "manifest.json").exists():
         run = store.read(folder)
         return run, summarise(run)
-    draft = _read_draft(draft_file)
+    draft = drafts.read(draft_file)
     unfinished = draft.manifest
     if not unfinished.started:
         errors = (*unfinished.outcome.errors, "the run did not end: this is what it had recorded")
@@ -115,42 +105,6 @@ def open_run(folder: str) -> tuple[Run, Summary]:
     except (OSError, ValueError) as error:
         raise UserError(f"{place / SPOOL}: cannot be read: {error}", "nothing was recorded there: run again") from None
     return _save(place, run)
-
-
-# --- the draft -------------------------------------------------------------------------------------------------------
-
-
-def _begin_draft(file: IO[bytes], draft: _Draft) -> None:
-    """Written before the run and locked while it lasts, so that nobody takes its spool apart meanwhile."""
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_EX)
-    file.write(msgspec.json.encode(draft) + b" " * _ROOM)
-
-
-def _end_draft(file: IO[bytes], draft: _Draft) -> None:
-    """How the run ended, over what was known before, in place: that takes no room on the disk."""
-    data = msgspec.json.encode(draft)
-    room = os.fstat(file.fileno()).st_size
-    if len(data) <= room:
-        with contextlib.suppress(OSError):
-            file.seek(0)
-            file.write(data.ljust(room))
-
-
-def _read_draft(path: Path) -> _Draft:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{path.parents[1]}: this run is still under way", "wait for its end, or end it with Ctrl-C"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            return msgspec.json.decode(file.read(), type=_Draft)
-        except msgspec.MsgspecError as error:
-            raise UserError(f"{path}: damaged: {error}", "this run cannot be read: run again") from None
 
 
 class UnsavedError(UserError):
@@ -188,9 +142,9 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     return Run(folder, head, records, total, lambda: spool.pieces(folder / SPOOL, shards))
 
 
-def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> _Draft:
+def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> Draft:
     made = prepared(plan, shards)
-    return _Draft(
+    return Draft(
         Manifest(
             inferometer=__version__,
             started="",

@@ -144,8 +144,13 @@ def test_a_server_that_fails_now_and_then_has_each_kind_counted(tmp_path: Path) 
 # --- harmless --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["slow=3ms", "split=3", "split=1", "close", "freeze=30ms"])
-@pytest.mark.parametrize("server", (STREAMED | WHOLE).values(), ids=STREAMED | WHOLE)
+@pytest.mark.parametrize(
+    ("server", "fault"),
+    [(STREAMED_CHAT, fault) for fault in ("slow=3ms", "split=3", "split=1", "close", "freeze=30ms")]
+    + [(STREAMED_COMPLETIONS, fault) for fault in ("split=3", "close")]
+    + [(WHOLE_CHAT, fault) for fault in ("slow=3ms", "split=1", "close")]
+    + [(WHOLE_COMPLETIONS, "split=3")],
+)
 def test_what_is_only_unkind_is_measured_all_the_same(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str
 ) -> None:

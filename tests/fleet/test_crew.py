@@ -1,5 +1,6 @@
 """Client processes that die, hang or cannot start: the run ends, says so, and keeps what was recorded."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -41,10 +42,11 @@ def once_under_way(folder: Path, act: Callable[[], object]) -> threading.Thread:
 
     def wait() -> None:
         while True:
-            controls = [Control(path, create=False) for path in folder.glob("*/spool/*.control")]
-            if len(controls) == 2 and all(control["rows"] > 3 for control in controls):
-                act()
-                return
+            with contextlib.suppress(ValueError):  # a file that is made and still empty
+                controls = [Control(path, create=False) for path in folder.glob("*/spool/*.control")]
+                if len(controls) == 2 and all(control["rows"] > 3 for control in controls):
+                    act()
+                    return
             time.sleep(0.01)
 
     thread = threading.Thread(target=wait, daemon=True)
