@@ -1,7 +1,7 @@
 """A socket, its decoder and the request it carries.
 
-The hot path is `_readable`: take the bytes, take their stamp, let the decoder say what they mean, note when it arrived.
-Everything that follows a complete answer happens after its stamps were taken and cannot change them.
+The hot path is `_readable`, which takes the bytes and their stamp, and `received`, which lets the decoder say what they mean
+and notes when it arrived. Everything that follows happens after the stamps were taken and cannot change them.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import weakref
 from typing import Protocol
 
 from inferometer.engine.flight import Flight
+from inferometer.engine.inbox import Inbox
 from inferometer.records import COUNTED_BY
 from inferometer.timing.clock import CMSG_SPACE, ask_for_stamps, now, unpack_stamp
 from inferometer.types import Decoder, End, Fail, Tokens, Usage
@@ -52,7 +53,9 @@ class Connection:
     __slots__ = (
         "_clock",
         "_decoder",
+        "_error",
         "_fd",
+        "_inbox",
         "_kept",
         "_loop",
         "_out",
@@ -69,10 +72,14 @@ class Connection:
         "is_ready",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner, clock: Clock, decoder: Decoder) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, owner: Owner, clock: Clock, inbox: Inbox, decoder: Decoder
+    ) -> None:
         self._loop = loop
         self._owner = owner
         self._clock = clock
+        self._inbox = inbox
+        self._error: OSError | None = None  # what ended the reading, where it was not the server's close
         self._decoder = decoder
         self._out: memoryview | bytes = b""  # what the kernel would not take yet
         self._writing = False
@@ -150,7 +157,7 @@ class Connection:
         while self.is_open and self._has_bytes():
             self._readable()
         if self.is_open:
-            self._lost(ConnectionResetError())
+            self._unreadable(ConnectionResetError())
 
     def _has_bytes(self) -> bool:
         try:
@@ -212,7 +219,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lost(error)
+            self._unreadable(error)
             return
         at = now()
         delay = -1
@@ -222,10 +229,18 @@ class Connection:
             if stamp <= at:
                 delay = at - stamp
                 at = stamp
-        self._received(data, at, delay)
+        self._inbox.put(self, data, at, delay)
 
-    def _received(self, data: bytes, at: int, delay: int) -> None:
-        """Bytes of the answer as they came; none: the server closed."""
+    def _unreadable(self, error: OSError) -> None:
+        """It takes its turn behind the bytes that came before it."""
+        self._error = error
+        self._inbox.put(self, b"", now(), -1)
+
+    def received(self, data: bytes, at: int, delay: int) -> None:
+        """Bytes of the answer as they came; none: the server closed, or the connection broke."""
+        if self._error is not None and not data:
+            self._lost(self._error)
+            return
         flight = self.flight
         if flight is None:  # nothing was asked: the server closes an idle connection, or breaks the protocol
             self._shut()
@@ -325,11 +340,12 @@ class TlsConnection(Connection):
         loop: asyncio.AbstractEventLoop,
         owner: Owner,
         clock: Clock,
+        inbox: Inbox,
         decoder: Decoder,
         context: ssl.SSLContext,
         name: str,
     ) -> None:
-        super().__init__(loop, owner, clock, decoder)
+        super().__init__(loop, owner, clock, inbox, decoder)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
@@ -363,10 +379,10 @@ class TlsConnection(Connection):
         self._tls.write(data)
         self._flush()
 
-    def _received(self, data: bytes, at: int, delay: int) -> None:
+    def received(self, data: bytes, at: int, delay: int) -> None:
         if not data:
-            if self.is_ready:
-                super()._received(b"", at, delay)
+            if self.is_ready or self._error is not None:
+                super().received(b"", at, delay)
             else:
                 self._fail(Fail("tls", "the server closed during the handshake"))
             return
@@ -384,7 +400,7 @@ class TlsConnection(Connection):
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._plain(plain, at, delay)
             if self.is_open:
-                super()._received(b"", at, delay)
+                super().received(b"", at, delay)
             return
         except ssl.SSLError as error:
             self._fail(Fail("tls", tls_reason(error)))
@@ -393,7 +409,7 @@ class TlsConnection(Connection):
 
     def _plain(self, plain: bytes, at: int, delay: int) -> None:
         if plain:
-            super()._received(plain, at, delay)
+            super().received(plain, at, delay)
 
 
 def tls_reason(error: ssl.SSLError) -> str:

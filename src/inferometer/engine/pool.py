@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from inferometer.engine.connection import Clock, Connection, TlsConnection
 from inferometer.engine.flight import Flight
+from inferometer.engine.inbox import Inbox
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 from inferometer.wire.target import Target
@@ -25,6 +26,7 @@ class Pool:
         target: Target,
         address: tuple[int, tuple[object, ...]],
         clock: Clock,
+        inbox: Inbox,
         decoder: Callable[[], Decoder],
         context: ssl.SSLContext | None,
         on_ended: Ended,
@@ -33,6 +35,7 @@ class Pool:
         self._target = target
         self._family, self._address = address
         self._clock = clock
+        self._inbox = inbox
         self._decoder = decoder
         self._context = context
         self._on_ended = on_ended
@@ -103,9 +106,11 @@ class Pool:
 
     def _open(self, flight: Flight | None) -> None:
         if self._context is None:
-            connection = Connection(self._loop, self, self._clock, self._decoder())
+            connection = Connection(self._loop, self, self._clock, self._inbox, self._decoder())
         else:
-            connection = TlsConnection(self._loop, self, self._clock, self._decoder(), self._context, self._target.host)
+            connection = TlsConnection(
+                self._loop, self, self._clock, self._inbox, self._decoder(), self._context, self._target.host
+            )
         self.connections.add(connection)
         connection.connect(self._family, self._address, flight)
 

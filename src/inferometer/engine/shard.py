@@ -17,6 +17,7 @@ from inferometer.engine.agenda import Agenda
 from inferometer.engine.connection import Clock, Connection
 from inferometer.engine.flight import Flight
 from inferometer.engine.health import TICK, Health
+from inferometer.engine.inbox import Inbox
 from inferometer.engine.pool import Pool
 from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import driver
@@ -66,6 +67,8 @@ class Shard:
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
+        self._inbox = Inbox(loop, self._settle)
+        self._over: list[tuple[Flight, End | Fail, str | None]] = []  # ended, and not yet settled
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
@@ -75,6 +78,7 @@ class Shard:
                 target,
                 address,
                 self._clock,
+                self._inbox,
                 task.calls.decoder,
                 task.context if target.tls else None,
                 self._ended,
@@ -211,7 +215,7 @@ class Shard:
         """Its time has come: send it, unless the cap holds it back."""
         if cap and self._in_flight >= cap:
             if drop:
-                self._record(flight, 0, Fail(DROPPED, ""))
+                self._record(flight, Fail(DROPPED, ""))
             else:
                 self._queue.append((flight, cap, now()))
             return
@@ -226,28 +230,41 @@ class Shard:
             self.release(flight, cap, False)
 
     def _ended(self, connection: Connection, flight: Flight, at: int, event: End | Fail) -> None:
-        self._in_flight -= 1
-        failed = event.__class__ is Fail
-        if failed:
+        """An answer is complete, or failed: it is settled when all that was read is decoded (see inbox.py)."""
+        flight.done = at
+        text = None
+        if event.__class__ is Fail:
             flight.status = connection.status
         else:
-            self._ok += 1
             flight.status = 200
             if not flight.counted_by:
-                self.texts.append((self._spool.rows, connection.text))
-        self._record(flight, at, event)
+                text = connection.text
+        if not self._over and not self._inbox.is_emptying:
+            self._loop.call_soon(self._settle)
+        self._over.append((flight, event, text))
+
+    def _settle(self) -> None:
+        """Record all that ended, then let all that may follow go."""
+        over, self._over = self._over, []
+        for flight, event, text in over:
+            if text is not None:
+                self.texts.append((self._spool.rows, text))
+            self._record(flight, event)
+        self._in_flight -= len(over)
         if self._queue:
             self._release_queued()
-        self._drivers[flight.stage].freed(flight, at, failed)
+        for flight, event, _ in over:
+            self._drivers[flight.stage].freed(flight, flight.done, event.__class__ is Fail)
         if not self._in_flight:
             self._end_if_idle()
 
-    def _record(self, flight: Flight, at: int, event: End | Fail) -> None:
-        flight.done = at
+    def _record(self, flight: Flight, event: End | Fail) -> None:
         try:
             if isinstance(event, Fail):
                 self._failed += 1
                 flight.failure = self._spool.failure(event.code, event.message)
+            else:
+                self._ok += 1
             self._spool.add(flight)
         except OSError:  # no space left: what is recorded stays, and little more can be
             self._disk_is_full()
@@ -342,7 +359,8 @@ class Shard:
         at = now()
         while self._queue:
             flight, _, _ = self._queue.popleft()
-            self._record(flight, at, Fail(CANCELLED, "still waiting for the cap"))
+            flight.done = at
+            self._record(flight, Fail(CANCELLED, "still waiting for the cap"))
         self.agenda.at(deadline, self._stop_now)
         self._end_if_idle()
 
