@@ -70,7 +70,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
             show.planned(config, plan, reached, shards, folder)
         crew = Crew(job, in_process=config.client.processes == 0)
         with _ctrl_c(crew.stop):
-            for snapshot in crew.watch():
+            for snapshot in crew.watch(0.25 if show else 1.0):
                 if show:
                     show.progress(snapshot)
     except BaseException:

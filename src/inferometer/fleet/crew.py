@@ -181,7 +181,7 @@ class Crew:
             if not self._t0 and all(control.state != "starting" for control in self._controls):
                 self._t0 = now() + _START_IN
                 self._tell("t0", self._t0)
-            time.sleep(0.005 if not self._t0 else 0.02)
+            time.sleep(0.005 if not self._t0 else 0.05)
 
     def _collect(self) -> None:
         for shard, member in list(self._open.items()):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from inferometer.analysis.checks.facts import Check, Facts
+from inferometer.analysis.metrics import Part
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.settings import number
 from inferometer.records import COUNTED_BY, MISSING
@@ -29,7 +30,7 @@ def token_source(facts: Facts) -> Check | None:
 
 def answers(facts: Facts) -> Check | None:
     rows = facts.run.records.rows
-    told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
+    told = Part(rows, facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0))
     if not len(told):
         return None
     share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
