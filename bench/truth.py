@@ -66,12 +66,13 @@ def _line(what: str, found: Measured, name: str, values: np.ndarray) -> Line:
     said = found.summary["metrics"][name]
     pairs = [(said["p50"], real.p50), (said["p99"], real.p99)]
     valid = found.summary["verdict"] == "VALID"
+    failed = ", ".join(check["name"] for check in found.summary["checks"] if check["status"] == "fail")
     ok = all(abs(told - true) <= max(WITHIN_S, WITHIN_SHARE * true) for told, true in pairs)
     words = "  ".join(f"{told * 1e3:.3f} said {true * 1e3:.3f} true" for told, true in pairs)
     return Line(
         f"{what}: {name} p50, p99, ms",
         words,
-        "within 0.1 ms or 1 %" if valid else "not held: INVALID",
+        "within 0.1 ms or 1 %" if valid else f"not held: INVALID ({failed})",
         ok if valid else None,
     )
 

@@ -112,4 +112,4 @@ def test_json_has_the_contracts_shape() -> None:
     ttft = tree["metrics"]["ttft"]
     assert ttft["unit"] == "s" and ttft["p999"] is None and ttft["unsupported"]["p999"]["needs"] == 4603
     assert len(ttft["ci"]["p99"]) == 2 and {"count", "mean", "p50", "p90", "p95", "p99", "max"} <= set(ttft)
-    assert {"ttft", "lag", "throughput.requests", "check.lag"} <= set(tree["definitions"])
+    assert {"ttft", "lag", "throughput.requests", "check.cpu"} <= set(tree["definitions"])

@@ -42,6 +42,9 @@ class World:
         self.sent_at.append(self.now)
         self.caps.append((cap, drop))
 
+    def spin(self, deadline: int) -> None:
+        self.now = max(self.now, deadline)
+
     def then(self, at: int) -> None:
         self.next_stage.append(at)
 
@@ -69,6 +72,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr(stages, "now", lambda: world.now)
+    monkeypatch.setattr(stages, "spin_until", world.spin)
     return world
 
 

@@ -251,8 +251,10 @@ class Limits(_Section):
 
     lag: Annotated[
         Seconds,
-        Meta(description="p99 of how late the client sent (1 % of the median end-to-end latency is allowed too)."),
-    ] = Seconds(0.001)
+        Meta(
+            description="Open loop: p99 of how late the client sent (1 % of the median time to first token is allowed too)."
+        ),
+    ] = Seconds(0.0005)
     cpu: Annotated[float, Meta(description="Share of a core that one client process may use.", gt=0, le=1)] = 0.9
     stalls: Annotated[
         float,

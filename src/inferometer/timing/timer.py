@@ -19,6 +19,12 @@ _SPIN_NS = 2_000_000
 """How early the fallback wakes: loops round to 1 ms, and may be late by another."""
 
 
+def spin_until(deadline: int) -> None:
+    """Be there on time, at the cost of a busy processor."""
+    while now() < deadline:
+        pass
+
+
 class _Itimerspec(ctypes.Structure):
     _fields_ = (
         ("interval_s", ctypes.c_long),
@@ -94,8 +100,7 @@ class LoopTimer:
 
     def _fired(self) -> None:
         self._handle = None
-        while now() < self._deadline:
-            pass
+        spin_until(self._deadline)
         self._callback()
 
 

@@ -25,7 +25,7 @@ CHECKS = {
         Rule("workers", "no client process died or hung", outcome.workers),
         Rule("failures", "failed / (ok + failed) of the window is at most limits.failures", outcome.failures),
         Rule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
-        Rule("lag", "p99 of client_lag is at most limits.lag, or 1 % of the median e2e if that is more", load.lag),
+        Rule("lag", "open loop: p99 of client_lag is at most limits.lag, or 1 % of the median ttft_service (not streamed: e2e_service) if that is more", load.lag),
         Rule("rate", f"open loop: requests were sent at {load.SHARE:.0%} of the planned rate or more", load.rate),
         Rule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more", load.concurrency),
         Rule("cpu", "mean share of a core that the busiest client process used is at most limits.cpu (a p95 above it is a warning)", client.cpu),

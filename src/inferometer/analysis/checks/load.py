@@ -12,13 +12,16 @@ SHARE = 0.95
 
 
 def _allowed_lag(facts: Facts) -> float:
-    median = facts.metrics["e2e"].value("p50")
-    return max(facts.limits.lag, 0.01 * median if median is not None and np.isfinite(median) else 0.0)
+    """What a late send may add to the latency that is measured first: the first token's, or the whole answer's."""
+    medians = [facts.metrics[name].value("p50") for name in ("ttft_service", "e2e_service")]
+    median = next((value for value in medians if value is not None and np.isfinite(value)), 0.0)
+    return max(facts.limits.lag, 0.01 * median)
 
 
 def lag(facts: Facts) -> Check | None:
+    """Of open loops: a closed one measures from the send, and what it is late by shows in the concurrency reached."""
     p99 = facts.metrics["client_lag"].value("p99")
-    if p99 is None:
+    if p99 is None or not any(stage.open for stage in facts.run.manifest.plan):
         return None
     limit = _allowed_lag(facts)
     late = f"p99 of the client's own lag is {format_seconds(p99)}"
