@@ -38,6 +38,7 @@ def main() -> int:
     to_bare = median([ours / theirs for ours, theirs in zip(cpu, bare, strict=True)])
     to_wrk = median([ours / theirs for ours, theirs in zip(full, wrk, strict=True)])
     to_aiohttp = median([ours / theirs for ours, theirs in zip(full, aiohttp, strict=True)])
+    chunk_ok = median(cpu) <= 8 if median(bare) <= 5 else None
     lines = [
         Line("wrk -t1 -c64", f"{median(wrk):,.0f} requests/s"),
         Line("aiohttp on uvloop, 64 tasks", f"{median(aiohttp):,.0f} requests/s"),
@@ -46,7 +47,9 @@ def main() -> int:
         Line("full pipeline / wrk", f"{to_wrk:.2f}", ">= 0.4", to_wrk >= 0.4),
         Line("full pipeline / aiohttp", f"{to_aiohttp:.1f}", ">= 6", to_aiohttp >= 6),
         Line("bare sockets and httptools, CPU a read", f"{median(bare):.2f} us"),
-        Line(f"CPU a streamed chunk, {STREAMS} streams", f"{median(cpu):.2f} us", "<= 8 us", median(cpu) <= 8),
+        Line(
+            f"CPU a streamed chunk, {STREAMS} streams", f"{median(cpu):.2f} us", "<= 8 us where bare takes 5", chunk_ok
+        ),
         Line("CPU a chunk / bare", f"{to_bare:.2f}", "<= 1.7", to_bare <= 1.7),
     ]
     return show("ceiling", lines, wrk=wrk, aiohttp=aiohttp, inferometer=inferometer, full=full, bare=bare, cpu=cpu)
