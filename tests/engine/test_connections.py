@@ -245,9 +245,9 @@ def test_a_big_request_goes_out_whole_to_a_server_that_reads_slowly(tmp_path: Pa
             sizes.append(len(request[2]))
             client.send(answer())
 
-    big = {"type": "prompts", "prompts": ["x" * 12_000_000], "output": 2}
+    server = {"body": {"padding": "x" * 12_000_000}}
     with scripted(script) as url:
-        _, summary = measure(tmp_path, url, data=big, load={"type": "closed", "concurrency": 1, "requests": 2})
+        _, summary = measure(tmp_path, url, server=server, load={"type": "closed", "concurrency": 1, "requests": 2})
     assert summary.counts.ok == 2
     assert min(sizes) > 12_000_000
 

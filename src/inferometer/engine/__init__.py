@@ -4,6 +4,7 @@ shard.py       the run of one shard, from its plan to its spool
 stages.py      what decides when the next request goes: instants, or users
 flight.py      one request under way
 connection.py  a socket, its decoder and the request it carries
+tls.py         the same, encrypted
 inbox.py       what was read and is not yet decoded
 pool.py        the connections to one base URL
 agenda.py      what is due when, on one timer

@@ -13,7 +13,7 @@ import msgspec
 from inferometer import __version__
 from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hide, words
-from inferometer.engine.connection import tls_reason
+from inferometer.engine.tls import tls_reason
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
 from inferometer.wire.failures import bounded

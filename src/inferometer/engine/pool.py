@@ -4,9 +4,10 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from inferometer.engine.connection import Clock, Connection, TlsConnection
+from inferometer.engine.connection import Clock, Connection
 from inferometer.engine.flight import Flight
 from inferometer.engine.inbox import Inbox
+from inferometer.engine.tls import TlsConnection
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 from inferometer.wire.target import Target
