@@ -16,6 +16,7 @@ and, at the end, to merge. Space is allocated before it is written, so that a fu
 import errno
 import mmap
 import os
+import sys
 import time
 from array import array
 from collections.abc import Iterator
@@ -108,7 +109,11 @@ class _Column:
 
     def grow(self) -> None:
         _allocate(self._file.fileno(), 2 * self.size)
-        self.map.resize(2 * self.size)
+        if sys.platform == "linux":
+            self.map.resize(2 * self.size)
+        else:  # no mremap
+            self.map.close()
+            self.map = mmap.mmap(self._file.fileno(), 2 * self.size)
         self.size *= 2
 
     def close(self, used: int) -> None:
