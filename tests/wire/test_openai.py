@@ -110,6 +110,8 @@ BAD = {
     "no body": (http(b""), True, False, "truncated", "empty"),
     "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
     "closed in the head": (b"HTTP/1.1 200 OK\r\nContent-Le", True, True, "cut_short", ""),
+    "closed after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n", True, True, "cut_short", ""),
+    "status 000": (b"HTTP/1.0 000\r\n\r\n", True, True, "cut_short", ""),
     "whole, cut short": (http(WHOLE)[:-5], False, True, "cut_short", ""),
     "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
     "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),

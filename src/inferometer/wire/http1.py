@@ -86,7 +86,7 @@ class ResponseDecoder:
         if not end or b"\r\ncontent-length:" in fields or b"\r\ntransfer-encoding:" in fields:
             return [Fail("cut_short", "")]
         self._complete(keep_alive=False)
-        return self._events
+        return self._events or [Fail("cut_short", "")]  # only a 1xx came
 
     # --- called by httptools ---
 
