@@ -72,6 +72,20 @@ def null_server(interval_us: int = 0, chunks: int = 100) -> Iterator[str]:
                 process.terminate()
 
 
+@contextlib.contextmanager
+def awake(core: int) -> Iterator[None]:
+    """Keep a virtual core from being put to sleep by its host, whose waking it up would be charged to the client.
+
+    What keeps it awake runs at idle priority: it yields to anything else at once.
+    """
+    command = pinned(core, "chrt", "-i", 0, sys.executable, "-c", "while True: pass")
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 class Measured(msgspec.Struct):
     """One run of the CLI, with what it cost."""
 

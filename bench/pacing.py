@@ -9,7 +9,7 @@ import tempfile
 import numpy as np
 from scipy import stats
 
-from bench.common import Line, measure, null_server, show
+from bench.common import CLIENT_CORE, Line, awake, measure, null_server, show
 
 RATES = (500, 5_000, 20_000)
 GAPS = 2_000
@@ -17,7 +17,7 @@ GAPS = 2_000
 
 def main() -> int:
     lines: list[Line] = []
-    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder, null_server() as url:
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder, null_server() as url, awake(CLIENT_CORE):
         for rate in RATES:
             options = ("--rate", str(rate), "--duration", "8s", "--input", "64", "--output", "1")
             found = measure(folder, url, *options, server__stream=False, server__api="completions")
