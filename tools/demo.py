@@ -7,7 +7,7 @@ from pathlib import Path
 from inferometer.serve.background import running
 from inferometer.serve.settings import Fixed, Settings
 
-LOAD = ["--rate", "40", "--duration", "12s", "--input", "128", "--output", "64"]
+LOAD = ["--concurrency", "32", "--duration", "12s", "--input", "128", "--output", "64"]
 
 
 def main() -> int:

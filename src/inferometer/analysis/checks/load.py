@@ -25,7 +25,7 @@ def lag(facts: Facts) -> Check | None:
         return None
     limit = _allowed_lag(facts)
     late = f"p99 of the client's own lag is {format_seconds(p99)}"
-    bad = f"{late}, more than {format_seconds(limit)}: the client sent late. Use more client.processes or another machine, or lower the load."
+    bad = f"{late}, more than {format_seconds(limit)}: the client sent late. If it is busy, use more client.processes or lower the load; if its host is (a shared or virtual machine wakes late), use a quieter one, or allow it with limits.lag."
     return judge("lag", p99, limit, late, bad)
 
 
