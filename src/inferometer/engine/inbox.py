@@ -2,8 +2,8 @@
 
 Work is done in phases: the loop reads all sockets that have bytes; then all of that is decoded; then all that ended is
 recorded; then all that may follow is sent (shard.py). Each phase's code and data stay in the processor's cache while it
-lasts, which makes a request about a third cheaper than doing it all for one and then for the next. Nothing is measured
-late by it: the stamps are taken before.
+lasts, which is cheaper than doing it all for one and then for the next (four paired tries, 64 connections, answers in one
+piece: 18 to 38 % less CPU a request). Nothing is measured late by it: the stamps are taken before.
 """
 
 import asyncio
