@@ -96,7 +96,7 @@ OTHER = """
 def <noun>_<noun>(<noun>: int, <noun>s: list[str]) -> bool:\\n    if <noun> > <number>:\\n        return False\\n    return len(<noun>s) == <number>\\n
 class <Noun><Noun>:\\n    def __init__(self, <noun>, <noun>=None):\\n        self.<noun> = <noun>\\n        self._<noun> = <noun> or {}\\n
 for (int i = 0; i < <number>; i++) {\\n  <noun>[i] += <noun>[i] * <decimal>;\\n}\\n
-const <noun> = await fetch(`/api/v1/<noun>/${id}`);\\nconsole.log(<noun>.status);\\n
+const <noun> = await fetch(`/api/v1/<nouns>/${id}`);\\nconsole.log(<noun>.status);\\n
 import <noun>\\nfrom <noun>.<noun> import <Noun>\\n\\nprint(f"{<noun>:.2f} <nouns>")\\n
 SELECT <noun>, COUNT(*) FROM <nouns> WHERE <noun> >= <number> GROUP BY <noun> ORDER BY <number> DESC;
 $ <base> --<noun>=<number> --<noun> /var/lib/<noun>/<noun>.conf

@@ -106,7 +106,6 @@ def test_an_error_after_the_headers_is_a_failure_with_the_servers_message(tmp_pa
     assert "has to be a dict with floats" in run.records.failures[0].message
 
 
-@pytest.mark.xfail(reason="two runs at once send the same X-Request-Id, and the server mixes their streams up")
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     def run_beside_another(number: int) -> set[int]:
         how = {"model": ready["model"], "timeouts": {"total": 20}}

@@ -1,6 +1,6 @@
 """One timeline for everything: CLOCK_MONOTONIC in nanoseconds.
 
-The kernel can stamp bytes as they reach the TCP socket (SO_TIMESTAMPNS), about 20 us after the peer's send on loopback,
+The kernel can stamp bytes as they reach the TCP socket (SO_TIMESTAMPNS), tens of microseconds after the peer's send on loopback,
 however late we read them. Its stamps are of CLOCK_REALTIME, so they are moved onto our timeline by an offset, which is
 sampled again during a run: a change of it is a step of the wall clock, and is reported.
 
