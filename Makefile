@@ -16,7 +16,7 @@ help:
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferometer/proto/*.proto)
 	python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

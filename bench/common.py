@@ -57,17 +57,23 @@ def pinned(core: int, *command: object) -> list[str]:
 @contextlib.contextmanager
 def null_server(interval_us: int = 0, chunks: int = 100) -> Iterator[str]:
     """The C server that is never the limit; its URL."""
+    with compiled_server("null_server.c", 0, interval_us, chunks) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def compiled_server(source: str, *arguments: int) -> Iterator[int]:
+    """A server of this folder, compiled and started on the server's core; the port, which it prints."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise SystemExit("this benchmark wants a C compiler (cc) for its null server")
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
-        binary = Path(folder) / "null_server"
-        subprocess.run([compiler, "-O2", "-o", binary, HERE / "null_server.c"], check=True)
-        command = pinned(SERVER_CORE, binary, 0, interval_us, chunks)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        binary = Path(folder) / "server"
+        subprocess.run([compiler, "-O2", "-o", binary, HERE / source], check=True)
+        with subprocess.Popen(pinned(SERVER_CORE, binary, *arguments), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+                yield int(process.stdout.readline())
             finally:
                 process.terminate()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.common import Line, show
 from inferometer import store
-from inferometer.records import ROW, Chunks, Manifest, Records, Sample, StagePlan
+from inferometer.records import ROW, Chunks, Columns, Manifest, Records, Sample, StagePlan
 
 SECOND = 1_000_000_000
 HOLD_SECONDS, HOLD_BYTES = 10.0, 2 << 30
@@ -61,6 +61,7 @@ def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
     rows["sent"] = rows["intended"] + rng.exponential(20_000, requests).astype(np.int64)
     rows["first_token"] = rows["sent"] + rng.normal(50e6, 5e6, requests).astype(np.int64)
     rows["first_byte"] = rows["first_token"]
+    rows["queue"] = rows["compute"] = -1
     rows["read_delay"] = rng.exponential(100_000, requests).astype(np.int64)
     rows["chunk_start"], rows["chunk_count"] = np.arange(requests) * chunks, chunks
     rows["n_in"], rows["n_out"], rows["cached"], rows["reasoning"] = 64, chunks, -1, -1
@@ -84,7 +85,7 @@ def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
         versions={},
         host={},
     )
-    records = Records(rows, np.ones(requests, np.int8), (), samples)
+    records = Records(Columns(requests, rows), np.ones(requests, np.int8), (), samples)
     store.write(folder, manifest, records, _answers(rows, chunks, rng))
 
 

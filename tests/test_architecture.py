@@ -7,29 +7,35 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
 
-BASE = {"errors", "units", "types", "records", "timing", "config", ""}
+BASE = {"errors", "units", "tensors", "types", "records", "timing", "config", ""}
 """What everybody stands on ("" is the package itself: its version)."""
 
 MAY_IMPORT = {
     "errors": set(),
     "units": set(),
-    "types": set(),
+    "tensors": {"errors"},
+    "types": {"tensors"},
     "records": set(),
     "timing": set(),
     "config": {"errors", "units"},
+    "proto": set(),
     "workload": BASE,
     "schedule": BASE,
     "wire": BASE,
     "engine": BASE | {"wire"},
+    "observe": BASE | {"wire", "engine", "analysis"},
     "fleet": BASE | {"workload", "schedule", "wire", "engine"},
     "analysis": BASE,
     "store": BASE,
     "report": BASE | {"schedule", "engine", "fleet", "analysis", "store"},
     "serve": BASE | {"workload"},
-    "manifest": BASE | {"wire"},
-    "conduct": BASE | {"workload", "schedule", "wire", "engine", "fleet", "analysis", "report", "store", "manifest"},
+    "manifest": BASE | {"wire", "engine", "workload"},
+    "conduct": BASE
+    | {"workload", "schedule", "wire", "engine", "fleet", "observe", "analysis", "report", "store", "manifest"},
     "calibrate": BASE | {"conduct", "analysis"},
-    "cli": BASE | {"conduct", "calibrate", "serve", "report"},
+    "simple_perf": BASE | {"wire", "engine", "conduct", "analysis"},
+    "byhand": BASE | {"wire", "engine", "report"},
+    "cli": BASE | {"conduct", "calibrate", "simple_perf", "serve", "report", "byhand"},
     "__main__": {"cli"},
 }
 
@@ -70,7 +76,7 @@ def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
     assert own - {home} <= MAY_IMPORT[home] | {""}
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "wire").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "wire").rglob("*.py")), ids=lambda path: path.name)
 def test_the_codecs_know_no_socket_and_no_clock(path: Path) -> None:
     assert not {module.partition(".")[0] for module in imports(path)} & NOT_IN_WIRE
 

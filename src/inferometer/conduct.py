@@ -21,18 +21,24 @@ import msgspec
 from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.config.schema import Config, Measure
-from inferometer.engine import before, spool
+from inferometer.config.schema import Config, Measure, Tensors
+from inferometer.engine import before, shared_memory, spool
+from inferometer.engine.ask import Place
+from inferometer.engine.shared_memory import Served
 from inferometer.errors import UserError
 from inferometer.fleet.crew import Crew, Snapshot
-from inferometer.fleet.job import Job, how_many, prepared
-from inferometer.records import Manifest, Outcome, Run
+from inferometer.fleet.job import Job, how_many, portions, prepared
+from inferometer.observe.settling import Settling
+from inferometer.observe.statistics import Watch
+from inferometer.records import Manifest, Outcome, Run, StagePlan
 from inferometer.report import json as report_json
 from inferometer.store import draft as drafts
 from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan
+from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.workload import tensors
 
 SPOOL = "spool"
 _DRAFT = "draft.json"
@@ -51,11 +57,13 @@ class Show(Protocol):
 def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored."""
     reached = before.reach(config.server)
+    config = _completed(config, reached)
     plan = schedule.plan(config.load, config.seed)
     shards = how_many(config, plan)
-    folder = store.new_folder(config.output)
-    job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4))
     with contextlib.ExitStack() as held:
+        shared = held.enter_context(_shared(config, reached, plan, shards))
+        folder = store.new_folder(config.output)
+        job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared)
         return _measure(job, plan, folder, show, held)
 
 
@@ -68,11 +76,21 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
             draft_file = held.enter_context(drafts.begin(job.spool / _DRAFT, draft))
         if show:
             show.planned(config, plan, reached, shards, folder)
+        statistics = _statistics(config, reached)
         crew = Crew(job, in_process=config.client.processes == 0)
+        settling = _settling(job, draft.manifest.plan)
         with _ctrl_c(crew.stop):
-            for snapshot in crew.watch(0.25 if show else 1.0):
+            stage = 0
+            for snapshot in crew.watch(0.05 if settling else 0.25 if show or statistics else 1.0):
+                if settling and (stable := settling.look()) is not None:
+                    crew.end_stage(stable)
+                if statistics and snapshot.stage > stage:
+                    statistics.mark(snapshot.stage - stage - 1)
+                    stage = snapshot.stage
                 if show:
                     show.progress(snapshot)
+        if statistics:
+            statistics.mark(0 if crew.interrupted else len(plan.stages) - stage - 1)
     except BaseException:
         _forget_if_empty(folder, shards)
         raise
@@ -82,9 +100,54 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
     if not crew.t0:
         _forget_if_empty(folder, shards)
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
-    finished = _finished(draft.manifest, crew, config)
+    finished = _finished(draft.manifest, crew, statistics)
     drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
+
+
+def _completed(config: Config, reached: before.Reached) -> Config:
+    """The config with what the server said about its model."""
+    if not isinstance(config.data, Tensors):
+        return config
+    assert reached.facts is not None
+    known = reached.facts.config
+    if known is not None and known.sequence_batching and not config.data.sequence:
+        raise UserError(
+            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it wants a correlation id",
+            "set data.sequence to the number of requests in one",
+        )
+    data = tensors.complete(config.data, reached.facts.metadata.inputs, reached.facts.max_batch)
+    return msgspec.structs.replace(config, data=data)
+
+
+def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
+    """Who ends stages that are stable."""
+    return Settling(job.spool, job.shards, plans) if any(plan.stable for plan in plans) else None
+
+
+def _statistics(config: Config, reached: before.Reached) -> Watch | None:
+    """Who asks a KServe server what it spent its time on."""
+    if reached.facts is None:
+        return None
+    return Watch(*_asked(config, reached), reached.model, config.server.version or "")
+
+
+def _shared(
+    config: Config, reached: before.Reached, plan: Plan, shards: int
+) -> contextlib.AbstractContextManager[tuple[SharedRefs, ...]]:
+    """Shared memory with what each shard will send, where the config wants it."""
+    if not config.server.shared_memory:
+        return contextlib.nullcontext(())
+    assert reached.facts is not None
+    served = Served(*_asked(config, reached), config.server, reached.model, reached.facts)
+    return shared_memory.shared(served, portions(config, plan, shards))
+
+
+def _asked(config: Config, reached: before.Reached) -> tuple[list[Place], dict[str, str]]:
+    """Where a KServe server is asked about itself, and the headers of that."""
+    context = before.tls_context(config.server) if reached.targets[0].tls else None
+    places = [before.place_of(target, config.server, context) for target in reached.targets]
+    return places, before.request_headers(reached.targets[0], config.server, reached.secrets)
 
 
 def open_run(folder: str) -> tuple[Run, Summary]:
@@ -135,7 +198,7 @@ def _save(folder: Path, run: Run) -> tuple[Run, Summary]:
 def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     records, _ = spool.merge(folder / SPOOL, shards)
     rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
-    records = msgspec.structs.replace(records, phase=window.mark(records.rows, rules))
+    records = msgspec.structs.replace(records, phase=window.mark(records.rows, rules, head.plan))
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())
@@ -159,12 +222,13 @@ def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> 
             seeds={"seed": config.seed},
             versions=manifest.versions(),
             host=manifest.host() | {"processes": shards},
+            server=manifest.server(config, reached.facts),
         ),
         shards,
     )
 
 
-def _finished(head: Manifest, crew: Crew, config: Config) -> Manifest:
+def _finished(head: Manifest, crew: Crew, statistics: Watch | None) -> Manifest:
     wall = crew.t0 + wall_offset()
     facts = crew.facts[0] if crew.facts else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
@@ -173,6 +237,7 @@ def _finished(head: Manifest, crew: Crew, config: Config) -> Manifest:
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
         t0_wall_ns=wall,
         clock=head.clock | ({"stamps": facts.stamps, "timer": facts.timer, "loop": facts.loop} if facts else {}),
+        statistics=statistics.stages() if statistics else (),
         outcome=Outcome(crew.interrupted, errors),
     )
 

@@ -10,12 +10,14 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, Stages, StageSpec, Window
+from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, Stages, StageSpec, Tensors, Window
 from inferometer.config.secret import REMOVED, is_secret
+from inferometer.engine.kserve import ModelFacts
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.target import parse
+from inferometer.workload import tensors
 
 _LIBRARIES = ("uvloop", "httptools", "msgspec", "numpy", "pyarrow", "tokenizers")
 
@@ -87,6 +89,24 @@ def clock_source() -> str:
         return "unknown"
 
 
+def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
+    """KServe: what the server and the model said about themselves."""
+    if facts is None:
+        return {}
+    found: dict[str, object] = {
+        "name": facts.server.name,
+        "version": facts.server.version,
+        "platform": facts.metadata.platform,
+        "inputs": [msgspec.to_builtins(one) for one in facts.metadata.inputs],
+        "outputs": [msgspec.to_builtins(one) for one in facts.metadata.outputs],
+        "max_batch_size": facts.max_batch,
+        "decoupled": facts.config is not None and facts.config.decoupled,
+    }
+    if isinstance(config.data, Tensors):
+        found["batch"] = tensors.batch(config.data, facts.max_batch)
+    return found
+
+
 def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
     """What each stage asked for, in words and numbers."""
     specs = config.load.stages if isinstance(config.load, Stages) else [config.load]
@@ -102,21 +122,27 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
         return StagePlan(
             type=kind,
             open=False,
-            name=f"{number + 1} {kind} {stage.concurrency}",
+            name=spec.name or f"{number + 1} {kind} {stage.concurrency}",
             duration=seconds,
             requests=stage.requests,
             concurrency=stage.concurrency,
             ramp_up=stage.ramp_up / NS,
             think=stage.think / NS,
+            **_stable(spec),
         )
     mean = len(stage.instants) / seconds if seconds else 0.0
     rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
     return StagePlan(
         type=kind,
         open=True,
-        name=f"{number + 1} {kind} {rate:.4g}/s",
+        name=spec.name or f"{number + 1} {kind} {rate:.4g}/s",
         rate=rate,
         duration=seconds,
         requests=len(stage.instants),
         concurrency=stage.cap,
+        **_stable(spec),
     )
+
+
+def _stable(spec: StageSpec) -> dict[str, float]:
+    return {"stable": spec.stable, "window": float(spec.window)} if spec.stable else {}

@@ -1,7 +1,7 @@
 """The records: one row a request and one row a chunk, as columns. The records are the product; all else follows from them.
 
 The row's layout stands here once. The engine packs rows of it into a spool with `ROW_STRUCT`, numpy views the same bytes
-as columns through `ROW`, and requests.parquet has these columns under these names.
+through `ROW`; from the merge on they are `Columns`, and requests.parquet has these columns under these names.
 
 Times are int64 nanoseconds: CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. What did not happen is
 MISSING: it is excluded and counted, never 0.
@@ -10,6 +10,7 @@ MISSING: it is excluded and counted, never 0.
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol, overload
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ ROW = np.dtype(
         ("done", "<i8"),  # the last byte of the answer, or the failure
         ("held", "<i8"),  # ns of sent - intended that were not the client's doing: the cap, or connecting
         ("read_delay", "<i8"),  # the longest that bytes of this answer lay in the socket unread, ns; -1: not known
+        ("queue", "<i8"),  # ns that the server says the request waited there; -1: it does not say
+        ("compute", "<i8"),  # ns that the server says it worked on it; -1: it does not say
         ("bytes_in", "<i8"),
         ("chunk_start", "<i8"),  # this request's slice of the chunk columns
         ("chunk_count", "<i4"),
@@ -54,6 +57,7 @@ ROW_STRUCT = struct.Struct(
 )
 assert ROW_STRUCT.size == ROW.itemsize
 
+NAMES: tuple[str, ...] = ROW.names or ()
 TIMES = ("intended", "sent", "first_byte", "first_token", "last_token", "done")
 COUNTED_BY = ("nobody", "server", "tokenizer")
 
@@ -64,6 +68,64 @@ DROPPED = "dropped"
 """The failure code of a request that the cap kept from being sent."""
 CANCELLED = "cancelled"
 """The failure code of a request that was in flight, or still to be sent, when the run was ended."""
+
+
+_CACHE_LINE = 64
+
+
+class _Named(Protocol):
+    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
+
+
+class Columns:
+    """Rows, each column an array of its own: reading one does not drag the others through the processor's cache.
+
+    `rows["sent"]` is a column; `rows[mask]` and `rows[a:b]` are some of the rows, of which a column is picked when it is
+    asked for. `np.asarray(rows)` has them as an array of ROW, for whoever wants them one by one.
+    """
+
+    def __init__(self, count: int, source: _Named, chosen: slice | NDArray[Any] = slice(None)) -> None:
+        self._count, self._source, self._chosen = count, source, chosen
+
+    @classmethod
+    def empty(cls, count: int) -> "Columns":
+        """Room for so many rows, to be filled: in one piece, which the kernel backs with large pages, in half the time."""
+        room = np.empty(count * ROW.itemsize + len(NAMES) * _CACHE_LINE, np.uint8)
+        columns, at = {}, 0
+        for name in NAMES:
+            end = at + count * ROW[name].itemsize
+            columns[name] = room[at:end].view(ROW[name])
+            at = -(-end // _CACHE_LINE) * _CACHE_LINE
+        return cls(count, columns)
+
+    @classmethod
+    def of(cls, rows: NDArray[np.void]) -> "Columns":
+        """The columns of an array of ROW, copied."""
+        return cls(len(rows), {name: rows[name].copy() for name in NAMES})
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, key: str, /) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, key: slice | NDArray[Any], /) -> "Columns": ...
+    def __getitem__(self, key: str | slice | NDArray[Any], /) -> "NDArray[Any] | Columns":
+        if isinstance(key, str):
+            return self._source[key][self._chosen]
+        if isinstance(key, slice):
+            return Columns(len(range(*key.indices(self._count))), self, key)
+        count = int(np.count_nonzero(key)) if key.dtype == np.bool_ else len(key)
+        return self if key.dtype == np.bool_ and count == self._count else Columns(count, self, key)
+
+    def __iter__(self) -> Iterator[np.void]:
+        return iter(np.asarray(self))
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.void]:
+        rows = np.empty(self._count, ROW)
+        for name in NAMES:
+            rows[name] = self[name]
+        return rows
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -102,8 +164,7 @@ class Sample(msgspec.Struct, frozen=True):
 class Records(msgspec.Struct, frozen=True):
     """Everything that was recorded, but for the chunks, which may be too many to hold and come in pieces."""
 
-    rows: NDArray[np.void]
-    """Of dtype ROW."""
+    rows: Columns
     phase: NDArray[np.int8]
     """A place in PHASES for each row."""
     failures: tuple[Failure, ...]
@@ -129,6 +190,32 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Closed loop: requests in flight. Open loop: the cap."""
     ramp_up: float = 0.0
     think: float = 0.0
+    stable: float = 0.0
+    """It ends when three windows in a row agree within this share; 0: there is no such rule."""
+    window: float = 0.0
+    """Seconds."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """How often, and for how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class StageStatistics(msgspec.Struct, frozen=True):
+    """What a KServe server says that it spent its time on during one stage. A batch of n is n inferences in one execution."""
+
+    inferences: int = 0
+    executions: int = 0
+    success: Spent = Spent()
+    fail: Spent = Spent()
+    queue: Spent = Spent()
+    compute_input: Spent = Spent()
+    compute_infer: Spent = Spent()
+    compute_output: Spent = Spent()
+    cache_hit: Spent = Spent()
+    cache_miss: Spent = Spent()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -157,6 +244,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     seeds: dict[str, int]
     versions: dict[str, str]
     host: dict[str, object]
+    server: dict[str, object] = {}
+    """KServe: the server's name and version, the model's inputs, outputs and batch size."""
+    statistics: tuple[StageStatistics | None, ...] = ()
+    """KServe: for each stage, as far as the server says."""
     outcome: Outcome = Outcome()
 
 

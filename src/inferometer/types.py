@@ -4,20 +4,23 @@ workload -> Request      schedule -> Plan      wire -> Call, Event      engine -
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.tensors import Tensor
+
 Messages = list[dict[str, object]]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One thing to ask: a prompt or a list of chat messages, and the lengths that are known beforehand."""
+    """One thing to ask, and the lengths that are known beforehand."""
 
     id: int
-    payload: str | Messages
+    payload: str | Messages | tuple[Tensor, ...] | list[Any]
+    """A prompt, chat messages, tensors, or a gRPC method's messages (JSON or bytes)."""
     n_in: int
     """Tokens of the prompt by the workload's tokenizer; 0 where they were not counted."""
     n_out: int
@@ -86,6 +89,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     reasoning: int = -1
 
 
+class ServerTiming(msgspec.Struct, frozen=True, gc=False):
+    """What the server says it took of the time: ns of waiting and of work; -1 where it does not say."""
+
+    queue: int
+    compute: int
+
+
 class End(msgspec.Struct, frozen=True, gc=False):
     """The answer is complete. `keep_alive` says whether the connection may carry another request."""
 
@@ -100,7 +110,7 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
     keep_alive: bool = False
 
 
-Event = Tokens | Usage | End | Fail
+Event = Tokens | Usage | ServerTiming | End | Fail
 
 
 class Decoder(Protocol):
@@ -129,15 +139,40 @@ class Decoder(Protocol):
         ...
 
 
+class StreamAnswer(Protocol):
+    """The same for one stream of a connection that carries many (HTTP/2): what its frames mean."""
+
+    def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
+        """The answer's headers, or its trailers; `end`: nothing follows."""
+        ...
+
+    def data(self, data: bytes, end: bool) -> Sequence[Event]: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+
 class Calls(msgspec.Struct, frozen=True):
-    """The requests of a shard as bytes: the nth is heads[url] + its id + tails[n], so that nothing is encoded after t=0."""
+    """The requests of a shard as bytes, so that nothing is encoded after t=0. Tails are used in turn.
+
+    HTTP/1.1 (`decoder`): the nth is heads[url] + its id + tails[n]: the request line and headers up to the value of the id's
+    header, then the last headers and the body. HTTP/2 (`answer`): heads[url] is the header block, tails[n] the body.
+    """
 
     heads: tuple[bytes, ...]
-    """For each base URL: the request line and headers, up to the value of the id's header."""
+    """For each base URL."""
     tails: tuple[bytes, ...]
-    """The rest: the last headers and the body. Used in turn."""
     n_in: tuple[int, ...]
     """-1: not known."""
     n_out: tuple[int, ...]
-    decoder: Callable[[], Decoder]
+    decoder: Callable[[], Decoder] | None = None
     """What makes a connection's decoder."""
+    answer: Callable[[], StreamAnswer] | None = None
+    """What makes a stream's."""
+    sequence: int = 0
+    """Tails lie in sequences of so many, each sent by one user from its first to its last; 0: there are none."""
+    is_text: bool = True
+    """Answers are text, whose tokens are counted where the server does not say."""

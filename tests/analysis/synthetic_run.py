@@ -6,7 +6,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from inferometer.records import MISSING, ROW, Chunks, Failure, Manifest, Outcome, Records, Run, Sample, StagePlan
+from inferometer.records import (
+    MISSING,
+    ROW,
+    Chunks,
+    Columns,
+    Failure,
+    Manifest,
+    Outcome,
+    Records,
+    Run,
+    Sample,
+    StagePlan,
+)
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -41,7 +53,7 @@ def blank(count: int) -> np.ndarray:
     rows["id"] = np.arange(count)
     for name in ("first_byte", "first_token", "last_token"):
         rows[name] = MISSING
-    for name in ("cached", "reasoning", "read_delay"):
+    for name in ("cached", "reasoning", "read_delay", "queue", "compute"):
         rows[name] = -1
     rows["status"], rows["counted_by"] = 200, 1
     return rows
@@ -100,11 +112,11 @@ def run(
     sampled: tuple[Sample, ...] | None = None,
     **about: object,
 ) -> Run:
-    """A Run in memory; its chunks come in pieces of `piece`."""
+    """A Run in memory of copies of the rows; its chunks come in pieces of `piece`."""
     chunks = chunks or Chunks(np.zeros(0, np.int64), np.zeros(0, np.uint16))
     if phase is None:
         phase = np.ones(len(rows), np.int8)
-    records = Records(rows, phase, failures, samples() if sampled is None else sampled)
+    records = Records(Columns.of(rows), phase, failures, samples() if sampled is None else sampled)
     return Run(Path("/runs/made"), manifest(**about), records, len(chunks.arrival), lambda: pieces(chunks, piece))
 
 

@@ -9,9 +9,8 @@ import synthetic_run as made
 
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
-from inferometer.analysis.metrics import Part
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import CANCELLED, DROPPED, Failure, Outcome
+from inferometer.records import CANCELLED, DROPPED, Columns, Failure, Outcome
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -46,9 +45,11 @@ def config(**sections: object) -> dict[str, object]:
 
 
 def test_good_runs_pass_every_check_that_applies() -> None:
-    for summary in (closed(), opened()):
+    stable = msgspec.structs.replace(made.CLOSED, stable=0.2, window=1.0)
+    found = (closed(plan=(stable,)), opened())
+    for summary in found:
         assert summary.verdict == "VALID" and {check.status for check in summary.checks} == {"pass"}
-    assert {c.name for c in closed().checks} | {c.name for c in opened().checks} == set(CHECKS)
+    assert {check.name for summary in found for check in summary.checks} == set(CHECKS)
 
 
 # --- outcome ---------------------------------------------------------------------------------------------------------
@@ -170,9 +171,9 @@ def test_in_flight_is_counted_after_the_ramp_and_before_the_drain() -> None:
     rows = made.blank(4)
     rows["sent"] = np.array([0, 1, 3, 4]) * SECOND  # two users, the second a second later
     rows["done"] = np.array([3, 4, 6, 9]) * SECOND
-    everything = np.ones(4, np.bool_)
-    assert in_flight(Part(rows, everything), 2, ramp_up=1.0) == 2.0
-    assert in_flight(Part(rows, everything), 2, ramp_up=9.0) is None
+    assert in_flight(Columns.of(rows), 2, ramp_up=1.0) == 2.0
+    assert in_flight(Columns.of(rows[::-1]), 2, ramp_up=1.0) == 2.0
+    assert in_flight(Columns.of(rows), 2, ramp_up=9.0) is None
 
 
 # --- client ----------------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from synthetic_run import MS, blank
 
-from inferometer.analysis.metrics import METRICS, Part
-from inferometer.records import MISSING
+from inferometer.analysis.metrics import METRICS
+from inferometer.records import MISSING, Columns
 
 
-def row(**columns: int) -> np.ndarray:
+def row(**columns: int) -> Columns:
     """Planned at 100 ms, sent at 103, first token at 150, last at 240, done at 250; ten tokens in five chunks."""
     made = blank(1)
     times = {"intended": 100, "sent": 103, "first_byte": 149, "first_token": 150, "last_token": 240, "done": 250}
@@ -17,7 +17,7 @@ def row(**columns: int) -> np.ndarray:
     made["n_in"], made["n_out"], made["chunk_count"], made["open_loop"] = 64, 10, 5, 1
     for name, value in columns.items():
         made[name] = value
-    return made
+    return Columns.of(made)
 
 
 def value(name: str, **columns: int) -> float:
@@ -89,10 +89,3 @@ def test_a_cache_hit_of_0_tokens_is_known() -> None:
 
 def test_every_metric_has_a_definition() -> None:
     assert all(name == metric.name and len(metric.definition) > 10 for name, metric in METRICS.items())
-
-
-def test_a_part_is_the_rows_of_its_mask() -> None:
-    rows = blank(5)
-    mask = rows["id"] % 2 == 0
-    assert Part(rows, mask)["id"].tolist() == [0, 2, 4] and len(Part(rows, mask)) == 3
-    assert Part(rows, mask | True)["id"].tolist() == [0, 1, 2, 3, 4]

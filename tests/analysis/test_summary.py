@@ -11,7 +11,7 @@ from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.summary import summarise
 from inferometer.analysis.window import mark
 from inferometer.config.schema import Measure, Window
-from inferometer.records import Failure
+from inferometer.records import Columns, Failure
 from inferometer.report.json import encode
 
 BUSY = (Failure("http_503", "busy"), Failure("dropped", ""), Failure("http_503", "very busy"))
@@ -88,7 +88,7 @@ def test_failures_as_inf_move_the_percentiles_and_are_null_in_json() -> None:
 
 def test_warmup_and_cooldown_are_left_out_and_do_not_bias_the_rate() -> None:
     rows, chunks = made.closed_rows()
-    phase = mark(rows, Measure(Window("40"), Window("40")))
+    phase = mark(Columns.of(rows), Measure(Window("40"), Window("40")))
     found = summarise(made.run(rows, chunks, phase=phase))
     assert found.window.requests == {"warmup": 40, "steady": 520, "cooldown": 40}
     assert found.metrics["ttft"].count == found.counts.ok == 520

@@ -6,11 +6,11 @@ import synthetic_run as made
 
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, mark, mser
 from inferometer.config.schema import Measure, Window
-from inferometer.records import MISSING
+from inferometer.records import MISSING, Columns
 
 
 def counts(rows: np.ndarray, warmup: str = "0", cooldown: str = "0") -> tuple[int, int, int]:
-    phase = mark(rows, Measure(Window(warmup), Window(cooldown)))
+    phase = mark(Columns.of(rows), Measure(Window(warmup), Window(cooldown)))
     assert phase.dtype == np.int8
     return tuple(int((phase == place).sum()) for place in (WARMUP, STEADY, COOLDOWN))
 
@@ -34,7 +34,7 @@ def test_no_rows() -> None:
 
 def test_counts_go_by_the_order_of_intended() -> None:
     rows = every(1, 100)
-    phase = mark(rows, Measure(Window("5"), Window("7")))
+    phase = mark(Columns.of(rows), Measure(Window("5"), Window("7")))
     assert counts(rows, "5", "7") == (5, 88, 7)
     assert (rows["intended"][phase == WARMUP] < 5 * made.MS).all()
     assert (rows["intended"][phase == COOLDOWN] >= 93 * made.MS).all()

@@ -418,3 +418,30 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str) -> 
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "No space left" in done.stderr
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_of_concurrency_or_of_rates_is_a_stage_for_each(tmp_path: Path, sim: str) -> None:
+    common = ("--prompt", "hello", "--output", "2", "--set", "client.processes=0", "--set", f"output={tmp_path}")
+    said = cli("run", sim, "--concurrency", "1:3:2", "--requests", "4", *common, "--perf-csv", "-")
+    assert [line.split(",")[0] for line in said.out.splitlines()] == ["Concurrency", "1", "3"]
+    said = cli("run", sim, "--rate", "100:200:100", "--requests", "4", *common)
+    assert "100/s " in said.out and "200/s " in said.out
+    assert cli("report", tmp_path / "LATEST").out == said.out
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "word"),
+    [("--concurrency", "8:1", "ends below its start"), ("--rate", "1:x", "is no range of numbers")],
+)
+def test_a_bad_range_is_one_line(flag: str, text: str, word: str) -> None:
+    assert_one_line(cli("run", "http://127.0.0.1:1", flag, text), word)
+
+
+@pytest.mark.parametrize(("flag", "word"), [("--concurrency", "integer"), ("--rate", "float")])
+def test_what_is_neither_a_number_nor_a_range_is_refused(flag: str, word: str) -> None:
+    said = cli("run", "http://127.0.0.1:1", flag, "many")
+    assert said.status == 2
+    assert f"'many' is not a valid {word}" in said.err

@@ -119,7 +119,7 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
         ({"data": {"type": "synthetic", "xyz": 5}}, "data.xyz", "input, output, tokenizer"),
         ({"load": {"type": "poison", "rate": 5}}, "there is no 'poison'", "did you mean poisson?"),
-        ({"data": {"type": "sharegpt"}}, "there is no 'sharegpt'", "jsonl | prompts | synthetic"),
+        ({"data": {"type": "sharegpt"}}, "there is no 'sharegpt'", "jsonl | messages | prompts | synthetic | tensors"),
         ({"server": {"url": "http://x", "api": "chta"}}, "there is no 'chta'", "chat | completions"),
         ({"load": {"type": "poisson", "rate": 0, "duration": 1}}, "load.rate: must be more than 0, got 0", "docs"),
         ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
@@ -143,6 +143,16 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"server": "http://x"}, "server: must be a section", "docs"),
         ({"server": {"url": []}}, "server.url is an empty list", "base URL"),
         ({"server": {}}, "server.url is missing", "add it"),
+        ({"server": {"url": "grpc://x", "api": "chat"}}, "chat is not spoken over gRPC", "http://"),
+        ({"server": {"url": "http://x", "api": "grpc", "method": "a.B/C"}}, "wants a grpc:// URL", "grpc://HOST"),
+        ({"server": {"url": "grpc://x", "api": "grpc"}, "data": {"messages": [{}]}}, "server.method is missing", "Service/Method"),
+        ({"server": {"url": ["grpc://x", "http://x"]}}, "mixes gRPC and HTTP", "one protocol"),
+        ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "not streamed over HTTP", "grpc://"),
+        ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "synthetic does not go with api kserve", "tensors"),
+        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "synthetic"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "waits for the last answer", "closed"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 19}}, "not a sequence of 5 for each user", "at least 20"),
+        ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "messages or path is needed", "file"),
         ({"measure": {"warmup": "soon"}}, "measure.warmup: expected a count of requests, a duration", "docs"),
         ({"seed": -1}, "seed: must be at least 0, got -1", "docs"),
         ({"client": {"processes": -1}}, "client.processes", "docs"),
@@ -294,3 +304,30 @@ def test_a_duration_survives_being_written_for_people(seconds: float) -> None:
 @given(st.integers(0, 2**45))
 def test_a_size_survives_being_written_for_people(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.01, abs=1)
+
+
+# --- what is left out --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "api", "stream", "data"),
+    [
+        ({"url": "http://x"}, "chat", True, "synthetic"),
+        ({"url": "http://x", "api": "completions", "stream": False}, "completions", False, "synthetic"),
+        ({"url": "grpc://x"}, "kserve", False, "tensors"),
+        ({"url": "grpcs://x", "stream": True}, "kserve", True, "tensors"),
+        ({"url": "http://x", "api": "kserve"}, "kserve", False, "tensors"),
+        ({"url": "http://x", "api": "kserve-json"}, "kserve-json", False, "tensors"),
+        ({"url": "http://x", "api": "generate"}, "generate", True, "synthetic"),
+    ],
+)
+def test_the_url_and_the_api_say_what_is_meant(server: dict[str, Any], api: str, stream: bool, data: str) -> None:
+    found = from_mapping({"server": server})
+    assert (found.server.api, found.server.stream) == (api, stream)
+    assert found.data.__struct_config__.tag == data
+
+
+def test_a_methods_messages_are_told_by_their_keys() -> None:
+    server = {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}
+    for data in ({"messages": [{"name": "x"}]}, {"path": "requests.jsonl"}):
+        assert from_mapping({"server": server, "data": data}).data.__struct_config__.tag == "messages"

@@ -254,6 +254,7 @@ def test_a_shard_left_to_itself_records_its_part_and_nothing_else(tmp_path: Path
     worker = threading.Thread(target=run_shard, args=(job, 1))
     worker.start()
     while controls[1].state != "ready":
+        assert worker.is_alive()
         time.sleep(0.001)
     controls[1]["t0"] = now() + 20_000_000
     worker.join(20)

@@ -11,7 +11,7 @@ import pytest
 from helpers import Client, scripted
 
 from inferometer.engine import before
-from inferometer.engine.connection import out_of_sockets
+from inferometer.engine.link import out_of_sockets
 from inferometer.errors import UserError
 
 

@@ -41,9 +41,10 @@ def sample(shard: int = 0, at: int = 1) -> Sample:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for next to nothing, so that the files must grow."""
+    """Room for next to nothing, so that the files must grow, and merging in blocks of next to nothing."""
     monkeypatch.setattr(module, "_FIRST_ROWS", 2)
     monkeypatch.setattr(module, "_FIRST_CHUNKS", 2)
+    monkeypatch.setattr(module, "_BLOCK", 3)
 
 
 def test_rows_and_chunks_come_back_with_times_since_the_start(tmp_path: Path) -> None:
@@ -73,9 +74,8 @@ def test_files_grow_as_they_must_and_end_as_long_as_what_they_hold(tmp_path: Pat
     assert (tmp_path / "0.rows").stat().st_size == 51 * ROW.itemsize
     assert (tmp_path / "0.arrivals").stat().st_size == 8 * total
     assert (tmp_path / "0.tokens").stat().st_size == 2 * total
-    last = records.rows[50]
     arrival = chunks_of(tmp_path, 1).arrival
-    assert arrival[last["chunk_start"] :].tolist() == list(range(1000))
+    assert arrival[records.rows["chunk_start"][50] :].tolist() == list(range(1000))
 
 
 @pytest.mark.usefixtures("tiny")
@@ -113,6 +113,31 @@ def test_shards_are_put_one_behind_the_other_and_keep_pointing_at_their_own_chun
     assert records.rows["failure"].tolist() == [0, 1, 2]
     assert chunks_of(tmp_path, 2).arrival.tolist() == [1, 2, 5]
     assert [each.shard for each in records.samples] == [0, 1]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_shards_of_several_blocks_are_merged_whole(tmp_path: Path) -> None:
+    for shard, count in enumerate((7, 0, 4)):
+        spool = start(tmp_path, shard, t0=T0 + shard)
+        failures = [0, spool.failure("reset", str(shard)), spool.failure("closed", "")]
+        for id in range(count):
+            add(
+                spool,
+                id,
+                [T0 + 50] * (id % 3),
+                shard=shard,
+                done=0 if id == 5 else T0 + 10 + id,
+                failure=failures[id % 3],
+            )
+        spool.close()
+    records, _ = merge(tmp_path, 3)
+    rows = records.rows
+    assert rows["id"].tolist() == [*range(7), *range(4)]
+    assert rows["shard"].tolist() == [0] * 7 + [2] * 4
+    assert rows["done"].tolist() == [10, 11, 12, 13, 14, MISSING, 16, 8, 9, 10, 11]
+    assert rows["chunk_start"].tolist() == [0, 0, 1, 3, 3, 4, 6, 6, 6, 7, 9]
+    named = [records.failures[place - 1].message if place else None for place in rows["failure"]]
+    assert named == [None, "0", "", None, "0", "", None, None, "2", "", None]
 
 
 def test_a_shard_that_recorded_nothing_takes_nothing_away_from_the_others(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class World:
     def __init__(self) -> None:
         self.now = T0
         self.stopping = False
+        self.sequence = 0
         self.agenda: Any = self
         self.released: list[Flight] = []
         self.sent_at: list[int] = []
@@ -260,3 +261,85 @@ def test_closed_loop_sends_nothing_more_once_the_run_is_stopped_and_ends(world: 
         answer(world, loop, flight)
     assert len(world.released) == 2
     assert world.next_stage == [world.now]
+
+
+# --- ended early -----------------------------------------------------------------------------------------------------
+
+
+def test_open_loop_that_is_ended_sends_nothing_more_and_hands_over_at_once_and_once(world: World) -> None:
+    loop = OpenLoop(world, 0, open_stage(0, 10, 20, 30))
+    loop.start(T0, world.then)
+    world.until(T0 + 12 * MS)
+    loop.end()
+    loop.end()
+    assert world.next_stage == [T0 + 12 * MS]
+    world.until(T0 + 200 * MS)
+    assert world.ids == [0, 1]
+    assert world.next_stage == [T0 + 12 * MS]
+
+
+def test_open_loop_that_is_over_by_itself_cannot_be_ended_again(world: World) -> None:
+    loop = OpenLoop(world, 0, open_stage(0, duration_ms=40))
+    loop.start(T0, world.then)
+    world.until(T0 + 50 * MS)
+    loop.end()
+    assert world.next_stage == [T0 + 40 * MS]
+
+
+def test_closed_loop_that_is_ended_asks_no_more_and_hands_over_at_once_and_once(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, duration=100 * MS))
+    loop.start(T0, world.then)
+    world.until(T0 + 5 * MS)
+    loop.end()
+    loop.end()
+    assert world.next_stage == [T0 + 5 * MS]
+    for flight in list(world.released):
+        answer(world, loop, flight)
+    world.until(T0 + 200 * MS)
+    assert len(world.released) == 2
+    assert world.next_stage == [T0 + 5 * MS]
+
+
+def test_closed_loop_that_is_ended_before_all_users_began_lets_no_more_begin(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=4, duration=100 * MS, ramp_up=40 * MS))
+    loop.start(T0, world.then)
+    world.until(T0 + 15 * MS)
+    loop.end()
+    world.until(T0 + 100 * MS)
+    assert len(world.released) == 2
+
+
+# --- sequences -------------------------------------------------------------------------------------------------------
+
+
+def answered(world: World, loop: ClosedLoop, rounds: int) -> None:
+    """Each request is answered 1 ms after it was sent."""
+    done = 0
+    for _ in range(rounds):
+        world.until(world.now + MS)
+        fresh = world.released[done:]
+        done = len(world.released)
+        for flight in fresh:
+            loop.freed(flight, world.now, False)
+
+
+def test_only_whole_sequences_are_sent_when_a_count_ends_them() -> None:
+    world = World()
+    world.sequence = 3
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=14))
+    loop.start(world.now, world.then)
+    answered(world, loop, 20)
+    by_user = [sum(flight.user == user for flight in world.released) for user in (0, 1)]
+    assert by_user == [6, 6]  # 14 are 4 sequences and a rest that is none
+    assert [flight.id for flight in world.released] == list(range(12))
+    assert len(world.next_stage) == 1
+
+
+def test_a_sequence_that_was_begun_is_ended_after_the_stage_is_over() -> None:
+    world = World()
+    world.sequence = 5
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=7 * MS))
+    loop.start(world.now, world.then)
+    answered(world, loop, 30)
+    assert len(world.released) == 10
+    assert world.next_stage == [T0 + 7 * MS]

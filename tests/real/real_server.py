@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
-from inferometer.records import Run
+from inferometer.records import Columns, Run
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(os.environ.get("INFEROMETER_REAL") or Path.home() / ".cache/inferometer/real")
@@ -51,8 +52,8 @@ def measure(folder: Path, url: str, load: dict[str, Any], **sections: Any) -> tu
         "output": str(folder),
     }
     run, summary = conduct.measure(from_mapping(tree | sections))
-    run.records.rows.sort(order="id")
-    return run, summary
+    rows = Columns.of(np.sort(np.asarray(run.records.rows), order="id"))
+    return msgspec.structs.replace(run, records=msgspec.structs.replace(run.records, rows=rows)), summary
 
 
 def in_a_row(requests: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from inferometer.analysis.window import mark
 from inferometer.cli.report import command
 from inferometer.config.schema import Measure, Window
 from inferometer.errors import UserError
-from inferometer.records import Chunks, Failure, Run, StagePlan
+from inferometer.records import Chunks, Columns, Failure, Run, Spent, StagePlan, StageStatistics
 from inferometer.report import console, json
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,7 +31,7 @@ BUSY = (Failure("http_503", "the server is [bold]busy[/bold] \x1b[31m\n" + "very
 
 def valid() -> Run:
     rows, chunks = made.closed_rows()
-    return made.run(rows, chunks, phase=mark(rows, Measure(Window("16"), Window("16"))))
+    return made.run(rows, chunks, phase=mark(Columns.of(rows), Measure(Window("16"), Window("16"))))
 
 
 def invalid() -> Run:
@@ -61,8 +61,33 @@ def not_streamed() -> Run:
     return made.run(rows, config={"server": server})
 
 
+def tensors() -> Run:
+    """A model behind KServe that keeps sums of its time, in batches of 4, in open loop."""
+    rows = made.blank(600)
+    rows["intended"] = np.arange(600) * 10 * made.MS
+    rows["sent"] = rows["intended"] + 50_000
+    rows["done"] = rows["sent"] + (7 * made.MS + np.arange(600) * 1_000)
+    rows["n_in"] = rows["n_out"] = -1
+    rows["counted_by"], rows["open_loop"] = 0, 1
+    spent = {"queue": 2, "compute_input": 1, "compute_infer": 3}
+    return made.run(
+        rows,
+        plan=(StagePlan(type="constant", open=True, rate=100.0, duration=6.0),),
+        config={
+            "server": {"url": "grpc://127.0.0.1:8001", "model": "resnet", "api": "kserve", "stream": False},
+            "data": {"type": "tensors"},
+        },
+        server={"batch": 4},
+        statistics=(
+            StageStatistics(
+                2400, 300, Spent(600, 1), **{name: Spent(600, 600 * ms * made.MS) for name, ms in spent.items()}
+            ),
+        ),
+    )
+
+
 RUNS: dict[str, Callable[[], Run]] = {
-    "valid": valid, "invalid": invalid, "empty": empty, "not_streamed": not_streamed,
+    "valid": valid, "invalid": invalid, "empty": empty, "not_streamed": not_streamed, "tensors": tensors,
 }  # fmt: skip
 
 

@@ -94,6 +94,15 @@ def test_words_that_are_not_known(folder: Path) -> None:
     assert "damaged" in refused(folder).what
 
 
+@pytest.mark.parametrize("name", ["phase", "counted_by", "id", "status"])
+def test_a_hole_in_a_column_that_has_none(folder: Path, name: str) -> None:
+    table = pq.read_table(folder / "requests.parquet")
+    place, kind = table.schema.get_field_index(name), table.schema.field(name).type
+    holes = pa.array([None, *table[name].to_pylist()[1:]], kind)
+    pq.write_table(table.set_column(place, name, holes), folder / "requests.parquet")
+    assert "requests.parquet: damaged" in refused(folder).what
+
+
 # --- disks that refuse -----------------------------------------------------------------------------------------------
 
 

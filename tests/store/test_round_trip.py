@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic_run as made
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferometer import store
 from inferometer.analysis.summary import summarise
-from inferometer.records import MISSING, PHASES, ROW, Chunks, Failure, Run
+from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, Chunks, Failure, Run
 from inferometer.report import json
 from inferometer.store import writing
 
@@ -35,7 +38,8 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store.write(tmp_path, run.manifest, run.records, made.pieces(chunks, piece))
     again = store.read(tmp_path)
     assert again.manifest == run.manifest and again.folder == tmp_path
-    assert again.records.rows.dtype == ROW and (again.records.rows == run.records.rows).all()
+    assert (np.asarray(again.records.rows) == np.asarray(run.records.rows)).all()
+    assert [again.records.rows[name].dtype for name in NAMES] == [ROW[name] for name in NAMES]
     assert (again.records.phase == run.records.phase).all() and again.records.phase.dtype == np.int8
     assert again.records.failures == FAILURES and again.records.samples == run.records.samples
     read = list(again.chunks())
@@ -43,6 +47,67 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (np.concatenate([each.arrival for each in read]) == chunks.arrival).all()
     assert (np.concatenate([each.tokens for each in read]) == chunks.tokens).all()
     assert json.encode(summarise(again)) == json.encode(summarise(run))
+
+
+FEW = {
+    "failure": st.integers(0, len(FAILURES)),
+    "counted_by": st.integers(0, len(COUNTED_BY) - 1),
+    "open_loop": st.integers(0, 1),
+}
+
+
+def any_number(name: str) -> st.SearchStrategy[int]:
+    """What a column may hold: what is not known is -1, and a time that did not happen MISSING."""
+    if name in FEW:
+        return FEW[name]
+    edges = np.iinfo(ROW[name])
+    least = -1 if name in writing.UNKNOWN else int(edges.min) + (name in TIMES)
+    numbers = st.sampled_from([least, -1, 0, int(edges.max)]) | st.integers(least, int(edges.max))
+    return numbers | st.just(MISSING) if name in TIMES else numbers
+
+
+ANY_ROWS = st.lists(st.tuples(*map(any_number, NAMES), st.integers(0, len(PHASES) - 1)), max_size=20)
+
+
+@given(ANY_ROWS, st.integers(1, 25))
+@settings(deadline=None)
+def test_any_numbers_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[tuple[int, ...]], group: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    rows, phase = np.array([each[:-1] for each in numbers], ROW), np.array([each[-1] for each in numbers], np.int8)
+    run = made.run(rows, failures=FAILURES, phase=phase)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "GROUP", group)
+        store.write(folder, run.manifest, run.records, [])
+    again = store.read(folder).records
+    for name in NAMES:
+        if name != "failure":
+            assert again.rows[name].dtype == ROW[name] and again.rows[name].tolist() == rows[name].tolist()
+    assert again.phase.tolist() == phase.tolist()
+    named = [again.failures[place - 1] if place else None for place in again.rows["failure"]]
+    assert named == [FAILURES[place - 1] if place else None for place in rows["failure"]]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=20)
+def test_the_report_of_what_was_read_is_the_report_of_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Some requests fail, are never sent, or lack what the server did not say: the summary is the same to the byte."""
+    folder = tmp_path_factory.mktemp("run")
+    rows, chunks = (made.open_rows if data.draw(st.booleans()) else made.closed_rows)(60)
+    which = st.lists(st.integers(0, len(rows) - 1), unique=True, max_size=20)
+    made.fail(rows, data.draw(which), 1)
+    made.fail(rows, data.draw(which), 3)
+    made.never_sent(rows, data.draw(which), 2)
+    for name in writing.UNKNOWN:
+        rows[name][data.draw(which)] = -1
+    phase = np.ones(len(rows), np.int8)
+    phase[data.draw(which)] = 0
+    run = made.run(rows, chunks, failures=FAILURES, phase=phase)
+    store.write(folder, run.manifest, run.records, [chunks])
+    assert json.encode(summarise(store.read(folder))) == json.encode(summarise(run))
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
@@ -64,6 +129,18 @@ def test_others_find_names_nulls_and_words_in_the_parquet_files(tmp_path: Path) 
     assert row["counted_by"] == "server" and row["open_loop"] is True
     assert MISSING not in table["sent"].to_pylist()
     assert pq.read_schema(tmp_path / "chunks.parquet").names == ["arrival", "tokens"]
+
+
+def test_a_file_whose_words_another_tool_wrote_as_plain_text_is_read_alike(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, [chunks])
+    table = pq.read_table(tmp_path / "requests.parquet")
+    plain = [pa.string() if pa.types.is_dictionary(field.type) else field.type for field in table.schema]
+    table = table.cast(pa.schema(list(zip(table.column_names, plain, strict=True))))
+    pq.write_table(table.replace_schema_metadata(None), tmp_path / "requests.parquet", row_group_size=50)
+    again = store.read(tmp_path).records
+    assert (np.asarray(again.rows) == np.asarray(run.records.rows)).all() and again.failures == FAILURES
+    assert again.phase.tolist() == run.records.phase.tolist()
 
 
 def test_nothing_but_the_runs_files_is_left(tmp_path: Path) -> None:

@@ -1,24 +1,31 @@
 #!/bin/sh
-# Puts a server that we did not write into a virtual environment of its own, outside the repository.
+# Puts a server or a client that we did not write into a virtual environment of its own, outside the repository.
 #
 #   tools/real_servers/install.sh llama_cpp        ->  ~/.cache/inferometer/real/llama_cpp
 #
-# INFEROMETER_REAL names another place. Does nothing where the pinned versions are there already.
+# INFEROMETER_REAL names another place. Does nothing where the pinned versions are there already. A folder has a
+# requirements.txt, which is complete where a line of it says `# pip: --no-deps`; and an after.sh where pip is not enough:
+# it is given the new environment's place, and fails with a line that says what is missing.
 set -eu
 
-name=${1:?which server? one of the folders beside this script: llama_cpp, transformers}
 here=$(cd "$(dirname "$0")" && pwd)
+known=$(cd "$here" && echo */ | tr -d /)
+name=${1:?which one? a folder beside this script: $known}
 pins=$here/$name/requirements.txt
+after=$here/$name/after.sh
 place=${INFEROMETER_REAL:-$HOME/.cache/inferometer/real}/$name
 
 [ -f "$pins" ] || { echo "install.sh: there is no $pins" >&2; exit 2; }
-if cmp -s "$pins" "$place/installed.txt"; then
+[ -f "$after" ] || after=
+if cat "$pins" ${after:+"$after"} | cmp -s - "$place/installed.txt"; then
     echo "$place is up to date"
     exit 0
 fi
 unset PIP_CONSTRAINT # our own package's pins are not theirs
-mkdir -p "$place"
-"${PYTHON:-python3}" -m venv "$place"
-"$place/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$pins"
-cp "$pins" "$place/installed.txt"
+no_deps=
+if grep -q '^# pip: --no-deps' "$pins"; then no_deps=--no-deps; fi
+"${PYTHON:-python3}" -m venv --clear "$place"
+"$place/bin/python" -m pip install --quiet --disable-pip-version-check $no_deps --requirement "$pins"
+[ -z "$after" ] || sh "$after" "$place"
+cat "$pins" ${after:+"$after"} >"$place/installed.txt"
 echo "$place is ready"

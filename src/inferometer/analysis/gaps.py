@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.analysis.metrics import stages_of
 from inferometer.errors import UserError
 from inferometer.records import Run
 
@@ -64,7 +65,7 @@ class _Slices:
         """Where each stage's gaps will lie; makes room for them."""
         sizes = np.where(self.counted, self.end - self.start - 1, 0)
         stages, at = {}, 0
-        for stage in np.unique(self.stage).tolist():
+        for stage in stages_of(self.stage):
             size = int(sizes[self.stage == stage].sum())
             stages[stage] = slice(at, at + size)
             at += size
@@ -80,7 +81,7 @@ class _Slices:
         here = slice(first, last)
         begin = np.clip(self.start[here] + 1, position, limit) - position
         end = np.clip(self.end[here], position, limit) - position
-        for stage in np.unique(self.stage[here]).tolist():
+        for stage in stages_of(self.stage[here]):
             chosen = self.counted[here] & (self.stage[here] == stage) & (begin < end)
             picked = gaps[_mask(begin[chosen], end[chosen], len(gaps))]
             if len(picked) and self.values.dtype == np.uint32 and not 0 <= picked.min() <= picked.max() < 1 << 32:

@@ -6,37 +6,16 @@ always counts from the send. A value that cannot be had is NaN: left out and cou
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.records import MISSING
+from inferometer.records import MISSING, Columns
 from inferometer.units import NS
 
-Rows = NDArray[np.void]
 Column = NDArray[np.float64]
-
-
-class Columns(Protocol):
-    """The columns of records.ROW by name: an array of rows, or a part of one."""
-
-    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
-
-
-class Part:
-    """The rows of a mask, of which a column is copied only when it is asked for: a million whole rows are 100 MB."""
-
-    def __init__(self, rows: Rows, mask: NDArray[np.bool_]) -> None:
-        self._rows, self._mask = rows, mask
-        self._all = bool(mask.all())
-
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self._mask))
-
-    def __getitem__(self, name: str, /) -> NDArray[Any]:
-        return self._rows[name] if self._all else self._rows[name][self._mask]
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -57,6 +36,12 @@ class Metric(msgspec.Struct, frozen=True):
 def _since(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> Column:
     """Seconds between two times of the records."""
     return np.where((later == MISSING) | (earlier == MISSING), np.nan, (later - earlier) / NS)
+
+
+def stages_of(column: NDArray[np.int16]) -> list[int]:
+    """The stages that occur in a column of them, from the first on."""
+    stages: list[int] = np.flatnonzero(np.bincount(column)).tolist()
+    return stages
 
 
 def start(rows: Columns) -> NDArray[np.int64]:
@@ -109,6 +94,18 @@ def read_delay(rows: Columns) -> Column:
     return _known(rows["read_delay"]) / NS
 
 
+def queue(rows: Columns) -> Column:
+    return _known(rows["queue"]) / NS
+
+
+def compute(rows: Columns) -> Column:
+    return _known(rows["compute"]) / NS
+
+
+def network(rows: Columns) -> Column:
+    return e2e_service(rows) - queue(rows) - compute(rows)
+
+
 def tokens_per_chunk(rows: Columns) -> Column:
     return _known(rows["n_out"]) / _at_least(rows["chunk_count"], 1)
 
@@ -130,6 +127,9 @@ METRICS = {
         Metric("lag", "s", "how late a request was sent: sent - intended, of all that were sent", lag, "sent"),
         Metric("client_lag", "s", "the part of lag that the client is to blame for: lag less waiting for the cap or for a connection", client_lag, "sent"),
         Metric("read_delay", "s", "the longest that bytes of an answer lay in the socket unread (their stamp is the kernel's all the same)", read_delay),
+        Metric("queue", "s", "how long a request waited in the server, where that says it of each request", queue),
+        Metric("compute", "s", "how long the server worked on a request, where it says so of each", compute),
+        Metric("network", "s", "the rest: end to end from the send, less queue and compute", network),
         Metric("tokens_per_chunk", "tokens/chunk", "output tokens of an answer / its chunks", tokens_per_chunk),
         Metric("input_tokens", "tokens", "tokens of the prompt", _count_of("n_in")),
         Metric("output_tokens", "tokens", "tokens of the answer", _count_of("n_out")),
@@ -144,6 +144,7 @@ RATES = {
     "output_tokens": "output tokens of the requests completed within the window, a second",
     "input_tokens": "prompt tokens of the requests completed within the window, a second",
     "total_tokens": "prompt and output tokens of the requests completed within the window, a second",
+    "inferences": "requests completed within the window times the batch size, a second; null where there are no batches",
 }
 """The window: from its first intended instant (t=0 where no warm-up is left out) to its last answer's end (the first
-intended instant of the cool-down, where one is left out)."""
+intended instant of the cool-down, where one is left out). Of a stage that ended by being stable: its stable windows."""

@@ -136,16 +136,14 @@ def select(values: Values, places: Sequence[int]) -> None:
 
 
 def _moments(values: Values) -> tuple[float, float | None]:
-    """Mean and standard deviation, block by block: no copy of the values."""
+    """Mean and standard deviation, block by block: no copy of the values. (np.dot would add up in as many parts as there are
+    cores, and so give the same run other last digits elsewhere.)
+    """
     count = len(values)
     mean = math.fsum(float(block.sum()) for block in _blocks(values)) / count
     if count < 2:
         return mean, None
-    return mean, math.sqrt(math.fsum(_squares(block - mean) for block in _blocks(values)) / (count - 1))
-
-
-def _squares(deviations: Any) -> float:
-    return float(np.dot(deviations, deviations))
+    return mean, math.sqrt(math.fsum(float(np.square(block - mean).sum()) for block in _blocks(values)) / (count - 1))
 
 
 def _blocks(values: Values) -> Iterator[Any]:

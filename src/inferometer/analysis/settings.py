@@ -25,6 +25,11 @@ def text(manifest: Manifest, section: str, key: str) -> object:
     return part.get(key) if isinstance(part, dict) else None
 
 
+def asks_for_text(manifest: Manifest) -> bool:
+    """Prompts are sent and tokens come back; the others exchange tensors, or messages that nobody but the user knows."""
+    return text(manifest, "data", "type") not in ("tensors", "messages")
+
+
 def number(values: dict[str, object], key: str) -> int | None:
     """A whole number that a manifest's dict may hold."""
     value = values.get(key)

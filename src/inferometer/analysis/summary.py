@@ -1,20 +1,26 @@
 """From a run to its summary: the numbers, the checks and the verdict. The structs are the shape of summary.json."""
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import settings
+from inferometer.analysis import settings, stability
+from inferometer.analysis.breakdown import Breakdown, breakdown
 from inferometer.analysis.checks import CHECKS, Check, Facts, examine, verdict
 from inferometer.analysis.checks.facts import FailureCount, count_failures
 from inferometer.analysis.gaps import Gaps, gather
-from inferometer.analysis.metrics import METRICS, RATES, Columns, Metric, Part
+from inferometer.analysis.metrics import METRICS, RATES, Column
 from inferometer.analysis.percentiles import Distribution, Values, distribution
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP
-from inferometer.records import COUNTED_BY, DROPPED, MISSING, PHASES, Run
+from inferometer.records import COUNTED_BY, DROPPED, MISSING, PHASES, Columns, Run
 from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
+Settled = dict[int, stability.Found]
+"""By stage, those that were to end by being stable."""
+_BLOCK = 1 << 16
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -33,6 +39,7 @@ class Throughput(msgspec.Struct, frozen=True):
     output_tokens: float | None = None
     input_tokens: float | None = None
     total_tokens: float | None = None
+    inferences: float | None = None
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -51,6 +58,7 @@ class StageSummary(msgspec.Struct, frozen=True):
     counts: Counts
     throughput: Throughput
     metrics: dict[str, Distribution]
+    breakdown: Breakdown | None = None
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -68,6 +76,7 @@ class Summary(msgspec.Struct, frozen=True):
     started: str
     inferometer: str
     definitions: dict[str, str]
+    breakdown: Breakdown | None = None
 
 
 def summarise(run: Run) -> Summary:
@@ -77,11 +86,12 @@ def summarise(run: Run) -> Summary:
     as_inf = settings.measure(run.manifest).failures_as_inf
     gaps = gather(run, steady & good)
     everything = np.ones(len(rows), np.bool_)
+    settled = stability.of_run(rows, run.manifest.plan)
     several = len(run.manifest.plan) > 1
-    stages = tuple(_stage(run, stage, gaps, as_inf) for stage in range(len(run.manifest.plan)) if several)
+    stages = tuple(_stage(run, stage, gaps, as_inf, settled) for stage in range(len(run.manifest.plan)) if several)
     metrics = _metrics(run, everything, gaps.values, as_inf)
     checks = examine(Facts(run, settings.limits(run.manifest), steady, metrics, gaps))
-    window, throughput = _throughput(run, everything, first=True)
+    window, throughput = _throughput(run, everything, range(len(run.manifest.plan)), settled)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
         schema=1,
@@ -97,16 +107,23 @@ def summarise(run: Run) -> Summary:
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
         definitions=_definitions(checks),
+        breakdown=breakdown(run, steady & good),
     )
 
 
-def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool) -> StageSummary:
+def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> StageSummary:
     mask: Mask = run.records.rows["stage"] == stage
     plan = run.manifest.plan[stage]
-    window, throughput = _throughput(run, mask, first=stage == 0)
+    window, throughput = _throughput(run, mask, range(stage, stage + 1), settled)
     own = gaps.values[gaps.stages.get(stage, slice(0, 0))]
     return StageSummary(
-        stage, plan.name or plan.type, window, _counts(run, mask), throughput, _metrics(run, mask, own, as_inf)
+        stage,
+        plan.name or plan.type,
+        window,
+        _counts(run, mask),
+        throughput,
+        _metrics(run, mask, own, as_inf),
+        breakdown(run, mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0), stage),
     )
 
 
@@ -122,40 +139,63 @@ def _metrics(run: Run, mask: Mask, gaps: Values, as_inf: bool) -> dict[str, Dist
     """Every metric of the window's rows among `mask`; reorders `gaps`."""
     rows = run.records.rows
     steady = mask & (run.records.phase == STEADY)
-    chosen = {"ok": Part(rows, steady & (rows["failure"] == 0)), "sent": Part(rows, steady & (rows["sent"] != MISSING))}
-    failed = int(steady.sum()) - len(chosen["ok"]) if as_inf else 0
-    return {metric.name: _distribution(metric, chosen[metric.of], gaps, failed) for metric in METRICS.values()}
+    chosen = {"ok": steady & (rows["failure"] == 0), "sent": steady & (rows["sent"] != MISSING)}
+    failed = int(np.count_nonzero(steady & ~chosen["ok"])) if as_inf else 0
+    room = np.empty(len(rows))
+    found = {}
+    for name, metric in METRICS.items():
+        if metric.values is None:
+            found[name] = distribution(gaps, metric.unit, scale=NS)
+        else:
+            values = _values(metric.values, rows, chosen[metric.of], room)
+            found[name] = distribution(values, metric.unit, failed if metric.can_fail else 0)
+    return found
 
 
-def _distribution(metric: Metric, rows: Columns, gaps: Values, failed: int) -> Distribution:
-    if metric.values is None:
-        return distribution(gaps, metric.unit, scale=NS)
-    values = metric.values(rows)
-    return distribution(values[~np.isnan(values)], metric.unit, failed if metric.can_fail else 0)
+def _values(of: Callable[[Columns], Column], rows: Columns, chosen: Mask, room: Column) -> Column:
+    """What there is of a metric's values for the rows that are `chosen`, in `room`: in blocks that the cache holds."""
+    filled = 0
+    for at in range(0, len(rows), _BLOCK):
+        block = slice(at, at + _BLOCK)
+        values = of(rows[block][chosen[block]])
+        values = values[~np.isnan(values)]
+        room[filled : filled + len(values)] = values
+        filled += len(values)
+    return room[:filled]
 
 
-def _throughput(run: Run, mask: Mask, first: bool) -> tuple[Window, Throughput]:
-    """Of the rows among `mask`; `first` says that they are there from t=0.
+def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[Window, Throughput]:
+    """Of the rows among `mask`, which are those of `stages`.
 
-    What completes within the window counts, be it sent in the warm-up: so neither edge of the window biases the rate.
+    What completes within the window counts, be it sent in the warm-up: so neither edge of the window biases the rate. A
+    request that completes just when the window begins was at work before it: in closed loop, its end begins the next.
     """
     rows, phase = run.records.rows, run.records.phase
     sizes = {name: int((mask & (phase == place)).sum()) for place, name in enumerate(PHASES)}
-    ended = Part(rows, mask & (phase == STEADY) & (rows["done"] != MISSING))
+    ended = rows[mask & (phase == STEADY) & (rows["done"] != MISSING)]
     if not len(ended):
         return Window(0.0, 0.0, 0.0, sizes), Throughput()
-    start = 0 if first and not sizes[PHASES[WARMUP]] else int(ended["intended"].min())
-    tail = Part(rows, mask & (phase == COOLDOWN))
+    start = 0 if stages.start == 0 and not sizes[PHASES[WARMUP]] else int(ended["intended"].min())
+    tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= ended["intended"].max())]
     end = int(tail["intended"].min()) if len(tail) else int(ended["done"].max())
+    start, end = _stable_edges(settled, stages, start, end)
     span = max(end - start, 0) / NS
     window = Window(start / NS, end / NS, span, sizes)
     if not span:
         return window, Throughput()
-    inside = Part(rows, mask & (rows["failure"] == 0) & (rows["done"] >= start) & (rows["done"] <= end))
+    inside = rows[mask & (rows["failure"] == 0) & (rows["done"] > start) & (rows["done"] <= end)]
     tokens_in, tokens_out = _total(inside["n_in"]), _total(inside["n_out"])
     both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
-    rates = (None if total is None else total / span for total in (tokens_out, tokens_in, both))
+    batch = settings.number(run.manifest.server, "batch")
+    inferences = None if batch is None else len(inside) * batch
+    rates = (None if total is None else total / span for total in (tokens_out, tokens_in, both, inferences))
     return window, Throughput(len(inside) / span, *rates)
+
+
+def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tuple[int, int]:
+    """A stage that ended by being stable counts from the first stable window to the last."""
+    first, last = (settled.get(stage, stability.Found()).settled for stage in (stages.start, stages.stop - 1))
+    return (first[0] if first else start), (last[1] if last else end)
 
 
 def _total(tokens: NDArray[np.int32]) -> int | None:

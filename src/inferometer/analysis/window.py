@@ -6,30 +6,42 @@
   a count   the first (last) so many requests, by the order of their intended instants
   a time    those intended within so long from t=0 (within so long before the last intended instant)
   auto      see _auto_warmup and _auto_cooldown; of the first (last) stage only, and never more than half of it
+
+Of a stage that ends when it is stable, only the stable windows count, whatever else is left out (stability.py).
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis.metrics import Rows, e2e, e2e_service
+from inferometer.analysis import stability
+from inferometer.analysis.metrics import e2e, e2e_service
 from inferometer.config.schema import Measure
-from inferometer.records import MISSING, PHASES
+from inferometer.records import MISSING, PHASES, Columns, StagePlan
 from inferometer.units import NS, parse_seconds
 
 WARMUP, STEADY, COOLDOWN = range(len(PHASES))
+_NOTHING = "0"
 _BATCH = 5
 
 
-def mark(rows: Rows, measure: Measure) -> NDArray[np.int8]:
+def mark(rows: Columns, measure: Measure, plans: Sequence[StagePlan] = ()) -> NDArray[np.int8]:
     """A place in PHASES for each row. Where both rules claim a request, it is warm-up."""
     phase = np.full(len(rows), STEADY, np.int8)
-    if len(rows):
-        phase[_cooldown(rows, measure.cooldown)] = COOLDOWN
-        phase[_warmup(rows, measure.warmup)] = WARMUP
+    for stage, found in stability.of_run(rows, plans).items():
+        if found.settled is not None:
+            start, end = found.settled
+            ended = np.where(rows["done"] == MISSING, rows["intended"], rows["done"])
+            phase[(rows["stage"] == stage) & (ended < start)] = WARMUP
+            phase[(rows["stage"] == stage) & (ended >= end)] = COOLDOWN
+    for place, rule, claimed in ((COOLDOWN, measure.cooldown, _cooldown), (WARMUP, measure.warmup, _warmup)):
+        if len(rows) and rule != _NOTHING:
+            phase[claimed(rows, rule)] = place
     return phase
 
 
-def _warmup(rows: Rows, rule: str) -> NDArray[np.bool_]:
+def _warmup(rows: Columns, rule: str) -> NDArray[np.bool_]:
     if rule == "auto":
         return _auto_warmup(rows)
     if rule.isdecimal():
@@ -37,7 +49,7 @@ def _warmup(rows: Rows, rule: str) -> NDArray[np.bool_]:
     return np.asarray(rows["intended"] < round(parse_seconds(rule) * NS))
 
 
-def _cooldown(rows: Rows, rule: str) -> NDArray[np.bool_]:
+def _cooldown(rows: Columns, rule: str) -> NDArray[np.bool_]:
     if rule == "auto":
         return _auto_cooldown(rows)
     if rule.isdecimal():
@@ -45,14 +57,14 @@ def _cooldown(rows: Rows, rule: str) -> NDArray[np.bool_]:
     return np.asarray(rows["intended"] > rows["intended"].max() - round(parse_seconds(rule) * NS))
 
 
-def _order(rows: Rows) -> NDArray[np.int64]:
+def _order(rows: Columns) -> NDArray[np.int64]:
     """Each row's place by intended instant."""
     place = np.empty(len(rows), np.int64)
     place[np.lexsort((rows["id"], rows["intended"]))] = np.arange(len(rows))
     return place
 
 
-def _auto_warmup(rows: Rows) -> NDArray[np.bool_]:
+def _auto_warmup(rows: Columns) -> NDArray[np.bool_]:
     """MSER-5 (White 1997) on the end-to-end latency of the first stage's good answers, by order of sending.
 
     The series is cut into batches of five, and of all truncations of at most half of the batches that one is taken
@@ -90,7 +102,7 @@ def mser(series: NDArray[np.float64]) -> int:
     )  # the first, where rounding alone tells them apart
 
 
-def _auto_cooldown(rows: Rows) -> NDArray[np.bool_]:
+def _auto_cooldown(rows: Columns) -> NDArray[np.bool_]:
     """The last stage's requests whose life typically reaches into the drain, when nothing new is sent and the load falls:
 
     those intended less than the stage's median service time before its last intended instant. By the instant of a

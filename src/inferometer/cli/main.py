@@ -11,6 +11,8 @@ from inferometer.errors import UserError
 
 VERBS = {
     "run": "Measure an endpoint: from a URL or a YAML file to a verdict.",
+    "infer": "Ask once, by hand: the answer, and where its time went.",
+    "triton": "Triton's simple performance client: one request after the other to a model, its flags and its output.",
     "serve": "Start the reference server: OpenAI endpoints on a simulator whose timing is known.",
     "report": "Print the report of a stored run again, or export it.",
     "calibrate": "Measure this machine's own ceiling and added latency, against a null server.",

@@ -1,10 +1,25 @@
 """`inferometer run`: measure an endpoint."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from inferometer.errors import UserError
+
+
+def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Reads a number, and leaves a range of them (start:end[:step]) to the config."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        if value is None or ":" in value:
+            return value
+        try:
+            return kind(value)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a valid {'integer' if kind is int else 'float'}.") from None
+
+    return read
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,9 +33,17 @@ from inferometer.errors import UserError
 )
 @click.option("--model", help="Model to ask for (default: the first that the server lists).")
 @click.option(
-    "--rate", type=float, help="Open loop: so many requests a second, Poisson. Short for --set load.type=poisson ..."
+    "--rate",
+    callback=_level(float),
+    metavar="N|START:END[:STEP]",
+    help="Open loop: so many requests a second, Poisson. Short for --set load.type=poisson ... 100:500:100 is a stage for each.",
 )
-@click.option("--concurrency", type=int, help="Closed loop: so many requests in flight.")
+@click.option(
+    "--concurrency",
+    callback=_level(int),
+    metavar="N|START:END[:STEP]",
+    help="Closed loop: so many requests in flight. 1:8:2 is a stage for 1, 3, 5 and 7.",
+)
 @click.option("--duration", help="How long: 30s, 5m.")
 @click.option("--requests", type=int, help="How many requests.")
 @click.option("--input", "input_tokens", type=int, help="Tokens in each prompt.")
@@ -30,14 +53,15 @@ from inferometer.errors import UserError
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write summary.json there too (- is standard output).")
 @click.option("--csv", "csv_path", metavar="PATH", help="Write one row a request there.")
+@click.option("--perf-csv", "perf_csv_path", metavar="PATH", help="Write one row a stage there, as perf_analyzer does.")
 @click.option("--explain", is_flag=True, help="Print what each number means.")
 @click.option("--quiet", "-q", is_flag=True, help="No live view.")
 def command(
     source: str,
     overrides: tuple[str, ...],
     model: str | None,
-    rate: float | None,
-    concurrency: int | None,
+    rate: float | str | None,
+    concurrency: int | str | None,
     duration: str | None,
     requests: int | None,
     input_tokens: int | None,
@@ -45,6 +69,7 @@ def command(
     prompts: tuple[str, ...],
     json_path: str | None,
     csv_path: str | None,
+    perf_csv_path: str | None,
     explain: bool,
     quiet: bool,
 ) -> int:
@@ -53,6 +78,7 @@ def command(
     \b
     inferometer run http://127.0.0.1:8000                    16 in flight for 30 s
     inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
+    inferometer run http://127.0.0.1:8000 --concurrency 1:8:2 --duration 10s
     inferometer run bench.yaml --set load.rate=50 --json out.json
 
     Results go to a folder of their own under runs/ (see `output` in docs/config.md). Ctrl-C ends the run early and reports
@@ -65,13 +91,13 @@ def command(
 
     is_url = "://" in source
     tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source)
-    _load(tree, rate, concurrency, duration, requests)
+    _load(tree, rate, concurrency, duration, requests, any(one.startswith("load.stable=") for one in overrides))
     _data(tree, input_tokens, output_tokens, prompts)
     if model is not None:
         _section(tree, "server")["model"] = model
     config = from_mapping(tree, overrides, "command line" if is_url else source)
-    check_paths(json_path, csv_path)
-    outputs = (json_path, csv_path, explain)
+    check_paths(json_path, csv_path, perf_csv_path)
+    outputs = (json_path, csv_path, explain, perf_csv_path)
     try:
         run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
@@ -81,18 +107,23 @@ def command(
 
 
 def _load(
-    tree: dict[str, Any], rate: float | None, concurrency: int | None, duration: str | None, requests: int | None
+    tree: dict[str, Any],
+    rate: float | str | None,
+    concurrency: int | str | None,
+    duration: str | None,
+    requests: int | None,
+    stable: bool,
 ) -> None:
-    """The load's flags, on top of what the file says."""
+    """The load's flags, on top of what the file says; `stable`: an override ends the load when it is."""
     if rate is not None and concurrency is not None:
         raise UserError(
             "--rate and --concurrency are two kinds of load", "give one; a cap on an open loop is load.max_concurrency"
         )
     ends = {name: value for name, value in (("duration", duration), ("requests", requests)) if value is not None}
     if rate is not None:
-        tree["load"] = {"type": "poisson", "rate": rate} | (ends or _ends_of(tree))
+        tree["load"] = {"type": "poisson", "rate": rate} | _ends_of(tree, ends, stable)
     elif concurrency is not None:
-        tree["load"] = {"type": "closed", "concurrency": concurrency} | (ends or _ends_of(tree))
+        tree["load"] = {"type": "closed", "concurrency": concurrency} | _ends_of(tree, ends, stable)
     elif ends:
         load = _section(tree, "load")
         if "stages" in load:
@@ -113,9 +144,14 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _ends_of(tree: dict[str, Any]) -> dict[str, Any]:
+def _ends_of(tree: dict[str, Any], given: dict[str, Any], stable: bool) -> dict[str, Any]:
+    """What ends the load: as given, as the file says, or after 30 s, unless it ends when it is stable."""
     load = _section(tree, "load")
-    return {name: load[name] for name in ("duration", "requests") if name in load} or {"duration": "30s"}
+    settling = {name: load[name] for name in ("stable", "window") if name in load}
+    ends = given or {name: load[name] for name in ("duration", "requests") if name in load}
+    if not ends and not stable and "stable" not in settling:
+        ends = {"duration": "30s"}
+    return ends | settling
 
 
 def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | None, prompts: tuple[str, ...]) -> None:

@@ -10,10 +10,37 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from inferometer.config.schema import Bursts, Config, Ramp, Seconds, Stages, Steps, Window
+from inferometer.config import ranges
+from inferometer.config.schema import (
+    LLM_APIS,
+    TENSOR_APIS,
+    Bursts,
+    Closed,
+    Config,
+    Messages,
+    Ramp,
+    Seconds,
+    Stages,
+    StageSpec,
+    Steps,
+    Tensors,
+    Window,
+)
 from inferometer.config.secret import is_secret
 from inferometer.errors import UserError
-from inferometer.units import parse_seconds
+from inferometer.units import format_seconds, parse_seconds
+
+_WINDOWS = 10
+_SHORTEST_WINDOW = 0.01
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1:8:2 for a number to the base of 60; here it is text, as in YAML 1.2."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_base_60 = tag.endswith((":int", ":float")) and ":" in value
+        return "tag:yaml.org,2002:str" if is_base_60 else tag
 
 
 def read_tree(path: str) -> dict[str, Any]:
@@ -29,7 +56,7 @@ def read_tree(path: str) -> dict[str, Any]:
             "give the path of a YAML file, or a URL that starts with http",
         ) from None
     try:
-        tree = _copy(yaml.safe_load(text))
+        tree = _copy(yaml.load(text, _Loader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -52,10 +79,12 @@ def from_mapping(tree: dict[str, Any], overrides: Iterable[str] = (), source: st
     for override in overrides:
         _apply(tree, override)
     _default_types(tree)
+    ranges.expand(tree, source)
     try:
         config: Config = msgspec.convert(tree, Config, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise _explain(str(error), tree, source) from None
+    _give_time_to_settle(config)
     _check(config, source)
     return config
 
@@ -65,8 +94,28 @@ def _default_types(tree: dict[str, Any]) -> None:
     load, data = tree.get("load"), tree.get("data")
     if isinstance(load, dict):
         load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")
-    if isinstance(data, dict):
-        data.setdefault("type", "prompts" if "prompts" in data else "jsonl" if "path" in data else "synthetic")
+    server = tree.get("server")
+    if not isinstance(server, dict):
+        return
+    api = _default_api(server)
+    kind = "messages" if api == "grpc" else "tensors" if api in TENSOR_APIS else "synthetic"
+    if data is None:
+        tree["data"] = {"type": kind}
+    elif isinstance(data, dict):
+        here = {"prompts": "prompts", "messages": "messages", "path": "messages" if api == "grpc" else "jsonl"}
+        data.setdefault("type", next((here[key] for key in here if key in data), kind))
+
+
+def _default_api(server: dict[str, Any]) -> object:
+    """What `auto` means, and whether answers are streamed where the file does not say."""
+    urls = server.get("url")
+    first = urls[0] if isinstance(urls, list) and urls else urls
+    api = server.get("api", "auto")
+    if api == "auto":
+        api = server["api"] = "kserve" if isinstance(first, str) and first.startswith("grpc") else "chat"
+    if server.get("stream") is None:
+        server["stream"] = api in LLM_APIS
+    return api
 
 
 def _copy(tree: Any) -> Any:
@@ -81,7 +130,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f"--set {override}: not of the form key=value", "write for example --set load.rate=50")
     try:
-        value = _copy(yaml.safe_load(text))
+        value = _copy(yaml.load(text, _Loader))
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"--set {key}=...: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
     *path, last = key.strip().split(".")
@@ -129,6 +178,7 @@ def _check(config: Config, source: str) -> None:
     stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
     for number, stage in enumerate(stages):
         where = f"load.stages.{number}" if isinstance(config.load, Stages) else "load"
+        _check_stable(stage, where, source)
         if not stage.duration and not stage.requests:
             raise UserError(
                 f"{source}: {where} never ends", f"give {where}.duration (such as 30s) or {where}.requests, more than 0"
@@ -145,6 +195,82 @@ def _check(config: Config, source: str) -> None:
             )
     if config.server.urls == []:
         raise UserError(f"{source}: server.url is an empty list", "give at least one base URL")
+    _check_protocol(config, source)
+
+
+def _give_time_to_settle(config: Config) -> None:
+    """A stage that ends when it is stable may take ten windows, unless it says how much it may take."""
+    for stage in config.load.stages if isinstance(config.load, Stages) else [config.load]:
+        if stage.stable and not stage.duration and not stage.requests:
+            stage.duration = Seconds(_WINDOWS * stage.window)
+
+
+def _check_stable(stage: StageSpec, where: str, source: str) -> None:
+    if not stage.stable:
+        return
+    if isinstance(stage, Ramp | Steps | Bursts):
+        raise UserError(
+            f"{source}: {where}.stable: a load that changes cannot be stable", "leave it out, or take a constant load"
+        )
+    if stage.window < _SHORTEST_WINDOW:
+        raise UserError(f"{source}: {where}.window is too short to tell anything", "give 10ms or more, such as 5s")
+    if stage.duration and stage.duration < 3 * stage.window:
+        raise UserError(
+            f"{source}: {where}.stable: {format_seconds(stage.duration)} has no room for three windows of {format_seconds(stage.window)}",
+            f"raise {where}.duration, or lower {where}.window",
+        )
+
+
+def _check_protocol(config: Config, source: str) -> None:
+    """The URL's scheme, the API and the data go together."""
+    server, data = config.server, config.data
+    schemes = {"grpc" if url.startswith("grpc") else "http" for url in server.urls}
+    if len(schemes) > 1:
+        raise UserError(f"{source}: server.url mixes gRPC and HTTP", "measure one protocol at a time")
+    if "grpc" in schemes and server.api not in ("kserve", "grpc"):
+        raise UserError(
+            f"{source}: server.api: {server.api} is not spoken over gRPC", "use an http:// URL, or api kserve or grpc"
+        )
+    if "http" in schemes and server.api == "grpc":
+        raise UserError(f"{source}: server.api: grpc wants a grpc:// URL", "write grpc://HOST:PORT")
+    if server.api == "grpc" and not server.method:
+        raise UserError(f"{source}: server.method is missing", "name the method: package.Service/Method")
+    if server.stream and server.api in TENSOR_APIS and "http" in schemes:
+        raise UserError(
+            f"{source}: server.stream: KServe's tensors are not streamed over HTTP",
+            "use a grpc:// URL, or api: generate",
+        )
+    if server.shared_memory and server.api not in TENSOR_APIS:
+        raise UserError(
+            f"{source}: server.shared_memory: api {server.api} passes no tensors",
+            "leave it out, or use api kserve or kserve-json",
+        )
+    wanted = {"grpc": Messages} | dict.fromkeys(TENSOR_APIS, Tensors)
+    kind = wanted.get(server.api)
+    if (kind is not None and not isinstance(data, kind)) or (kind is None and isinstance(data, Tensors | Messages)):
+        fitting = kind.__struct_config__.tag if kind is not None else "synthetic, prompts or jsonl"
+        raise UserError(
+            f"{source}: data.type: {data.__struct_config__.tag} does not go with api {server.api}",
+            f"use data.type: {fitting}",
+        )
+    if isinstance(data, Tensors) and data.sequence:
+        stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
+        if not all(isinstance(stage, Closed) for stage in stages):
+            raise UserError(
+                f"{source}: data.sequence: a sequence's next request waits for the last answer",
+                "use load.type: closed; its concurrency is the number of sequences at a time",
+            )
+        for stage in stages:
+            least = data.sequence * stage.concurrency if isinstance(stage, Closed) else 0
+            if 0 < stage.requests < least:
+                raise UserError(
+                    f"{source}: load.requests: {stage.requests} are not a sequence of {data.sequence} for each user",
+                    f"give at least {least}, or fewer users; only whole sequences are sent",
+                )
+    if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
+        raise UserError(
+            f"{source}: data: messages or path is needed, and not both", "give data.messages as JSON, or a file"
+        )
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

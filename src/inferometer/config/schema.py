@@ -43,13 +43,33 @@ class Timeouts(_Section):
     total: Annotated[Seconds, Meta(description="From sending a request to the end of its answer.")] = Seconds(600)
 
 
+LLM_APIS = ("chat", "completions", "generate")
+"""APIs that are asked with prompts and answer with text."""
+TENSOR_APIS = ("kserve", "kserve-json")
+"""APIs that are asked with tensors and answer with tensors."""
+
+
 class Server(_Section):
-    url: Annotated[str | list[str], Meta(description="Base URL, with or without `/v1`. Several are served in turn.")]
-    model: Annotated[str | None, Meta(description="Model to ask for. Default: the first that `/v1/models` lists.")] = (
-        None
-    )
-    api: Annotated[Literal["chat", "completions"], Meta(description="Which OpenAI endpoint.")] = "chat"
-    stream: Annotated[bool, Meta(description="Have the answer streamed, token by token.")] = True
+    url: Annotated[
+        str | list[str],
+        Meta(
+            description="Base URL, with or without `/v1`: `http://`, `https://`, or `grpc://`, `grpcs://` for gRPC. Several are served in turn."
+        ),
+    ]
+    model: Annotated[str | None, Meta(description="Model to ask for. Default: the first that the server lists.")] = None
+    api: Annotated[
+        Literal["auto", "chat", "completions", "kserve", "kserve-json", "generate", "grpc"],
+        Meta(
+            description="OpenAI's `chat` or `completions`; KServe v2 as Triton and others have it: `kserve` (binary tensors over HTTP, or gRPC by the URL), "
+            "`kserve-json`, Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
+        ),
+    ] = "auto"
+    stream: Annotated[
+        bool | None,
+        Meta(
+            description="Have the answer streamed: token by token; `generate_stream`; `ModelStreamInfer`. Default: yes for text, no for tensors."
+        ),
+    ] = None
     usage: Annotated[
         bool,
         Meta(
@@ -69,14 +89,39 @@ class Server(_Section):
     body: Annotated[
         dict[str, Any], Meta(description="More body fields, sent as they are: `{temperature: 0, top_p: 0.9}`.")
     ] = field(default_factory=dict)
-    headers: Annotated[dict[str, str], Meta(description="More request headers. Their values are not stored.")] = field(
-        default_factory=dict
-    )
+    headers: Annotated[
+        dict[str, str], Meta(description="More request headers (gRPC: metadata). Their values are not stored.")
+    ] = field(default_factory=dict)
     api_key_env: Annotated[
         str | None, Meta(description="Environment variable that holds the API key. The key is not stored.")
     ] = None
     api_key_file: Annotated[str | None, Meta(description="File that holds the API key. The key is not stored.")] = None
-    tls: Annotated[TLS, Meta(description="For https URLs.")] = field(default_factory=TLS)
+    version: Annotated[str | None, Meta(description="KServe: the model's version. Default: the server's choice.")] = (
+        None
+    )
+    parameters: Annotated[
+        dict[str, bool | int | float | str], Meta(description="KServe: parameters of each inference request.")
+    ] = field(default_factory=dict)
+    outputs: Annotated[list[str], Meta(description="KServe: outputs to ask for. Default: all.")] = field(
+        default_factory=list
+    )
+    compression: Annotated[
+        Literal["none", "gzip", "deflate"], Meta(description="KServe and gRPC: how requests are compressed.")
+    ] = "none"
+    shared_memory: Annotated[
+        bool, Meta(description="KServe on the same machine: pass tensors through system shared memory.")
+    ] = False
+    deadline: Annotated[Seconds, Meta(description="gRPC: sent with each call as `grpc-timeout`. 0 is none.")] = Seconds(
+        0
+    )
+    method: Annotated[str | None, Meta(description="`api: grpc`: the method to call, `package.Service/Method`.")] = None
+    proto: Annotated[
+        str | None,
+        Meta(
+            description="`api: grpc`: a `.proto` file or a descriptor set. Default: asked of the server (reflection)."
+        ),
+    ] = None
+    tls: Annotated[TLS, Meta(description="For https and grpcs URLs.")] = field(default_factory=TLS)
     timeouts: Annotated[Timeouts, Meta(description="Each ends the request as a failure with a code of its own.")] = (
         field(default_factory=Timeouts)
     )
@@ -121,13 +166,75 @@ class Jsonl(_Section, tag_field="type", tag="jsonl"):
     ] = None
 
 
-Data = Synthetic | Prompts | Jsonl
+class TensorInput(_Section):
+    """One of a model's inputs."""
+
+    name: Annotated[str, Meta(description="Its name.")]
+    datatype: Annotated[str, Meta(description="BOOL, INT8 ... UINT64, FP16, BF16, FP32, FP64, BYTES.")]
+    shape: Annotated[list[int], Meta(description="Its sizes, with -1 where any will do.")]
+
+
+class Tensors(_Section, tag_field="type", tag="tensors"):
+    """Tensors for a model behind KServe v2, made from its metadata."""
+
+    fill: Annotated[
+        str,
+        Meta(
+            description="`zeros`, `random`, or `@FILE`: a `.npy` or `.npz`, or a JSON file as perf_analyzer's `--input-data` takes it, or as it does a folder with a file for each input: "
+            "raw numbers, or a string a line."
+        ),
+    ] = "random"
+    shape: Annotated[
+        dict[str, list[int]],
+        Meta(description="Full shapes by input, batch included: `{INPUT0: [1, 1000]}`. Default: a dynamic size is 1."),
+    ] = field(default_factory=dict)
+    batch: Annotated[Count, Meta(description="The batch size, where the model takes batches.")] = 1
+    sequence: Annotated[
+        int,
+        Meta(
+            description="Requests of a sequence, with one correlation id and start and end flags; a closed loop's users each run one at a time. 0: none.",
+            ge=0,
+        ),
+    ] = 0
+    inputs: Annotated[list[TensorInput], Meta(description="What the model takes. Default: asked of the server.")] = (
+        field(default_factory=list)
+    )
+
+
+class Messages(_Section, tag_field="type", tag="messages"):
+    """Messages for a gRPC method, in turn: JSON, or bytes."""
+
+    messages: Annotated[list[Any], Meta(description="Each a request as JSON; a list in it is a stream of several.")] = (
+        field(default_factory=list)
+    )
+    path: Annotated[
+        str | None, Meta(description="A file with one JSON request a line, or (`.bin`) one encoded message.")
+    ] = None
+
+
+Data = Synthetic | Prompts | Jsonl | Tensors | Messages
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
 
 
-class _Open(_Section, tag_field="type"):
+class _Stage(_Section, tag_field="type", kw_only=True):
+    name: Annotated[str, Meta(description="What reports call it. Default: its place, type and level.")] = ""
+    stable: Annotated[
+        float,
+        Meta(
+            description="End as soon as three windows in a row agree, and count only those: the highest throughput and mean latency are at most this share "
+            "above the lowest (perf_analyzer's rule; it takes 0.1). `duration` is then the most it may take (default: 10 windows), and a stage that never "
+            "became stable makes the run INVALID. 0: off.",
+            ge=0,
+        ),
+    ] = 0.0
+    window: Annotated[
+        Seconds, Meta(description="`stable`: how long a window is. The first begins with the first answer.")
+    ] = Seconds(5)
+
+
+class _Open(_Stage, tag_field="type"):
     duration: Annotated[Seconds, Meta(description="How long requests are sent.")] = Seconds(0)
     requests: Annotated[
         int, Meta(description="How many are sent (instead of `duration`, or to end earlier).", ge=0)
@@ -144,19 +251,27 @@ class _Open(_Section, tag_field="type"):
 class Constant(_Open, kw_only=True, tag="constant"):
     """Requests at equal distances."""
 
-    rate: Annotated[Positive, Meta(description="Requests a second.")]
+    rate: Annotated[
+        Positive, Meta(description='Requests a second. `"100:500:100"` (start:end[:step]): a stage for each.')
+    ]
 
 
 class Poisson(_Open, kw_only=True, tag="poisson"):
     """Independent arrivals: exponential gaps."""
 
-    rate: Annotated[Positive, Meta(description="Requests a second, on average.")]
+    rate: Annotated[
+        Positive,
+        Meta(description='Requests a second, on average. `"100:500:100"` (start:end[:step]): a stage for each.'),
+    ]
 
 
 class Gamma(_Open, kw_only=True, tag="gamma"):
     """Gamma-distributed gaps: burstier than Poisson below 1, smoother above."""
 
-    rate: Annotated[Positive, Meta(description="Requests a second, on average.")]
+    rate: Annotated[
+        Positive,
+        Meta(description='Requests a second, on average. `"100:500:100"` (start:end[:step]): a stage for each.'),
+    ]
     burstiness: Annotated[Positive, Meta(description="The shape of the gamma distribution; 1 is Poisson.")] = 1.0
 
 
@@ -189,10 +304,12 @@ class Bursts(_Open, kw_only=True, tag="bursts"):
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
-class Closed(_Section, tag_field="type", tag="closed"):
+class Closed(_Stage, tag_field="type", tag="closed"):
     """So many users, each asking again when its answer is complete."""
 
-    concurrency: Annotated[Count, Meta(description="Requests in flight.")] = 16
+    concurrency: Annotated[
+        Count, Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included): a stage for each.')
+    ] = 16
     requests: Annotated[int, Meta(description="Ends after so many.", ge=0)] = 0
     duration: Annotated[Seconds, Meta(description="Ends after so long (requests in flight are finished).")] = Seconds(0)
     ramp_up: Annotated[Seconds, Meta(description="The users start evenly over this time.")] = Seconds(0)

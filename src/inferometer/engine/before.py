@@ -1,26 +1,24 @@
-"""What happens before t=0: names, limits, TLS, keys, and which model there is. What is wrong here is a UserError."""
+"""What happens before t=0: names, limits, TLS, keys, and what there is to ask. What is wrong here is a UserError."""
 
-import http.client
 import json
 import math
 import os
-import socket
 import ssl
 from pathlib import Path
 
 import msgspec
 
 from inferometer import __version__
-from inferometer.config.schema import TLS, Server
+from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
-from inferometer.engine.tls import tls_reason
+from inferometer.engine import ask, kserve
+from inferometer.engine.ask import Address, Place
+from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
-from inferometer.units import format_seconds
-from inferometer.wire.failures import bounded
+from inferometer.wire import protobuf, reflection
+from inferometer.wire.failures import meaning
 from inferometer.wire.http1 import error_message, request_head
 from inferometer.wire.target import Target, parse
-
-Address = tuple[int, tuple[object, ...]]
 
 _SPARE_FILES = 64
 """Descriptors that a process needs besides its connections."""
@@ -34,31 +32,55 @@ class Reached(msgspec.Struct, frozen=True):
     model: str
     secrets: dict[str, str]
     """Headers that no file may hold."""
+    facts: ModelFacts | None = None
+    """KServe: what the model takes and gives."""
+    descriptors: bytes = b""
+    """`api: grpc`: the descriptor set that has the method."""
 
 
-def reach(server: Server) -> Reached:
-    """Resolve each URL, connect to it once, and find the model if none is named."""
+def reach(server: Server, patience: float | None = None) -> Reached:
+    """Resolve each URL, connect to it once, and find out what there is to ask.
+
+    `patience` is for each read of an answer, in seconds (0: no limit); None: as long as connecting may take.
+    """
     secrets = _secrets(server)
-    context = tls_context(server.tls)
+    context = tls_context(server)
     targets = tuple(parse(url) for url in server.urls)
+    places = [place_of(target, server, context, patience) for target in targets]
     addresses = []
-    model = server.model or ""
-    for target in targets:
-        sock, address = _connect(target, context, server)
-        with sock:
-            addresses.append(address)
-            model = model or _first_model(target, sock, server, secrets)
-    return Reached(targets, tuple(addresses), model, secrets)
+    for place in places:
+        sock, address = ask.connect(place)
+        sock.close()
+        addresses.append(address)
+    model, facts, descriptors = server.model or "", None, b""
+    headers = request_headers(targets[0], server, secrets)
+    hidden = words(server, secrets)
+    if server.api == "grpc":
+        descriptors = _descriptors(places[0], server, headers)
+    elif server.api in ("chat", "completions"):
+        model = model or _first_model(places[0], headers, hidden)
+    else:
+        facts = kserve.discover(places[0], headers, server)
+        model = facts.metadata.name
+        for place in places[1:]:
+            kserve.discover(place, headers, msgspec.structs.replace(server, model=model))
+    return Reached(targets, tuple(addresses), model, secrets, facts, descriptors)
+
+
+def place_of(target: Target, server: Server, context: ssl.SSLContext | None, patience: float | None = None) -> Place:
+    connect = float(server.timeouts.connect)
+    return Place(target, context if target.tls else None, connect, connect if patience is None else patience)
 
 
 def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> bytes:
-    """What warms a connection: the models are asked for, and the answer is not looked at."""
+    """What warms a connection: something cheap is asked for, and the answer is not looked at."""
+    path = "/v1/models" if server.api in ("chat", "completions") else "/v2/health/live"
     return (
-        request_head("GET", target.prefix + "/v1/models", target.authority, _headers(target, server, secrets)) + b"\r\n"
+        request_head("GET", target.prefix + path, target.authority, request_headers(target, server, secrets)) + b"\r\n"
     )
 
 
-def _headers(target: Target, server: Server, secrets: dict[str, str]) -> dict[str, str]:
+def request_headers(target: Target, server: Server, secrets: dict[str, str]) -> dict[str, str]:
     credentials = {"Authorization": target.credentials} if target.credentials else {}
     return {"User-Agent": f"inferometer/{__version__}"} | credentials | server.headers | secrets
 
@@ -88,8 +110,9 @@ def _secrets(server: Server) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def tls_context(tls: TLS) -> ssl.SSLContext:
-    """For https: the system's CAs or one's own, a client certificate, or no check at all."""
+def tls_context(server: Server) -> ssl.SSLContext:
+    """For https and grpcs: the system's CAs or one's own, a client certificate, or no check at all."""
+    tls = server.tls
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ssl.SSLError):
@@ -107,78 +130,19 @@ def tls_context(tls: TLS) -> ssl.SSLContext:
                 f"server.tls.cert: {tls.cert} and its key cannot be loaded: {error.strerror or error.reason if isinstance(error, ssl.SSLError) else error.strerror}",
                 "give PEM files of a certificate and of the key that belongs to it",
             ) from None
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2"] if server.urls[0].startswith("grpc") else ["http/1.1"])
     return context
 
 
-def _connect(target: Target, context: ssl.SSLContext, server: Server) -> tuple[socket.socket, Address]:
-    """The first of the name's addresses that takes a connection."""
-    try:
-        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise UserError(
-            f"{target.url}: the name {target.host} does not resolve", "check the host in server.url"
-        ) from None
-    timeout = float(server.timeouts.connect) or None
-    problem: OSError = OSError("no address")
-    for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
-        sock.settimeout(timeout)
-        try:
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            problem = error
-        else:
-            return _encrypted(target, sock, context) if target.tls else sock, (int(family), tuple(address))
-    raise _unreachable(target, problem, timeout) from None
-
-
-def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    try:
-        return context.wrap_socket(sock, server_hostname=target.host)
-    except OSError as error:
-        sock.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            remedy = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
-            raise UserError(f"{target.url}: {tls_reason(error)}", remedy) from None
-        reason = (
-            tls_reason(error)
-            if isinstance(error, ssl.SSLError)
-            else "no answer"
-            if isinstance(error, TimeoutError)
-            else str(error)
-        )
-        raise UserError(
-            f"{target.url}: no TLS there: {reason}", "check the port, or write http:// instead of https://"
-        ) from None
-
-
-def _unreachable(target: Target, error: OSError, timeout: float | None) -> UserError:
-    if isinstance(error, ConnectionRefusedError):
-        return UserError(f"{target.url}: connection refused", "start the server, or check host and port")
-    if isinstance(error, TimeoutError):
-        waited = format_seconds(timeout) if timeout else "the system's limit"
-        return UserError(
-            f"{target.url}: no connection within {waited}", "check host and port, or raise server.timeouts.connect"
-        )
-    return UserError(f"{target.url}: {error.strerror or error}", "check host and port")
-
-
-def _first_model(target: Target, sock: socket.socket, server: Server, secrets: dict[str, str]) -> str:
+def _first_model(place: Place, headers: dict[str, str], hidden: tuple[str, ...]) -> str:
+    target = place.target
     path = target.prefix + "/v1/models"
-    connection = http.client.HTTPConnection(target.host, target.port)
-    connection.sock = sock
     name_it = "or name the model: server.model, or --model on the command line"
     try:
-        connection.request("GET", path, headers={"Host": target.authority} | _headers(target, server, secrets))
-        answer = connection.getresponse()
-        body = answer.read(1 << 20)
-    except (OSError, http.client.HTTPException) as error:
-        reason = "no answer" if isinstance(error, TimeoutError) else bounded(str(error)) or type(error).__name__
-        raise UserError(
-            f"{target.url}: GET {path}: {reason}", f"check that an OpenAI-style HTTP server is there, {name_it}"
-        ) from None
+        answer = ask.http(place, "GET", "/v1/models", headers)
+    except UserError as error:
+        raise UserError(error.what, f"{error.remedy}, {name_it}") from None
+    body = answer.body
     if answer.status in (401, 403):
         raise UserError(
             f"{target.url}: GET {path}: {answer.status}, the server wants a key",
@@ -186,7 +150,7 @@ def _first_model(target: Target, sock: socket.socket, server: Server, secrets: d
         )
     if answer.status != 200:
         raise UserError(
-            f"{target.url}: GET {path}: status {answer.status}: {hide(error_message(body), words(server, secrets))}",
+            f"{target.url}: GET {path}: status {answer.status}: {hide(error_message(body), hidden)}",
             f"check the URL's path, {name_it}",
         )
     try:
@@ -199,6 +163,40 @@ def _first_model(target: Target, sock: socket.socket, server: Server, secrets: d
     if not models:
         raise UserError(f"{target.url}: GET {path}: lists no model", "load one into the server")
     return str(models[0])
+
+
+def _descriptors(place: Place, server: Server, headers: dict[str, str]) -> bytes:
+    """The descriptor set that has the method: compiled, read, or asked of the server."""
+    if server.proto:
+        path = Path(server.proto).expanduser()
+        descriptors = protobuf.compile(path) if path.suffix == ".proto" else _read(path)
+    else:
+        descriptors = _reflected(place, server, headers)
+    protobuf.load(descriptors).method(server.method or "")
+    return descriptors
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"server.proto: {path}: {error.strerror}", "give a .proto file or a descriptor set") from None
+
+
+def _reflected(place: Place, server: Server, headers: dict[str, str]) -> bytes:
+    conversation = reflection.describe(server.method or "")
+    question = next(conversation)
+    while True:
+        reply = ask.grpc(place, question.path, [question.message], headers)
+        if reply.fail is not None and reply.fail.code != "grpc_UNIMPLEMENTED":
+            raise UserError(
+                f"{place.target.url}: reflection: {reply.fail.message or meaning(reply.fail.code)}",
+                "name the .proto file (server.proto)",
+            )
+        try:
+            question = conversation.send(reply.pieces[0][1] if reply.pieces else None)
+        except StopIteration as end:
+            return bytes(end.value)
 
 
 def raise_file_limit(connections: int) -> None:

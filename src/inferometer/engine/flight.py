@@ -1,8 +1,13 @@
 """One request under way: a row in the making. Its first fields are records.ROW's, in that order; it is packed when it ends."""
 
+from collections.abc import Sequence
+
 import msgspec
 
-from inferometer.records import ROW
+from inferometer.records import COUNTED_BY, ROW
+from inferometer.types import End, Event, Fail, ServerTiming, Tokens, Usage
+
+_BY_SERVER = COUNTED_BY.index("server")
 
 
 class Flight(msgspec.Struct, gc=False):
@@ -15,6 +20,8 @@ class Flight(msgspec.Struct, gc=False):
     done: int = 0
     held: int = 0
     read_delay: int = -1
+    queue: int = -1
+    compute: int = -1
     bytes_in: int = 0
     chunk_start: int = 0
     chunk_count: int = 0
@@ -42,3 +49,30 @@ class Flight(msgspec.Struct, gc=False):
 
 COLUMNS = len(ROW.names or ())
 assert Flight.__struct_fields__[:COLUMNS] == ROW.names
+
+
+def note(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:
+    """What the answer said at `at`; how it ended, if it did."""
+    for event in events:
+        kind = event.__class__
+        if kind is Tokens:
+            flight.arrivals.append(at)
+            flight.counts.append(event.n)  # type: ignore[union-attr]
+        elif kind is Usage:
+            _count_tokens(flight, event)  # type: ignore[arg-type]
+        elif kind is ServerTiming:
+            flight.queue, flight.compute = event.queue, event.compute  # type: ignore[union-attr]
+        else:
+            return event  # type: ignore[return-value]
+    return None
+
+
+def _count_tokens(flight: Flight, usage: Usage) -> None:
+    """The server's own counts."""
+    if usage.n_in >= 0:
+        flight.n_in = usage.n_in
+    if usage.n_out >= 0:
+        flight.n_out = usage.n_out
+        flight.counted_by = _BY_SERVER
+    flight.cached = usage.cached
+    flight.reasoning = usage.reasoning

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Reader(Protocol):
-    is_open: bool
+class Source(Protocol):
+    """Where bytes come from (link.py)."""
 
-    def received(self, data: bytes, at: int, delay: int) -> None: ...
+    is_open: bool
+    deliver: Callable[[bytes, int, int], None]
 
 
 class Inbox:
@@ -23,22 +24,22 @@ class Inbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
         self._loop = loop
         self._then = then  # called when all that had come is decoded
-        self._items: list[tuple[Reader, bytes, int, int]] = []
+        self._items: list[tuple[Source, bytes, int, int]] = []
         self.is_emptying = False
 
-    def put(self, reader: Reader, data: bytes, at: int, delay: int) -> None:
+    def put(self, source: Source, data: bytes, at: int, delay: int) -> None:
         """Bytes that arrived at `at` and lay unread for `delay`; none: the end."""
         if not self._items:
             self._loop.call_soon(self._empty)
-        self._items.append((reader, data, at, delay))
+        self._items.append((source, data, at, delay))
 
     def _empty(self) -> None:
         items, self._items = self._items, []
         self.is_emptying = True
         try:
-            for reader, data, at, delay in items:
-                if reader.is_open:
-                    reader.received(data, at, delay)
+            for source, data, at, delay in items:
+                if source.is_open:
+                    source.deliver(data, at, delay)
         finally:
             self.is_emptying = False
         self._then()

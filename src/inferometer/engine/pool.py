@@ -1,69 +1,94 @@
-"""The connections to one base URL: opened before t=0, kept alive, reused last in first out."""
+"""The HTTP/1.1 connections to one base URL: opened before t=0, kept alive, reused last in first out."""
 
-import asyncio
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from inferometer.engine.connection import Clock, Connection
+from inferometer.engine.connection import Connection
+from inferometer.engine.dial import AT_ONCE, Countdown, Dial
 from inferometer.engine.flight import Flight
-from inferometer.engine.inbox import Inbox
-from inferometer.engine.tls import TlsConnection
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
-from inferometer.wire.target import Target
 
-_AT_ONCE = 64
-"""Connections opened at the same time before t=0: servers' listen queues are short."""
 _STALE_IN_A_ROW = 3
 """After so many reused connections that had gone stale, with no reuse that worked between, none are reused any more."""
 
-Ended = Callable[[Connection, Flight, int, End | Fail], None]
+
+class Answer(Protocol):
+    """What is known of an answer once it ended."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+Ended = Callable[[Flight, int, End | Fail, Answer], None]
+
+
+class Openness(Protocol):
+    """Whether a link is open, and since when that is tried."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def connect_from(self) -> int: ...
+
+
+class Carrier(Protocol):
+    """What carries a flight: a connection, or a channel."""
+
+    @property
+    def link(self) -> Openness: ...
+
+    def give_up(self, flight: Flight, code: str, message: str = "") -> None: ...
+
+
+class Carriers(Protocol):
+    """All that lead to one base URL: connections (here), or channels (channels.py)."""
+
+    async def open(self, count: int, patience: float) -> Fail | None:
+        """Open `count`; why not, if one fails or takes longer than `patience` seconds (0: no limit)."""
+
+    async def warm(self, request: bytes, patience: float) -> Fail | None:
+        """Use each of them once; what is answered does not matter."""
+
+    def carry(self, flight: Flight) -> None:
+        """Send it."""
+
+    def flights(self) -> Iterator[tuple[Carrier, Flight]]:
+        """What is under way."""
+
+    def close(self) -> None: ...
 
 
 class Pool:
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        target: Target,
-        address: tuple[int, tuple[object, ...]],
-        clock: Clock,
-        inbox: Inbox,
-        decoder: Callable[[], Decoder],
-        context: ssl.SSLContext | None,
-        on_ended: Ended,
-    ) -> None:
-        self._loop = loop
-        self._target = target
-        self._family, self._address = address
-        self._clock = clock
-        self._inbox = inbox
+    def __init__(self, dial: Dial, decoder: Callable[[], Decoder], on_ended: Ended) -> None:
+        self._dial = dial
         self._decoder = decoder
-        self._context = context
         self._on_ended = on_ended
         self._idle: list[Connection] = []
         self._stale = 0
         self._reuse = True
-        self._waiter: asyncio.Future[Fail | None] | None = None  # before t=0: who waits for _left connections
-        self._left = 0
-        self.connections: set[Connection] = set()
+        self._begun = Countdown(dial.loop)
+        self._connections: set[Connection] = set()
 
     # --- before t=0 ---
 
     async def open(self, count: int, patience: float) -> Fail | None:
-        """Open `count` connections; why not, if one fails or takes longer than `patience` seconds (0: no limit)."""
-        for first in range(0, count, _AT_ONCE):
-            failed = await self._all(min(_AT_ONCE, count - first), lambda: self._open(None), patience)
+        for first in range(0, count, AT_ONCE):
+            failed = await self._begun.all(min(AT_ONCE, count - first), lambda: self._open(None), patience)
             if failed is not None:
                 return failed
         return None
 
     async def warm(self, request: bytes, patience: float) -> Fail | None:
-        """Send `request` over each open connection; what is answered does not matter."""
         ready = list(self._idle)
         self._idle.clear()
-        for first in range(0, len(ready), _AT_ONCE):
-            batch = ready[first : first + _AT_ONCE]
-            failed = await self._all(
+        for first in range(0, len(ready), AT_ONCE):
+            batch = ready[first : first + AT_ONCE]
+            failed = await self._begun.all(
                 len(batch),
                 lambda batch=batch: batch.pop().start(_warming(request)),  # type: ignore[misc]
                 patience,
@@ -72,22 +97,6 @@ class Pool:
                 return failed
         return None
 
-    async def _all(self, count: int, begin: Callable[[], None], patience: float) -> Fail | None:
-        self._waiter, self._left = self._loop.create_future(), count
-        for _ in range(count):
-            begin()
-        try:
-            return await asyncio.wait_for(self._waiter, patience or None)
-        except TimeoutError:
-            return Fail("connect_timeout", f"no answer on {self._left} of {count} connections within {patience:g} s")
-        finally:
-            self._waiter = None
-
-    def _one_less(self, fail: Fail | None) -> None:
-        self._left -= 1
-        if self._waiter is not None and not self._waiter.done() and (fail is not None or self._left == 0):
-            self._waiter.set_result(fail)
-
     # --- the run ---
 
     def carry(self, flight: Flight) -> None:
@@ -95,54 +104,54 @@ class Pool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.is_open:
+            if connection.link.is_open:
                 connection.start(flight)
                 return
         self._open(flight)
 
+    def flights(self) -> Iterator[tuple[Connection, Flight]]:
+        return ((each, each.flight) for each in list(self._connections) if each.flight is not None)
+
     def close(self) -> None:
-        for connection in self.connections:
-            connection.close()
-        self.connections.clear()
+        for connection in self._connections:
+            connection.link.shut()
+        self._connections.clear()
 
     def _open(self, flight: Flight | None) -> None:
-        if self._context is None:
-            connection = Connection(self._loop, self, self._clock, self._inbox, self._decoder())
-        else:
-            connection = TlsConnection(
-                self._loop, self, self._clock, self._inbox, self._decoder(), self._context, self._target.host
-            )
-        self.connections.add(connection)
-        connection.connect(self._family, self._address, flight)
+        connection = Connection(self, self._decoder())
+        connection.link = self._dial.link(connection)
+        connection.flight = flight
+        self._connections.add(connection)
+        self._dial.open(connection.link)
 
     # --- told by connections ---
 
     def opened(self, connection: Connection) -> None:
         self._idle.append(connection)
-        self._one_less(None)
+        self._begun.one_less()
 
     def closed(self, connection: Connection, fail: Fail | None) -> None:
-        self.connections.discard(connection)
-        if fail is not None and self._waiter is not None:
-            self._one_less(fail)
+        self._connections.discard(connection)
+        if fail is not None and self._begun.is_awaited:
+            self._begun.one_less(fail)
 
     def ended(self, connection: Connection, flight: Flight, at: int, event: End | Fail) -> None:
-        if not connection.is_open:
-            self.connections.discard(connection)
+        if not connection.link.is_open:
+            self._connections.discard(connection)
         elif self._reuse:
             self._idle.append(connection)
             if connection.answers > 1:  # the first answer says nothing about reuse
                 self._stale = 0
         else:
-            connection.close()
-            self.connections.discard(connection)
+            connection.link.shut()
+            self._connections.discard(connection)
         if flight.id == _WARMING:
-            self._one_less(None)
+            self._begun.one_less()
         else:
-            self._on_ended(connection, flight, at, event)
+            self._on_ended(flight, at, event, connection.decoder)
 
     def stale(self, connection: Connection, flight: Flight) -> None:
-        self.connections.discard(connection)
+        self._connections.discard(connection)
         self._stale += 1
         if self._stale >= _STALE_IN_A_ROW:
             self._reuse = False

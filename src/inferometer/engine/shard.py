@@ -14,11 +14,13 @@ import msgspec
 
 from inferometer.config.schema import Timeouts
 from inferometer.engine.agenda import Agenda
-from inferometer.engine.connection import Clock, Connection
+from inferometer.engine.channels import Channels
+from inferometer.engine.dial import Dial
 from inferometer.engine.flight import Flight
 from inferometer.engine.health import TICK, Health
 from inferometer.engine.inbox import Inbox
-from inferometer.engine.pool import Pool
+from inferometer.engine.link import Clock
+from inferometer.engine.pool import Answer, Carrier, Carriers, Pool
 from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import driver
 from inferometer.errors import UserError
@@ -64,6 +66,11 @@ class Shard:
         self._number = task.shard
         self._calls = task.calls
         self._distinct = len(task.calls.tails)
+        self.sequence = task.calls.sequence
+        self._sequences = 0  # begun
+        self._turns: dict[tuple[int, int], int] = {}  # the place among the tails of each stage's users
+        self._is_text = task.calls.is_text
+        self._is_numbered = task.calls.decoder is not None
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
@@ -72,19 +79,7 @@ class Shard:
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
-        self._pools = [
-            Pool(
-                loop,
-                target,
-                address,
-                self._clock,
-                self._inbox,
-                task.calls.decoder,
-                task.context if target.tls else None,
-                self._ended,
-            )
-            for target, address in zip(task.targets, task.addresses, strict=True)
-        ]
+        self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
         self.agenda = Agenda(loop)
         self.stopping = False
         self.texts: list[tuple[int, str]] = []
@@ -99,6 +94,18 @@ class Shard:
         self._limits = tuple(
             int(limit * NS) for limit in (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total)
         )
+
+    def _lead_to(self, place: int) -> Carriers:
+        """What carries requests to one of the targets."""
+        task = self._task
+        target = task.targets[place]
+        context = task.context if target.tls else None
+        dial = Dial(self._loop, target, task.addresses[place], self._clock, self._inbox, context)
+        calls = task.calls
+        if calls.answer is not None:
+            return Channels(dial, calls.heads[place], calls.answer, self._ended)
+        assert calls.decoder is not None
+        return Pool(dial, calls.decoder, self._ended)
 
     # --- the course of it ---
 
@@ -131,10 +138,10 @@ class Shard:
     async def _open(self) -> None:
         share, rest = divmod(self._task.connections, self._urls)
         patience = float(self._task.timeouts.connect)
-        for place, pool in enumerate(self._pools):
-            failed = await pool.open(share + (place < rest), patience)
+        for place, carriers in enumerate(self._carriers):
+            failed = await carriers.open(share + (place < rest), patience)
             if failed is None and self._task.warm:
-                failed = await pool.warm(self._task.warm[place], patience)
+                failed = await carriers.warm(self._task.warm[place], patience)
             if failed is not None:
                 what = failed.message or meaning(failed.code)
                 raise UserError(
@@ -165,8 +172,8 @@ class Shard:
         if self._health is not None:
             with contextlib.suppress(OSError):  # a full disk; that is known by now
                 self._spool.sample(self._health.sample(self._in_flight))
-        for pool in self._pools:
-            pool.close()
+        for carriers in self._carriers:
+            carriers.close()
         self.agenda.close()
         if self._primed is not None:
             self._primed.close()
@@ -195,8 +202,10 @@ class Shard:
     def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
         """The next request."""
         calls = self._calls
-        n = self._launched % self._distinct
-        url = id % self._urls
+        if self.sequence:
+            n, url = self._next_in_sequence(stage, user), user % self._urls
+        else:
+            n, url = self._launched % self._distinct, id % self._urls
         self._launched += 1
         return Flight(
             id=id,
@@ -208,8 +217,17 @@ class Shard:
             url=url,
             open_loop=0 if user >= 0 else 1,
             user=user,
-            data=b"%b%d%b" % (calls.heads[url], id, calls.tails[n]),
+            data=b"%b%d%b" % (calls.heads[url], id, calls.tails[n]) if self._is_numbered else calls.tails[n],
         )
+
+    def _next_in_sequence(self, stage: int, user: int) -> int:
+        """The user's next request: its sequence's next, or the first of a sequence that nobody is in."""
+        turn = self._turns.get((stage, user), -1) + 1
+        if turn % self.sequence == 0:
+            turn = self._sequences * self.sequence % self._distinct
+            self._sequences += 1
+        self._turns[stage, user] = turn
+        return turn
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Its time has come: send it, unless the cap holds it back."""
@@ -221,7 +239,7 @@ class Shard:
             return
         self._in_flight += 1
         self._sent += 1
-        self._pools[flight.url].carry(flight)
+        self._carriers[flight.url].carry(flight)
 
     def _release_queued(self) -> None:
         while self._queue and self._in_flight < self._queue[0][1]:
@@ -229,16 +247,16 @@ class Shard:
             flight.held += now() - since
             self.release(flight, cap, False)
 
-    def _ended(self, connection: Connection, flight: Flight, at: int, event: End | Fail) -> None:
+    def _ended(self, flight: Flight, at: int, event: End | Fail, answer: Answer) -> None:
         """An answer is complete, or failed: it is settled when all that was read is decoded (see inbox.py)."""
         flight.done = at
         text = None
         if event.__class__ is Fail:
-            flight.status = connection.status
+            flight.status = answer.status
         else:
             flight.status = 200
-            if not flight.counted_by:
-                text = connection.text
+            if self._is_text and not flight.counted_by:
+                text = answer.text
         if not self._over and not self._inbox.is_emptying:
             self._loop.call_soon(self._settle)
         self._over.append((flight, event, text))
@@ -293,17 +311,18 @@ class Shard:
             self._stop(now() + int(self._task.grace * NS))
         if stop > 1:
             self._stop_now()
+        if 0 <= self._stage < self._control["past"] and not self.stopping:
+            self._drivers[self._stage].end()
         if not self._finished.done():
             following = max(due + TICK, now() + TICK // 2)
             self.agenda.at(following, lambda: self._tick(following))
 
     def _peek(self) -> list[int]:
         pairs: list[int] = []
-        for pool in self._pools:
-            for connection in islice(pool.connections, 4 * PEEKS):
-                flight = connection.flight
-                if flight is not None and flight.arrivals and len(pairs) < 2 * PEEKS:
-                    arrivals = flight.arrivals
+        for carriers in self._carriers:
+            for _, flight in islice(carriers.flights(), 4 * PEEKS):
+                arrivals = flight.arrivals
+                if arrivals and len(pairs) < 2 * PEEKS:
                     start = flight.sent if flight.user >= 0 else flight.intended
                     pairs += (max(arrivals[0] - start, 1), arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else 0)
         return pairs
@@ -326,25 +345,22 @@ class Shard:
             return
         at = now()
         following = at + min(limits)
-        for pool in self._pools:
-            for connection in list(pool.connections):
-                flight = connection.flight
-                if flight is None:
-                    continue
-                deadline, code = self._deadline(connection, flight)
+        for carriers in self._carriers:
+            for carrier, flight in list(carriers.flights()):
+                deadline, code = self._deadline(carrier, flight)
                 if deadline <= at:
-                    connection.give_up(code)
+                    carrier.give_up(flight, code)
                 else:
                     following = min(following, deadline)
         if not self._finished.done():
             self.agenda.at(max(following, at + _SWEEP_AT_LEAST), self._sweep)
 
-    def _deadline(self, connection: Connection, flight: Flight) -> tuple[int, str]:
+    def _deadline(self, carrier: Carrier, flight: Flight) -> tuple[int, str]:
         """When the request expires, and by which of its timeouts."""
         connect, first_token, idle, total = self._limits
         never = 1 << 62
-        if not connection.is_ready:
-            return (connection.connect_from + connect if connect else never), "connect_timeout"
+        if not carrier.link.is_ready:
+            return (carrier.link.connect_from + connect if connect else never), "connect_timeout"
         candidates = [(flight.sent + total if total else never, "total_timeout")]
         if flight.arrivals:
             candidates.append((flight.arrivals[-1] + idle if idle else never, "idle_timeout"))
@@ -367,10 +383,9 @@ class Shard:
     def _stop_now(self) -> None:
         if not self.stopping:
             self._stop(now())
-        for pool in self._pools:
-            for connection in list(pool.connections):
-                if connection.flight is not None:
-                    connection.give_up(CANCELLED)
+        for carriers in self._carriers:
+            for carrier, flight in list(carriers.flights()):
+                carrier.give_up(flight, CANCELLED)
         self._end_if_idle()
 
 

@@ -29,7 +29,7 @@ from msgspec.structs import astuple
 
 from inferometer.config.secret import hide
 from inferometer.engine.flight import COLUMNS, Flight
-from inferometer.records import MISSING, ROW, ROW_STRUCT, TIMES, Chunks, Failure, Records, Sample
+from inferometer.records import MISSING, NAMES, ROW, ROW_STRUCT, TIMES, Chunks, Columns, Failure, Records, Sample
 from inferometer.timing.clock import now
 from inferometer.units import NS
 
@@ -41,6 +41,7 @@ CONTROL = (
     # written by the parent
     "t0",  # monotonic ns at which the run starts; 0: not yet
     "stop",  # 1: send nothing more and wait for the grace; 2: end now
+    "past",  # stages before this one are to end now
     # written by the shard
     "state",  # a place in STATES
     "heartbeat",  # monotonic ns of the last sign of life
@@ -64,7 +65,7 @@ PEEKS = 64
 """Requests in flight that the live view is given a look at, for streams that last longer than its window."""
 _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
-_BLOCK = 2_048
+_BLOCK = 4_096
 """Rows that are worked on at a time when merging: so many stay in the processor's cache."""
 _MAX_FAILURES = 60_000
 """Distinct failures that are kept apart; what comes after counts under its code with the message left out."""
@@ -251,23 +252,32 @@ def await_end(folder: Path, shards: int, patience: float = 3.0) -> None:
 def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
     """All shards' records in one, times since t=0; the chunks come in pieces."""
     controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
-    parts, failures, samples = [], list[Failure](), list[Sample]()
-    chunks = 0
+    rows = Columns.empty(sum(control["rows"] for control in controls))
+    failures, samples = list[Failure](), list[Sample]()
+    chunks = at = 0
     for shard, control in enumerate(controls):
-        rows = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
-        for first in range(0, len(rows), _BLOCK):
-            block = rows[first : first + _BLOCK]
-            for name in TIMES:
-                block[name] = np.where(block[name] == 0, MISSING, block[name] - control["t0"])
-            block["chunk_start"] += chunks
-            block["failure"] += np.where(block["failure"] > 0, len(failures), 0)
+        for first in range(0, control["rows"], _BLOCK):
+            block = rows_of(folder, shard, min(first + _BLOCK, control["rows"]), first)
+            _put(block, rows[at : at + len(block)], control["t0"], chunks, len(failures))
+            at += len(block)
         failures += failures_of(folder, shard)
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
-        parts.append(rows)
-    merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    records = Records(merged, np.zeros(len(merged), np.int8), tuple(failures), tuple(samples))
+    records = Records(rows[:at], np.zeros(at, np.int8), tuple(failures), tuple(samples))
     return records, pieces(folder, shards)
+
+
+def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: int, chunks: int, failures: int) -> None:
+    """A shard's rows into their columns, where `chunks` chunks and `failures` failures come before the shard's own."""
+    for name in NAMES:
+        rows[name][:] = block[name]
+    for name in TIMES:
+        times = rows[name]
+        never = times == 0
+        times -= t0
+        times[never] = MISSING
+    rows["chunk_start"][:] += chunks
+    rows["failure"][rows["failure"] > 0] += failures
 
 
 def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

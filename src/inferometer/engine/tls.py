@@ -1,32 +1,32 @@
-"""A connection through TLS: ssl.MemoryBIO, so that the bytes, and their stamps, still come from recvmsg."""
+"""A link through TLS: ssl.MemoryBIO, so that the bytes, and their stamps, still come from recvmsg."""
 
 import asyncio
 import ssl
 
-from inferometer.engine.connection import Clock, Connection, Owner
 from inferometer.engine.inbox import Inbox
-from inferometer.types import Decoder, Fail
+from inferometer.engine.link import Clock, Link, User
+from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
 _READ = 65_536
 
 
-class TlsConnection(Connection):
-    """A handshake before the first request; then the same as without."""
+class TlsLink(Link):
+    """A handshake before the first byte; then the same as without."""
 
     __slots__ = ("_incoming", "_outgoing", "_tls")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        owner: Owner,
         clock: Clock,
         inbox: Inbox,
-        decoder: Decoder,
+        user: User,
         context: ssl.SSLContext,
         name: str,
     ) -> None:
-        super().__init__(loop, owner, clock, inbox, decoder)
+        super().__init__(loop, clock, inbox, user)
+        self.deliver = self._decrypt
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
@@ -43,7 +43,7 @@ class TlsConnection(Connection):
         except ssl.SSLError as error:
             self._flush()
             if self.is_open:
-                self._fail(Fail("tls", tls_reason(error)))
+                self._user.broken(Fail("tls", tls_reason(error)))
             return
         self._flush()
         if self.is_open:
@@ -51,46 +51,42 @@ class TlsConnection(Connection):
 
     def _flush(self) -> None:
         data = self._outgoing.read()
-        if data and self._writing:
-            self._out = bytes(self._out) + data
-        elif data:
-            super()._write(data)
+        if data:
+            super().write(data)
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self._tls.write(data)
         self._flush()
 
-    def received(self, data: bytes, at: int, delay: int) -> None:
+    def _decrypt(self, data: bytes, at: int, delay: int) -> None:
         if not data:
-            if self.is_ready or self._error is not None:
-                super().received(b"", at, delay)
+            if self.is_ready or self.error is not None:
+                self._user.received(b"", at, delay)
             else:
-                self._fail(Fail("tls", "the server closed during the handshake"))
+                self._user.broken(Fail("tls", "the server closed during the handshake"))
             return
         self._incoming.write(data)
         if not self.is_ready:
             self._handshake()
             if not self.is_ready:
                 return
-        plain = b""
+        pieces: list[bytes] = []
+        end: ssl.SSLError | None = None
         try:
             while piece := self._tls.read(_READ):
-                plain += piece
+                pieces.append(piece)
         except ssl.SSLWantReadError:
             pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self._plain(plain, at, delay)
-            if self.is_open:
-                super().received(b"", at, delay)
-            return
         except ssl.SSLError as error:
-            self._fail(Fail("tls", tls_reason(error)))
+            end = error
+        if pieces:
+            self._user.received(pieces[0] if len(pieces) == 1 else b"".join(pieces), at, delay)
+        if end is None or not self.is_open:
             return
-        self._plain(plain, at, delay)
-
-    def _plain(self, plain: bytes, at: int, delay: int) -> None:
-        if plain:
-            super().received(plain, at, delay)
+        if isinstance(end, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+            self._user.received(b"", at, delay)
+        else:
+            self._user.broken(Fail("tls", tls_reason(end)))
 
 
 def tls_reason(error: ssl.SSLError) -> str:

@@ -3,21 +3,28 @@
 import asyncio
 import math
 import os
+from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from inferometer import schedule, workload
 from inferometer.config import secret
-from inferometer.config.schema import Config
+from inferometer.config.schema import Config, Messages, Tensors
 from inferometer.engine import before
 from inferometer.engine.shard import Shard, Task
+from inferometer.engine.shared_memory import Portion
 from inferometer.errors import UserError
 from inferometer.records import COUNTED_BY
+from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
-from inferometer.types import ClosedStage, OpenStage, Plan
+from inferometer.types import ClosedStage, OpenStage, Plan, Request
 from inferometer.units import NS
-from inferometer.wire import openai
+from inferometer.wire import calls
+from inferometer.wire.calls import Asked
+from inferometer.wire.kserve.calls import Sequenced, SharedRefs
 from inferometer.workload import tokenizer
 
 MAX_DISTINCT = 20_000
@@ -31,6 +38,9 @@ _USERS_PER_PROCESS = 512
 _MAX_OPENED = 256
 """Connections that an open loop opens before t=0: 1 for every 20 requests a second, up to this. Not more: there are servers
 that keep a thread for each idle one."""
+_STREAMS_PER_CHANNEL = 8
+"""HTTP/2 carries many requests over a connection; so many share one where the user does not say."""
+_SEQUENCES_PER_USER = 4
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -40,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
     spool: Path
     tag: str
     """Stands in every request's X-Request-Id before its id."""
+    shared: tuple[SharedRefs, ...] = ()
+    """KServe: where the tensors of each shard's requests lie in shared memory, which the parent has set up."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -71,6 +83,7 @@ async def _run(job: Job, number: int) -> Facts:
         finally:
             shard.close()
         if shard.texts:
+            assert not isinstance(config.data, Tensors | Messages)
             counter = tokenizer.load(config.data.tokenizer)
             shard.save_counts(counter.count_batch([text for _, text in shard.texts]), COUNTED_BY.index("tokenizer"))
     finally:
@@ -83,16 +96,21 @@ async def _run(job: Job, number: int) -> Facts:
 def make_task(job: Job, shard: int) -> Task:
     config, reached = job.config, job.reached
     plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards)
-    requests = workload.build(config.data, config.seed, _ids(plan))
+    sequenced = _sequenced(job, shard)
+    shared = job.shared[shard] if job.shared else None
+    requests = _requests(config, plan)
+    if shared is not None:
+        requests = _in_rounds(requests, len(shared.outputs))
+    asked = Asked(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
     connections = opened_before(plan, config)
     before.raise_file_limit(max(connections, *(_most_at_once(stage) for stage in plan.stages)))
     return Task(
         shard=shard,
         plan=plan,
-        calls=openai.calls(config.server, reached.model, reached.targets, reached.secrets, requests, job.tag),
+        calls=calls.encode(asked, requests, sequenced, shared),
         targets=reached.targets,
         addresses=reached.addresses,
-        context=before.tls_context(config.server.tls) if any(target.tls for target in reached.targets) else None,
+        context=before.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
         timeouts=config.server.timeouts,
         connections=connections,
         warm=tuple(before.warming_request(target, config.server, reached.secrets) for target in reached.targets)
@@ -103,6 +121,43 @@ def make_task(job: Job, shard: int) -> Task:
         spool=job.spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
+    """What each shard will send, for the shared memory that its tensors are put into."""
+    for shard in range(shards):
+        part = schedule.shard(plan, shard, shards)
+        payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in _requests(config, part)])
+        at_once = max(_most_at_once(stage) or _opened_for(stage) for stage in part.stages)
+        yield Portion(payloads, at_once, _sequence(config))
+
+
+def _requests(config: Config, plan: Plan) -> list[Request]:
+    """The requests that are made before t=0, for this plan of a shard."""
+    ids = range(_in_sequences(config, plan)) if _sequence(config) else _ids(plan)[: workload.distinct(config.data)]
+    return workload.build(config.data, config.seed, ids)
+
+
+def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
+    """The requests over and over until they fill whole rounds of the slots, so that every slot is used as seldom as can be."""
+    return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
+
+
+def _sequenced(job: Job, shard: int) -> Sequenced:
+    """Correlation ids that no other shard and, by the tag, no other run uses."""
+    length = _sequence(job.config)
+    return Sequenced(length, ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1) if length else Sequenced()
+
+
+def _sequence(config: Config) -> int:
+    return config.data.sequence if isinstance(config.data, Tensors) else 0
+
+
+def _in_sequences(config: Config, plan: Plan) -> int:
+    """Requests to make: more sequences than there are users, so that none is begun again before it has ended."""
+    assert isinstance(config.data, Tensors)
+    users = max(stage.concurrency for stage in plan.stages if isinstance(stage, ClosedStage))
+    return _SEQUENCES_PER_USER * users * config.data.sequence
 
 
 def _credentials(reached: before.Reached) -> dict[str, str]:
@@ -128,7 +183,8 @@ def opened_before(plan: Plan, config: Config) -> int:
     """Connections to open before t=0, for this plan (a shard's or the whole)."""
     if config.client.connections != "auto":
         return config.client.connections
-    return max(_opened_for(stage) for stage in plan.stages)
+    most = max(_opened_for(stage) for stage in plan.stages)
+    return math.ceil(most / _STREAMS_PER_CHANNEL) if config.server.urls[0].startswith("grpc") else most
 
 
 def _opened_for(stage: OpenStage | ClosedStage) -> int:
@@ -156,5 +212,6 @@ def _needed(stage: OpenStage | ClosedStage, config: Config) -> int:
     if isinstance(stage, ClosedStage):
         return math.ceil(stage.concurrency / _USERS_PER_PROCESS)
     rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
-    chunks = (config.data.output or 128) + 1 if config.server.stream else 2
+    output = 0 if isinstance(config.data, Tensors | Messages) else config.data.output
+    chunks = (output or 128) + 1 if config.server.stream else 2
     return math.ceil(rate * chunks / _CHUNKS_PER_PROCESS)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.analysis import settings
+from inferometer.analysis.breakdown import PER_REQUEST, Breakdown
 from inferometer.analysis.checks import Check
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
@@ -45,9 +46,11 @@ def render(run: Run, summary: Summary, explain: bool = False, color: bool = Fals
 
 
 def _parts(run: Run, summary: Summary, explain: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(summary)]
+    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(run, summary)]
     if summary.metrics["lag"].count or summary.counts.ok:
         parts.append(_latency(run, summary))
+    if summary.breakdown is not None:
+        parts.append(_breakdown(summary.breakdown))
     if any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary))
     if summary.failures:
@@ -96,17 +99,27 @@ def _check(check: Check, sign: str, style: str) -> RenderableType:
     return Padding(grid, (0, 0, 0, 1))
 
 
-def _headline(summary: Summary) -> RenderableType:
+def _headline(run: Run, summary: Summary) -> RenderableType:
     rate, counts = summary.throughput, summary.counts
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="bold")
     for _ in range(4):
         grid.add_column(justify="left")
+    beside = (
+        (
+            (rate.output_tokens, "output tokens/s"),
+            (rate.input_tokens, "input tokens/s"),
+        )
+        if settings.asks_for_text(run.manifest)
+        else ((rate.inferences, "inferences/s"), (None, ""))
+    )
     grid.add_row(
         "throughput",
         _number(words.plain(rate.requests), "requests/s"),
-        _number(words.plain(rate.output_tokens), "output tokens/s"),
-        _number(words.plain(rate.input_tokens), "input tokens/s"),
+        *(
+            _number(words.plain(value), unit) if value is not None or settings.asks_for_text(run.manifest) else ""
+            for value, unit in beside
+        ),
         Text(f"over {words.plain(summary.window.span)} s", style="dim"),
     )
     left_out = sum(summary.window.requests.values()) - summary.window.requests["steady"]
@@ -141,11 +154,38 @@ def _latency(run: Run, summary: Summary) -> RenderableType:
         _row(table, "lag", summary.metrics["lag"])
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
     notes = [
-        "ttft and e2e count from the intended instant, service from the send; lag is between the two"
+        f"{'ttft and e2e count' if 'ttft' in names else 'e2e counts'} from the intended instant, service from the send; lag is between the two"
         if is_open
-        else "ttft and e2e count from the send (closed loop); lag: how long a free user waited for it"
+        else f"{'ttft and e2e count' if 'ttft' in names else 'e2e counts'} from the send (closed loop); lag: how long a free user waited for it"
     ]
     return Group(table, *(Text(note, style="dim") for note in [*notes, *_footnotes(shown)]))
+
+
+def _breakdown(found: Breakdown) -> RenderableType:
+    """The mean end-to-end time and what it went into."""
+    parts = {"client": found.client, "network": found.network, "queue": found.queue, "compute": found.compute}
+    inner = {
+        "input": found.compute_input,
+        "inference": found.compute_infer,
+        "output": found.compute_output,
+        "cache": found.cache,
+    }
+    table = _table("where the time went, ms", ["e2e", *parts])
+    table.add_row("mean", *(f"{words.milliseconds(value)} " for value in (found.e2e, *parts.values())))
+    table.add_row("share", "", *(f"{value / found.e2e:.0%} " if found.e2e else "" for value in parts.values()))
+    notes = []
+    if any(inner.values()):
+        named = (f"{name} {words.milliseconds(value)}" for name, value in inner.items() if value)
+        batch = f"; {found.batch:.3g} inferences an execution" if found.batch else ""
+        notes.append(f"compute: {', '.join(named)}{batch}")
+    if found.source == PER_REQUEST:
+        notes.append("the server told it for each request; network is the rest")
+    else:
+        notes.append("averages of the server's own statistics over all requests; network is the rest")
+        if found.counted is not None and found.counted > found.requests:
+            others = found.counted - found.requests
+            notes.append(f"the server counted {others:,} requests more than these: others, or ones that failed here")
+    return Group(table, *(Text(note, style="dim") for note in notes))
 
 
 def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:

@@ -23,7 +23,7 @@ def write(run: Run, file: IO[bytes]) -> None:
 
 def _table(run: Run, part: slice) -> pa.Table:
     rows, phase, failures = run.records.rows[part], run.records.phase[part], run.records.failures
-    columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in _AS_THEY_ARE}
+    columns: dict[str, Any] = {name: rows[name] for name in _AS_THEY_ARE}
     columns["phase"] = np.array(PHASES)[phase]
     columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
     columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}
@@ -31,11 +31,10 @@ def _table(run: Run, part: slice) -> pa.Table:
         if metric.unit == "s" and metric.values is not None:
             values = metric.values(rows)
             columns[f"{metric.name}_s"] = _or_empty(values, np.isnan(values))
-    columns |= {name: _or_empty(np.ascontiguousarray(rows[name]), rows[name] < 0) for name in _COUNTS}
+    columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in _COUNTS}
     columns["tokens_counted_by"] = np.array(COUNTED_BY)[rows["counted_by"]]
-    columns["chunks"] = np.ascontiguousarray(rows["chunk_count"])
-    columns["bytes_out"], columns["bytes_in"] = (np.ascontiguousarray(rows[name]) for name in ("bytes_out", "bytes_in"))
-    columns["status"] = np.ascontiguousarray(rows["status"])
+    columns["chunks"] = rows["chunk_count"]
+    columns |= {name: rows[name] for name in ("bytes_out", "bytes_in", "status")}
     columns["failure"] = np.array(["", *(failure.code for failure in failures)])[rows["failure"]]
     columns["message"] = np.array(["", *(failure.message for failure in failures)])[rows["failure"]]
     return pa.table(columns)

@@ -70,4 +70,6 @@ def target_words(manifest: Manifest) -> str:
 
 def api_words(manifest: Manifest) -> str:
     api = settings.text(manifest, "server", "api") or "chat"
+    if api == "grpc":
+        return str(settings.text(manifest, "server", "method"))
     return f"{api}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"

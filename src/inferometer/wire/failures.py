@@ -1,6 +1,7 @@
 """What can go wrong, each with a code of its own; the codes are what reports count by.
 
-The table says what a code means. `http_NNN` stands beside it for every status that is not 200.
+The table says what a code means. Beside it stand `http_NNN` for every status that is not 200, and `grpc_NAME`
+for every gRPC status that is not OK.
 """
 
 CODES = {
@@ -13,6 +14,10 @@ CODES = {
     "malformed_http": "the answer breaks HTTP/1.1",
     "truncated": "the stream ended with neither [DONE] nor a finish reason",
     "cut_short": "the connection closed in the middle of the answer",
+    "malformed_http2": "the server breaks HTTP/2, or speaks something else",
+    "malformed_grpc": "the answer breaks gRPC",
+    "not_grpc": "the server answers, but not with gRPC",
+    "stream_reset": "the server reset the stream",
     # said by the engine
     "connect_refused": "nothing listens at that address",
     "connect_failed": "the connection could not be opened",
@@ -34,7 +39,9 @@ MAX_MESSAGE = 300
 
 def meaning(code: str) -> str:
     """What `code` means, in words."""
-    return CODES.get(code) or (f"the server answered with status {code[5:]}" if code.startswith("http_") else code)
+    if code.startswith(("http_", "grpc_")):
+        return f"the server answered with status {code[5:]}"
+    return CODES.get(code, code)
 
 
 def bounded(message: str) -> str:

@@ -5,13 +5,15 @@ long as it lives: `reset` makes it ready for the next answer.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import httptools
 
-from inferometer.types import End, Event, Fail
+from inferometer.types import End, Event, Fail, ServerTiming
+from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
+from inferometer.wire.target import Target
 
 _MAX_KEPT = 4096
 """Bytes of a failed answer that are kept for its message."""
@@ -39,6 +41,30 @@ def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) 
     """The request line and headers, up to but without the blank line."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+def numbered(
+    targets: Sequence[Target],
+    path: str,
+    headers: Mapping[str, str],
+    bodies: Iterable[tuple[Mapping[str, str], bytes]],
+    tag: str,
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The heads and tails of POST requests (types.Calls): `headers` are every request's, each body brings its own.
+
+    A request is called TAG-ID in its X-Request-Id. The tag is the run's own: there are servers that take the header for a key,
+    and would mix up two runs that both start from 0.
+    """
+    heads = []
+    for target in targets:
+        credentials = {"Authorization": target.credentials} if target.credentials else {}
+        head = request_head("POST", target.prefix + path, target.authority, credentials | dict(headers))
+        heads.append(head + f"X-Request-Id: {tag}-".encode())
+    tails = []
+    for own, body in bodies:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+        tails.append(b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body))
+    return tuple(heads), tuple(tails)
 
 
 class ResponseDecoder:
@@ -114,6 +140,25 @@ class ResponseDecoder:
         elif status >= 200:  # 100 Continue, 103 Early Hints: the answer is still to come
             self._events.append(Fail(f"http_{status}", error_message(self._kept), keep_alive))
         self.status = status if status >= 200 else 0
+
+
+class TimedResponseDecoder(ResponseDecoder):
+    """The same for servers that may say, in a header, what the time went into. Looking at headers costs, so not all do."""
+
+    __slots__ = ("_timing",)
+
+    def reset(self) -> None:
+        super().reset()
+        self._timing: ServerTiming | None = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) == len(server_timing.NAME) and name.lower() == server_timing.NAME:
+            self._timing = server_timing.parse(value)
+
+    def _complete(self, keep_alive: bool) -> None:
+        if self._timing is not None:
+            self._events.append(self._timing)
+        super()._complete(keep_alive)
 
 
 def error_message(body: bytes) -> str:

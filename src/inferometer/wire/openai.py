@@ -14,7 +14,7 @@ from inferometer import __version__
 from inferometer.config.schema import Server
 from inferometer.types import Calls, Decoder, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import ResponseDecoder, error_message, request_head
+from inferometer.wire.http1 import ResponseDecoder, error_message, numbered
 from inferometer.wire.sse import EventStream
 from inferometer.wire.target import Target
 
@@ -138,8 +138,7 @@ class StreamedAnswer:
         return "".join(self._texts)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        messages = self._stream.feed(piece)
-        for name, data in messages:
+        for name, data in self._stream.feed(piece):
             self._message(name, data, events)
         if not self._messages and len(self._head) < 4096:
             self._head += piece
@@ -155,15 +154,15 @@ class StreamedAnswer:
 
     def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
         self._messages += 1
-        if data == b"[DONE]":
-            self._ended = True
-            return
         if name == b"error":
             events.append(Fail("error_frame", error_message(data)))
             return
         try:
             answer = _decode(data)
         except msgspec.MsgspecError as error:
+            if data == b"[DONE]":
+                self._ended = True
+                return
             events.append(Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}")))
             return
         tokens = False
@@ -255,27 +254,18 @@ def calls(
     requests: Sequence[Request],
     tag: str,
 ) -> Calls:
-    """Encode `requests`; `secrets` are headers that are kept out of every file (the API key).
-
-    A request is called TAG-ID in its X-Request-Id. The tag is the run's own: there are servers that take the header for a key,
-    and would mix up two runs that both start from 0.
-    """
+    """Encode `requests`; `secrets` are headers that are kept out of every file (the API key)."""
     fixed = {
         "User-Agent": f"inferometer/{__version__}",
         "Content-Type": "application/json",
         "Accept": "text/event-stream" if server.stream else "application/json",
     }
-    heads = []
-    for target in targets:
-        credentials = {"Authorization": target.credentials} if target.credentials else {}
-        head = request_head(
-            "POST", target.prefix + PATHS[server.api], target.authority, fixed | credentials | server.headers | secrets
-        )
-        heads.append(head + f"X-Request-Id: {tag}-".encode())
-    bodies = [request_body(server, model, request) for request in requests]
+    none: dict[str, str] = {}
+    bodies = ((none, request_body(server, model, request)) for request in requests)
+    heads, tails = numbered(targets, PATHS[server.api], fixed | server.headers | secrets, bodies, tag)
     return Calls(
-        heads=tuple(heads),
-        tails=tuple(b"\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies),
+        heads=heads,
+        tails=tails,
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=tuple(request.n_out for request in requests),
         decoder=decoder_for(server),

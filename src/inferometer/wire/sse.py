@@ -30,10 +30,10 @@ class EventStream:
     def feed(self, piece: bytes) -> list[Message]:
         """The events that `piece` completes."""
         if self._fresh:
-            lines = piece.splitlines()
-            if len(lines) == 2 and not lines[1] and piece[-1] == 10 and lines[0][:6] == b"data: ":
+            line, _, rest = piece.partition(b"\n")
+            if rest == b"\n" and line[:6] == b"data: " and 13 not in line:
                 self._started = True
-                return [(b"", lines[0][6:])]  # one whole event: nearly always
+                return [(b"", line[6:])]  # one whole event: nearly always
         return self._lines(piece)
 
     def finish(self) -> list[Message]:

@@ -7,7 +7,7 @@ import msgspec
 
 from inferometer.errors import UserError
 
-_PORTS = {"http": 80, "https": 443}
+_PORTS = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -18,13 +18,15 @@ class Target(msgspec.Struct, frozen=True):
     """The path before /v1/..., without a slash at its end."""
     authority: str
     """The Host header."""
+    grpc: bool = False
+    """Speaks HTTP/2 and gRPC."""
     credentials: str = ""
     """An Authorization header's value, where the URL carried user:password@."""
 
     @property
     def url(self) -> str:
         """The URL again, without credentials."""
-        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+        return f"{'grpc' if self.grpc else 'http'}{'s' * self.tls}://{self.authority}{self.prefix}"
 
 
 def parse(url: str) -> Target:
@@ -37,12 +39,14 @@ def parse(url: str) -> Target:
     if parts.scheme not in _PORTS:
         raise UserError(
             f"server.url: {_shown(url)} starts with no scheme that is known here",
-            "write http://HOST:PORT or https://HOST",
+            "write http://HOST:PORT, https://HOST or grpc://HOST:PORT",
         )
     if not parts.hostname:
         raise UserError(f"server.url: {_shown(url)} names no host", "write http://HOST:PORT")
     if parts.query or parts.fragment:
         raise UserError(f"server.url: {_shown(url)} has a ? or # part", "give the base URL alone")
+    if parts.scheme.startswith("grpc") and parts.path.strip("/"):
+        raise UserError(f"server.url: {_shown(url)} has a path, which gRPC has no use for", "write grpc://HOST:PORT")
     credentials = ""
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -51,7 +55,8 @@ def parse(url: str) -> Target:
     return Target(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
-        tls=parts.scheme == "https",
+        tls=parts.scheme in ("https", "grpcs"),
+        grpc=parts.scheme.startswith("grpc"),
         prefix=prefix,
         authority=parts.netloc.rpartition("@")[2],
         credentials=credentials,

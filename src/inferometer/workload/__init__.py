@@ -3,6 +3,8 @@
     synthetic.py   prompts of exactly so many tokens
     prompts.py     prompts from the command line or the config
     jsonl.py       a file of prompts or messages
+    tensors.py     tensors, made from a model's metadata or read from a file (tensor_files.py)
+    messages.py    messages for a gRPC method
     tokenizer.py   counts tokens: the built-in one, or a local folder's
 
 A kind of data is a module with build(spec, seed, ids), distinct(spec) and content(spec).
@@ -14,12 +16,19 @@ from types import ModuleType
 
 import msgspec
 
-from inferometer.config.schema import Data, Jsonl, Prompts, Synthetic
+from inferometer.config.schema import Data, Jsonl, Messages, Prompts, Synthetic, Tensors
 from inferometer.types import Request
-from inferometer.workload import jsonl, prompts, synthetic, tokenizer
+from inferometer.workload import jsonl, messages, prompts, synthetic, tensors, tokenizer
 
-KINDS: dict[type, ModuleType] = {Synthetic: synthetic, Prompts: prompts, Jsonl: jsonl}
+KINDS: dict[type, ModuleType] = {
+    Synthetic: synthetic,
+    Prompts: prompts,
+    Jsonl: jsonl,
+    Tensors: tensors,
+    Messages: messages,
+}
 _SAMPLE = 256
+_TENSOR_SAMPLE = 4
 
 
 def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
@@ -42,11 +51,15 @@ def digest(spec: Data, seed: int) -> str:
     said = msgspec.to_builtins(spec)
     said.pop("path", None)
     said.pop("tokenizer", None)
-    first = build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+    sample = _SAMPLE
+    if isinstance(spec, Tensors):
+        sample = _TENSOR_SAMPLE
+        said["fill"] = "@" if spec.fill.startswith("@") else spec.fill
+    first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([said, seed], order="sorted"),
-        tokenizer.load(spec.tokenizer).path.read_bytes(),
+        b"" if isinstance(spec, Tensors | Messages) else tokenizer.load(spec.tokenizer).path.read_bytes(),
         KINDS[type(spec)].content(spec),
-        msgspec.json.encode(first),
+        msgspec.msgpack.encode(first),
     )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

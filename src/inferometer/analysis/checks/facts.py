@@ -54,6 +54,8 @@ def judge(name: str, value: float, limit: float, good: str, bad: str) -> Check:
 def count_failures(run: Run, mask: NDArray[np.bool_]) -> list[FailureCount]:
     """The failures among the rows of `mask`, the commonest first."""
     failures = run.records.failures
+    if not failures:
+        return []
     numbers = np.bincount(run.records.rows["failure"][mask], minlength=len(failures) + 1)[1:].tolist()
     kinds: dict[str, list[tuple[int, str]]] = {}
     for failure, count in zip(failures, numbers, strict=True):

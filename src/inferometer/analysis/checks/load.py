@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from inferometer.analysis import stability
 from inferometer.analysis.checks.facts import Check, Facts, judge
-from inferometer.analysis.metrics import Part
-from inferometer.records import MISSING
+from inferometer.analysis.metrics import stages_of
+from inferometer.records import MISSING, Columns
 from inferometer.units import NS, format_seconds
 
 SHARE = 0.95
@@ -42,13 +43,13 @@ def rate(facts: Facts) -> Check | None:
     """Against the instants of the plan, not its nominal rate: a Poisson plan has more or fewer by chance, and rightly so."""
     rows = facts.run.records.rows
     found = []
-    for stage in np.unique(rows["stage"][rows["open_loop"] != 0]).tolist():
-        if (result := _rate(Part(rows, rows["stage"] == stage), _allowed_lag(facts))) is not None:
+    for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
+        if (result := _rate(rows[rows["stage"] == stage], _allowed_lag(facts))) is not None:
             found.append(result)
     return _worst("rate", found)
 
 
-def _rate(rows: Part, allowed: float) -> tuple[float, str, str] | None:
+def _rate(rows: Columns, allowed: float) -> tuple[float, str, str] | None:
     intended, sent = rows["intended"], rows["sent"]
     was_sent = sent != MISSING
     intended_of_sent, sent = intended[was_sent], sent[was_sent]
@@ -68,6 +69,35 @@ def _rate(rows: Part, allowed: float) -> tuple[float, str, str] | None:
     return reached / asked, words, "Use more client.processes or another machine, or lower the rate."
 
 
+def stable(facts: Facts) -> Check | None:
+    """Of stages that were to end by it: the one that came least close."""
+    plans = facts.run.manifest.plan
+    found = stability.of_run(facts.run.records.rows, plans)
+    if not found:
+        return None
+    worst = max(found, key=lambda stage: (found[stage].settled is None, found[stage].spread - plans[stage].stable))
+    one, plan = found[worst], plans[worst]
+    where = f" of stage {worst + 1} ({plan.name})" if len(plans) > 1 else ""
+    length = format_seconds(plan.window)
+    if one.settled is not None:
+        good = f"three windows of {length} agree within {one.spread:.1%}"
+        return Check("stability", "pass", one.spread, plan.stable, good)
+    if one.windows < stability.WINDOWS:
+        bad = f"Only {one.windows} whole windows of {length}{where} passed, and three in a row have to agree."
+        return Check("stability", "fail", None, plan.stable, f"{bad} Give it a longer load.duration.")
+    if not np.isfinite(one.spread):
+        bad = f"No three of {one.windows} windows of {length}{where} in a row had an answer each."
+        return Check("stability", "fail", None, plan.stable, f"{bad} Take a longer load.window.")
+    bad = f"No three of {one.windows} windows of {length}{where} in a row agree within {plan.stable:.0%}: {one.spread:.0%} apart at the best."
+    return Check(
+        "stability",
+        "fail",
+        one.spread,
+        plan.stable,
+        f"{bad} Take a longer load.window, give it a longer load.duration, see what else the server does, or allow more with load.stable.",
+    )
+
+
 FAILED = "After a failure a user waits before it asks again: see the failures."
 
 
@@ -77,9 +107,7 @@ def concurrency(facts: Facts) -> Check | None:
     for stage, plan in enumerate(facts.run.manifest.plan):
         if plan.open or plan.think or not plan.concurrency:
             continue
-        reached = in_flight(
-            Part(rows, (rows["stage"] == stage) & (rows["sent"] != MISSING)), plan.concurrency, plan.ramp_up
-        )
+        reached = in_flight(rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)], plan.concurrency, plan.ramp_up)
         if reached is not None:
             words = f"{reached:,.1f} requests were in flight on average of {plan.concurrency:,} asked"
             failed = (rows["failure"] > 0)[rows["stage"] == stage].any()
@@ -92,17 +120,18 @@ def concurrency(facts: Facts) -> Check | None:
     return _worst("concurrency", found)
 
 
-def in_flight(rows: Part, asked: int, ramp_up: float) -> float | None:
+def in_flight(rows: Columns, asked: int, ramp_up: float) -> float | None:
     """Requests in flight on average, from when `asked` had been sent (and the ramp-up was over) to the last send.
 
     After the last send nobody replaces an answer, and the number falls as it must. None where nothing was replaced.
     """
     if len(rows) <= asked:
         return None
-    sent = np.sort(rows["sent"])
-    begin, end = max(sent[asked - 1], sent[0] + round(ramp_up * NS)), sent[-1]
+    sent = rows["sent"]
+    full = np.partition(sent, asked - 1)[asked - 1]
+    begin, end = max(full, sent.min() + round(ramp_up * NS)), sent.max()
     if end <= begin:
         return None
     done = np.where(rows["done"] == MISSING, end, rows["done"])
-    lives = np.clip(done, begin, end) - np.clip(rows["sent"], begin, end)
+    lives = np.clip(done, begin, end) - np.clip(sent, begin, end)
     return float(lives.sum() / (end - begin))

@@ -3,9 +3,8 @@
 import numpy as np
 
 from inferometer.analysis.checks.facts import Check, Facts
-from inferometer.analysis.metrics import Part
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import number
+from inferometer.analysis.settings import asks_for_text, number
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -13,6 +12,8 @@ SHORT = 0.01
 
 
 def token_source(facts: Facts) -> Check | None:
+    if not asks_for_text(facts.run.manifest):
+        return None
     rows = facts.run.records.rows
     sources = rows["counted_by"][facts.steady & (rows["failure"] == 0)]
     if not len(sources):
@@ -30,7 +31,7 @@ def token_source(facts: Facts) -> Check | None:
 
 def answers(facts: Facts) -> Check | None:
     rows = facts.run.records.rows
-    told = Part(rows, facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0))
+    told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
     if not len(told):
         return None
     share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
@@ -45,6 +46,8 @@ def answers(facts: Facts) -> Check | None:
 
 
 def prompts(facts: Facts) -> Check | None:
+    if not asks_for_text(facts.run.manifest):
+        return None
     distinct = number(facts.run.manifest.workload, "distinct")
     sent = int(np.count_nonzero(facts.run.records.rows["sent"] != MISSING))
     if distinct is None or not sent:

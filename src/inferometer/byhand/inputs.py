@@ -1,0 +1,235 @@
+"""A model's inputs, from the command line.
+
+    NAME=@a.npy   an array           NAME=1,2,3   numbers, in the shape that the model takes
+    NAME=@file    its bytes: an element of BYTES, or the raw data of another type       NAME=text   BYTES
+
+The name may be left out where the model has one input. What is not given is left to the model where it is optional; where
+nothing is given at all, or --fill says how, it is made up.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer import tensors
+from inferometer.byhand import files, image
+from inferometer.byhand.options import Options, named
+from inferometer.byhand.result import Given
+from inferometer.engine.kserve import ModelFacts
+from inferometer.errors import UserError
+from inferometer.tensors import Tensor, TensorSpec, shown
+
+Shapes = dict[str, tuple[int, ...]]
+
+_NUMPY = b"\x93NUMPY"
+_WORDS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
+    """All inputs of the request, in the model's order."""
+    specs = facts.metadata.inputs
+    config = facts.config.raw if facts.config is not None else {}
+    shapes = _shapes(options, specs)
+    given = {spec.name: _one(text, spec, shapes.get(spec.name)) for text, spec in _named_inputs(options, specs)}
+    if options.image is not None:
+        formats = image.formats(config)
+        left = [spec for spec in specs if spec.name not in given]
+        spec = _for_image(left, specs, formats)
+        wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
+        given[spec.name] = Given(*image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, "")))
+        _check_fit(given[spec.name].tensor, spec)
+    optional = {str(one.get("name")) for one in config.get("input") or () if one.get("optional")}
+    return _completed(options, specs, given, shapes, optional)
+
+
+def _completed(
+    options: Options, specs: Sequence[TensorSpec], given: dict[str, Given], shapes: Shapes, optional: set[str]
+) -> tuple[Given, ...]:
+    needed = [spec for spec in specs if spec.name not in given and (spec.name not in optional or spec.name in shapes)]
+    if not given and not needed:
+        needed = list(specs)
+    if given and needed and options.fill is None:
+        missing = ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in needed)
+        raise UserError(f"the model also takes {missing}", f"give --input {needed[0].name}=..., or --fill zeros")
+    generator = np.random.default_rng()
+    for spec in needed:
+        given[spec.name] = _made_up(spec, shapes.get(spec.name), options.fill or "random", generator)
+    return tuple(given[spec.name] for spec in specs if spec.name in given)
+
+
+def _made_up(spec: TensorSpec, shape: tuple[int, ...] | None, fill: str, generator: np.random.Generator) -> Given:
+    full = shape or tuple(1 if size < 0 else size for size in spec.shape)
+    if fill == "zeros":
+        return Given(tensors.zeros(spec.name, spec.datatype, full), "zeros")
+    return Given(tensors.random(spec.name, spec.datatype, full, generator), "random")
+
+
+# --- names and shapes ------------------------------------------------------------------------------------------------
+
+
+def _named_inputs(options: Options, specs: Sequence[TensorSpec]) -> list[tuple[str, TensorSpec]]:
+    by_name = {spec.name: spec for spec in specs}
+    found = []
+    for name, text in named(options.inputs, "--input").items():
+        if not name and len(specs) != 1:
+            raise UserError(
+                f"--input {text!r:.60} names no input, and the model has {len(specs)}: {_listed(specs)}",
+                f"write --input {specs[0].name if specs else 'NAME'}=...",
+            )
+        if name and name not in by_name:
+            raise _unknown("--input", name, specs)
+        found.append((text, by_name[name] if name else specs[0]))
+    return found
+
+
+def _unknown(flag: str, name: str, specs: Sequence[TensorSpec]) -> UserError:
+    return UserError(f"{flag}: the model has no input {name!r:.60}", f"its inputs are {_listed(specs) or 'none'}")
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in specs)
+
+
+def _shapes(options: Options, specs: Sequence[TensorSpec]) -> Shapes:
+    """Full shapes by input, each one that the model takes."""
+    by_name = {spec.name: spec for spec in specs}
+    found: Shapes = {}
+    for name, text in named(options.shapes, "--shape").items():
+        if not name and len(specs) != 1:
+            raise UserError(f"--shape {text!r:.60} names no input", f"the model's inputs are {_listed(specs)}")
+        if name and name not in by_name:
+            raise _unknown("--shape", name, specs)
+        spec = by_name[name] if name else specs[0]
+        try:
+            shape = tuple(int(size) for size in text.strip("[] ").split(",") if size.strip())
+        except ValueError:
+            shape = (-1,)
+        if min(shape, default=0) < 0:
+            raise UserError(f"--shape {text!r:.60} is no shape", f"write --shape {spec.name}=1,3,224,224")
+        wrong = tensors.misfit(Tensor(spec.name, spec.datatype, shape, b""), spec)
+        if wrong:
+            raise UserError(f"--shape: {wrong}", "give every size, the batch included")
+        found[spec.name] = shape
+    return found
+
+
+def _for_image(left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str]) -> TensorSpec:
+    """The input that the image is for: the only one, or the only one that an image could go into."""
+    fitting = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
+    chosen = fitting or [spec for spec in left if spec.datatype == "BYTES"]
+    if len(left) == 1:
+        return left[0]
+    if len(chosen) != 1:
+        raise UserError(
+            f"--image: the model's inputs are {_listed(specs) or 'none'}: which is the image's?",
+            "give the others with --input NAME=...",
+        )
+    return chosen[0]
+
+
+def _check_fit(tensor: Tensor, spec: TensorSpec) -> None:
+    wrong = tensors.misfit(tensor, spec)
+    if wrong:
+        raise UserError(wrong, f"give --shape {spec.name}=..., or a tensor of that shape")
+
+
+# --- one input -------------------------------------------------------------------------------------------------------
+
+
+def _one(text: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> Given:
+    if text.startswith("@"):
+        made, source = _from_file(text[1:], spec, shape), text[1:]
+    elif spec.datatype == "BYTES":
+        made, source = _shaped(np.array([text.encode()], object), spec, shape), "given"
+    else:
+        made, source = _shaped(_numbers(text, spec), spec, shape), "given"
+    _check_fit(made, spec)
+    return Given(made, source)
+
+
+def _from_file(path: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    data = files.read(path, f"--input {spec.name}")
+    if data.startswith(_NUMPY) or path.endswith(".npy"):
+        return _from_array(_loaded(path, data), spec, shape)
+    if spec.datatype == "BYTES":
+        return _shaped(np.array([data], object), spec, shape)
+    size = tensors.datatype_of(spec.name, spec.datatype).size
+    if len(data) % size:
+        raise UserError(
+            f"tensor {spec.name}: {path} has {len(data)} bytes, which is no whole number of {spec.datatype} elements",
+            "give an .npy file, or the raw data",
+        )
+    full = shape or fitting(spec, len(data) // size)
+    made = Tensor(spec.name, spec.datatype, full, data)
+    tensors.check(made)
+    return made
+
+
+def _loaded(path: str, data: bytes) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "save it with numpy.save, without objects") from None
+    return array
+
+
+def _from_array(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    """An array keeps its shape; a batch of one is put before it where that is all it lacks."""
+    if shape is not None:
+        return _shaped(array, spec, shape)
+    has_no_batch = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (-1, 1)
+    return _typed(array[np.newaxis] if has_no_batch else array, spec)
+
+
+def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
+    """1,2,3 as numbers; brackets and spaces do not matter."""
+    parts = [part for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split() if part]
+    kind = tensors.datatype_of(spec.name, spec.datatype).dtype
+    try:
+        if spec.datatype == "BOOL":
+            return np.array([_WORDS[part.lower()] for part in parts], np.bool_)
+        if kind is None or kind.kind == "f":
+            return np.array([float(part) for part in parts], np.float64)
+        values = [int(part) for part in parts]
+        return np.array(values, np.uint64 if max(values, default=0) >= 2**63 else np.int64)
+    except (ValueError, KeyError, OverflowError):
+        raise UserError(
+            f"tensor {spec.name}: the model expects {spec.datatype}; {text!r:.60} was given",
+            f"write --input {spec.name}=1,2,3, or @FILE.npy",
+        ) from None
+
+
+def _shaped(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    full = shape if shape is not None else fitting(spec, array.size)
+    if math.prod(full) != array.size:
+        raise UserError(
+            f"tensor {spec.name}: the shape {shown(full)} is {math.prod(full)} elements; {array.size} were given",
+            "give as many, or another --shape",
+        )
+    return _typed(array.reshape(full), spec)
+
+
+def _typed(array: NDArray[Any], spec: TensorSpec) -> Tensor:
+    try:
+        return tensors.from_numpy(spec.name, array, spec.datatype)
+    except UserError as error:
+        raise UserError(error.what, f"the model expects {spec.datatype} {shown(spec.shape)}") from None
+
+
+def fitting(spec: TensorSpec, count: int) -> tuple[int, ...]:
+    """The shape in which the model takes `count` elements: the last open dimension takes what there is, the others are 1."""
+    open_places = [place for place, size in enumerate(spec.shape) if size < 0]
+    shape = [1 if size < 0 else size for size in spec.shape]
+    known = math.prod(shape)
+    if open_places and known and count % known == 0:
+        shape[open_places[-1]] = count // known
+    if math.prod(shape) != count:
+        raise UserError(
+            f"tensor {spec.name}: the model expects the shape {shown(spec.shape)}; {count} elements were given",
+            f"give as many as fit, or --shape {spec.name}=...",
+        )
+    return tuple(shape)

@@ -1,0 +1,101 @@
+"""Where the time of one request went: the client's own instants, and what the server says of itself."""
+
+import time
+
+import msgspec
+
+from inferometer.byhand.exchange import Instants
+from inferometer.byhand.result import ServerSide
+from inferometer.byhand.whom import Whom
+from inferometer.engine import kserve
+from inferometer.errors import UserError
+from inferometer.records import Spent
+from inferometer.types import ServerTiming
+from inferometer.wire.kserve.control import ModelStatistics, difference
+
+_TRIES = 10
+_PAUSE_S = 0.01
+
+
+class Part(msgspec.Struct, frozen=True):
+    name: str
+    start: int
+    """ns after the first part's start."""
+    length: int
+
+
+def parts(instants: Instants) -> tuple[Part, ...]:
+    """Four parts, one after the other, that are the whole."""
+    marks = (instants.connect_from, instants.connected, instants.written, instants.first_byte, instants.done)
+    names = ("connect", "send", "wait", "receive")
+    return tuple(
+        Part(name, start - marks[0], end - start) for name, start, end in zip(names, marks, marks[1:], strict=False)
+    )
+
+
+# --- the server's side -----------------------------------------------------------------------------------------------
+
+
+class Statistics:
+    """A model's statistics: taken before the request, and compared with those after it."""
+
+    def __init__(self, whom: Whom) -> None:
+        self._whom = whom
+        self._before = self._ask()
+
+    def since(self) -> ServerSide | None:
+        """What the model spent on the requests since; None where the server does not say.
+
+        Servers count a request when they are rid of it, which may be after its answer has come: so they are asked again,
+        for a tenth of a second at the most.
+        """
+        if self._before is None:
+            return None
+        for _ in range(_TRIES):
+            found = _between(self._before, self._ask())
+            if found is not None:
+                return found
+            time.sleep(_PAUSE_S)
+        return None
+
+    def _ask(self) -> tuple[ModelStatistics, ...] | None:
+        whom = self._whom
+        try:
+            found: tuple[ModelStatistics, ...] = kserve.question(
+                whom.place, whom.headers, "statistics", whom.reached.model, whom.server.version or ""
+            )
+        except UserError:  # not offered, or broken: the request can be made all the same
+            return None
+        return found
+
+
+def _between(before: tuple[ModelStatistics, ...], after: tuple[ModelStatistics, ...] | None) -> ServerSide | None:
+    try:
+        changes = difference(before, after or ())
+    except UserError:  # the server was started anew in between
+        return None
+    requests = sum(one.success.count + one.fail.count for one in changes)
+    queued = _average(changes, "queue")
+    computed = [_average(changes, name) for name in ("compute_input", "compute_infer", "compute_output")]
+    if not requests or queued is None or None in computed:
+        return None
+    return ServerSide(queued, sum(one or 0 for one in computed), "its statistics", requests)
+
+
+def _average(changes: tuple[ModelStatistics, ...], name: str) -> int | None:
+    each: list[Spent] = [getattr(one, name) for one in changes]
+    count = sum(one.count for one in each)
+    return sum(one.ns for one in each) // count if count else None
+
+
+def from_timing(timing: ServerTiming | None) -> ServerSide | None:
+    return ServerSide(timing.queue, timing.compute, "its server-timing") if timing is not None else None
+
+
+def rest(instants: Instants, server: ServerSide) -> int | None:
+    """What is left of the request's time when the server's own is taken off: the network, and what it does not count.
+
+    None where the server's own is longer: statistics go on after an answer is sent, and a decoupled model's much longer.
+    """
+    left = instants.done - instants.sent - max(server.queue, 0) - max(server.compute, 0)
+    return left if left >= 0 else None

@@ -1,0 +1,77 @@
+"""Whom to ask: the server as it was found, and what becomes of its failures."""
+
+import re
+
+import msgspec
+
+from inferometer.config.schema import Server
+from inferometer.config.secret import hide, words
+from inferometer.engine import before
+from inferometer.engine.ask import Place
+from inferometer.engine.before import Reached
+from inferometer.errors import UserError
+from inferometer.types import Fail
+from inferometer.wire.failures import meaning
+
+_DEADLINE_GRACE_S = 1.0
+"""What is waited beyond a deadline, for the server to say so itself."""
+
+
+class Whom(msgspec.Struct, frozen=True):
+    server: Server
+    reached: Reached
+    place: Place
+    headers: dict[str, str]
+    hidden: tuple[str, ...]
+    """What no screen may show."""
+
+    def words_of(self, fail: Fail) -> str:
+        """What the server says, without what it must not repeat."""
+        return hide(fail.message, self.hidden) or meaning(fail.code)
+
+    def raise_for(self, fail: Fail | None) -> None:
+        """A failed answer as one line and a remedy."""
+        if fail is None:
+            return
+        said = self.words_of(fail)
+        code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
+        raise UserError(
+            f"{self.place.target.url}: {_WHO.get(fail.code, 'the server answers')}: {said}{code}", _remedy(fail)
+        )
+
+
+def reach(server: Server, timeout: float) -> Whom:
+    """Find the server and its model; `timeout`: for each read, 0 is none."""
+    reached = before.reach(server, timeout)
+    target = reached.targets[0]
+    context = before.tls_context(server) if target.tls else None
+    if server.deadline:
+        timeout = min(timeout or server.deadline + _DEADLINE_GRACE_S, server.deadline + _DEADLINE_GRACE_S)
+    place = before.place_of(target, server, context, timeout)
+    headers = before.request_headers(target, server, reached.secrets)
+    return Whom(server, reached, place, headers, words(server, reached.secrets))
+
+
+_WHO = {
+    "closed": "no answer",
+    "cut_short": "no whole answer",
+    "truncated": "no whole answer",
+    "malformed_http": "that is no HTTP/1.1",
+    "not_grpc": "that is no gRPC",
+    "not_json": "no JSON, but",
+    "stream_reset": "the server gave the call up",
+}
+
+
+def _remedy(fail: Fail) -> str:
+    if fail.code in ("http_401", "http_403", "grpc_UNAUTHENTICATED", "grpc_PERMISSION_DENIED"):
+        return "give the key: --api-key-env VARIABLE, or --header 'Authorization: ...'"
+    if fail.code == "grpc_DEADLINE_EXCEEDED":
+        return "raise --deadline, or see why the server is slow"
+    if fail.code == "not_streamed":
+        return "ask with --no-stream"
+    if fail.code in ("http_404", "grpc_UNIMPLEMENTED", "not_grpc", "malformed_http", "closed", "not_json"):
+        return "check the URL, and --api: is it what the server speaks?"
+    if re.fullmatch(r"http_4\d\d|grpc_(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|FAILED_PRECONDITION)", fail.code):
+        return "mend the request as the server says"
+    return "look at the server's log"

@@ -1,0 +1,97 @@
+"""`inferometer triton`: a drop-in for Triton's simple performance client."""
+
+import click
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Print the whole report, and where the records are, to standard error."
+)
+@click.option("-m", "--model-name", required=True, help="The model.")
+@click.option("-x", "--model-version", default="", help="Its version. Default: the server's choice.")
+@click.option("-b", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="The batch size.")
+@click.option(
+    "-s",
+    "--shape",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The size of the variable dimension: the tensor is [BATCH, SHAPE], or [SHAPE] where the model takes no batches.",
+)
+@click.option("-u", "--url", help="HOST:PORT, or a URL. Default: 127.0.0.1:8000 for http, 127.0.0.1:8001 for grpc.")
+@click.option(
+    "-i",
+    "--protocol",
+    type=click.Choice(["http", "grpc"], case_sensitive=False),
+    help="Default: http, or what the URL says.",
+)
+@click.option(
+    "-c",
+    "--iteration_count",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Requests that are measured.",
+)
+@click.option(
+    "-w",
+    "--warmup_count",
+    type=click.IntRange(min=0),
+    default=500,
+    show_default=True,
+    help="Requests before them, which do not count.",
+)
+@click.option("--csv", "csv_path", metavar="FILE", help="Write the figures there too, latencies in microseconds.")
+def command(
+    verbose: bool,
+    model_name: str,
+    model_version: str,
+    batch_size: int,
+    shape: int,
+    url: str | None,
+    protocol: str | None,
+    iteration_count: int,
+    warmup_count: int,
+    csv_path: str | None,
+) -> int:
+    """Measure a model behind KServe v2, such as Triton's, with one request of zeros after the other.
+
+    \b
+    inferometer triton -m identity -s 1000
+    inferometer triton -m identity -i grpc -u 127.0.0.1:8001 -b 8 --csv out.csv
+
+    Takes the flags of Triton's simple performance client and prints what it prints: `infer/sec` are requests, a batch
+    counts as one. The model must have one input and one output, each of one variable size. Records are stored under runs/,
+    as for every run. Exit status: 0 the measurement is VALID, 1 it is INVALID (standard error says why), 2 bad input.
+    """
+    from inferometer import conduct, simple_perf  # noqa: PLC0415
+    from inferometer.report import console  # noqa: PLC0415
+    from inferometer.report.out import check_paths, export  # noqa: PLC0415
+
+    check_paths(None, csv_path)
+    options = simple_perf.Options(
+        model=model_name,
+        version=model_version,
+        batch=batch_size,
+        size=shape,
+        url=url,
+        protocol=protocol,
+        iterations=iteration_count,
+        warmups=warmup_count,
+    )
+    unsaved = None
+    try:
+        run, summary = simple_perf.measure(options)
+    except conduct.UnsavedError as error:
+        run, summary, unsaved = error.run, error.summary, error
+    click.echo(simple_perf.text(summary), nl=False)
+    if csv_path is not None:
+        export(csv_path, lambda file: file.write(simple_perf.csv(summary).encode()))
+    if verbose:
+        click.echo(console.render(run, summary), nl=False, err=True)
+    elif summary.verdict == "INVALID":
+        failed = [f"  {check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
+        click.echo("\n".join(["inferometer: INVALID", *failed]), err=True)
+    if unsaved is not None:
+        raise unsaved
+    return 0 if summary.verdict == "VALID" else 1

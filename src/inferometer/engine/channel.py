@@ -1,0 +1,236 @@
+"""HTTP/2: a link that carries many requests at a time, each on a stream of its own.
+
+The hot path is `received`: the codec takes the bytes apart into frames, each stream's answer says what its frames mean, and
+all of them have the stamp of the bytes they came in.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from inferometer.engine.flight import Flight, note
+from inferometer.engine.link import Link
+from inferometer.timing.clock import now
+from inferometer.types import End, Fail, StreamAnswer
+from inferometer.wire.failures import bounded
+from inferometer.wire.http2 import Client, Data, GoAway, Headers, Http2Error, Reset, code_name
+
+_AT_ONCE = 1 << 20
+"""Bytes of bodies handed to the kernel in one go."""
+
+
+class Owner(Protocol):
+    """Who is told what became of a channel (channels.py)."""
+
+    def opened(self, channel: "Channel") -> None:
+        """The server has said that it speaks HTTP/2."""
+
+    def ended(self, channel: "Channel", flight: Flight, at: int, event: End | Fail, answer: StreamAnswer) -> None:
+        """An answer is complete, or failed."""
+
+    def refused(self, channel: "Channel", flight: Flight) -> None:
+        """The server has certainly not looked at it: send it again elsewhere."""
+
+    def has_room_again(self, channel: "Channel") -> None:
+        """The server allows more requests at a time than before."""
+
+    def closing(self, channel: "Channel") -> None:
+        """It takes no more requests; those under way are still answered."""
+
+    def closed(self, channel: "Channel", fail: Fail | None) -> None:
+        """It is gone."""
+
+
+class Call(msgspec.Struct):
+    flight: Flight
+    answer: StreamAnswer
+
+
+class Channel:
+    __slots__ = (
+        *("_heard", "_http2", "_is_closing", "_is_gone", "_is_opened", "_kept", "_limit", "_owner", "_quiet_from"),
+        *("calls", "link"),
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._http2 = Client()
+        self._limit = self._http2.max_streams
+        self._heard = 0
+        self._quiet_from = -1  # what had been heard when it was last idle; -1: it never was
+        self._kept = False  # it has been idle: the server may have closed it without our knowing
+        self._is_opened = False
+        self._is_closing = False
+        self._is_gone = False
+        self.link: Link  # set by the owner
+        self.calls: dict[int, Call] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.calls) < self._http2.max_streams and not self._is_closing
+
+    def established(self) -> None:
+        self._http2.start()
+        self._flush()
+
+    def start(self, flight: Flight, head: bytes, answer: StreamAnswer) -> None:
+        """Send a request on a stream of its own."""
+        flight.attempts += 1
+        flight.bytes_out = len(head) + len(flight.data) + 18
+        flight.sent = now()
+        if not self.calls:
+            self._quiet_from = self._heard if self._kept else -1
+        self.calls[self._http2.request(head, flight.data)] = Call(flight, answer)
+        self._flush()
+        if self._http2.is_closing and not self._is_closing:  # the stream ids have run out
+            self._close_soon()
+
+    def _flush(self) -> None:
+        link, take = self.link, self._http2.take
+        while not link.is_writing and link.is_open:
+            data = take(_AT_ONCE)
+            if not data:
+                return
+            link.write(data)
+
+    def drained(self) -> None:
+        self._flush()
+
+    # --- what comes back ---
+
+    def received(self, data: bytes, at: int, delay: int) -> None:
+        if not data:
+            self._ended()
+            return
+        self._heard += 1
+        broken = None
+        try:
+            events = self._http2.feed(data)
+        except Http2Error as error:
+            broken, events = error, error.events  # what was said before still holds
+        if self._http2.is_closing and not self._is_closing:  # before any answer lets another request go
+            self._close_soon()
+        for event in events:
+            self._frame(event, at, delay)
+        self._flush()
+        if broken is not None:
+            fail = Fail("malformed_http2", bounded(broken.message))
+            self._gone(fail, fail)
+            return
+        if self._http2.max_streams != self._limit:
+            self._limit = self._http2.max_streams
+            if self._is_opened:
+                self._owner.has_room_again(self)
+        if not self._is_opened and self._http2.settings_received:
+            self._open()
+        if self._is_closing and not self.calls:
+            self._gone(None, None)
+
+    def _open(self) -> None:
+        """The server's settings are here. One that goes away in the same breath is not open for anything."""
+        if self._is_closing:
+            fail = Fail("closed", "the server goes away as soon as it is connected to")
+            self._gone(fail, fail)
+        else:
+            self._is_opened = self._kept = True
+            self._owner.opened(self)
+
+    def _ended(self) -> None:
+        """The server closed, or the connection broke."""
+        if self.link.error is not None:
+            self.lost(self.link.error)
+            return
+        try:
+            self._http2.eof()
+        except Http2Error as error:
+            if not self._is_opened:
+                fail = Fail("malformed_http2", bounded(error.message))
+                self._gone(fail, fail)
+                return
+        self._gone(Fail("closed", ""), Fail("cut_short", ""))
+
+    def _frame(self, event: Headers | Data | Reset | GoAway, at: int, delay: int) -> None:
+        if isinstance(event, GoAway):  # seen to
+            return
+        stream = event.stream
+        call = self.calls.get(stream)
+        if call is None:  # given up
+            return
+        if isinstance(event, Reset):
+            self._reset(stream, call, event, at)
+            return
+        flight = call.flight
+        if not flight.first_byte:
+            flight.first_byte = at
+        if delay > flight.read_delay:
+            flight.read_delay = delay
+        if isinstance(event, Data):
+            flight.bytes_in += len(event.data)
+            said = call.answer.data(event.data, event.end)
+        else:
+            said = call.answer.headers(event.headers, event.end)
+        ending = note(flight, said, at) if said else None
+        if ending is not None:
+            if not event.end:  # a failure that the answer's own content tells
+                self._http2.reset(stream)
+            self._end(stream, call, at, ending)
+
+    def _end(self, stream: int, call: Call, at: int, event: End | Fail) -> None:
+        del self.calls[stream]
+        self._kept = True
+        self._owner.ended(self, call.flight, at, event, call.answer)
+
+    def _reset(self, stream: int, call: Call, reset: Reset, at: int) -> None:
+        if reset.refused and call.flight.attempts == 1 and not call.flight.first_byte:
+            del self.calls[stream]
+            self._owner.refused(self, call.flight)
+        else:
+            what = bounded(reset.message or code_name(reset.code))
+            self._end(stream, call, at, Fail("stream_reset", what))
+
+    def _close_soon(self) -> None:
+        self._is_closing = True
+        self._owner.closing(self)
+
+    # --- trouble ---
+
+    def give_up(self, flight: Flight, code: str, message: str = "") -> None:
+        """End one request as a failure; the others go on."""
+        fail = Fail(code, message)
+        if not self.link.is_ready:  # no stream yet
+            self.broken(fail)
+            return
+        for stream, call in self.calls.items():
+            if call.flight is flight:
+                self._http2.reset(stream)
+                self._end(stream, call, now(), fail)
+                break
+        self._flush()
+        if self._is_closing and not self.calls:
+            self._gone(None, None)
+
+    def lost(self, error: OSError) -> None:
+        fail = Fail("reset", "") if isinstance(error, ConnectionError) else Fail("connect_failed", bounded(str(error)))
+        self._gone(fail, fail)
+
+    def broken(self, fail: Fail) -> None:
+        self._gone(fail, fail)
+
+    def _gone(self, unanswered: Fail | None, begun: Fail | None) -> None:
+        """It is no more: what it carried has failed, unless the server cannot have seen it."""
+        if self._is_gone:
+            return
+        self._is_gone = self._is_closing = True
+        self.link.shut()
+        calls, self.calls = self.calls, {}
+        was_closed_while_idle = self._quiet_from == self._heard
+        at = now()
+        for call in calls.values():
+            flight = call.flight
+            if was_closed_while_idle and flight.attempts == 1:
+                self._owner.refused(self, flight)
+                continue
+            fail = begun if flight.first_byte else unanswered
+            assert fail is not None  # there is always a reason while something is under way
+            self._owner.ended(self, flight, at, fail, call.answer)
+        self._owner.closed(self, unanswered)

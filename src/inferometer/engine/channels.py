@@ -1,0 +1,191 @@
+"""The HTTP/2 channels to one base URL. Requests go over them in turn; where all are full another one is opened."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from inferometer.engine.channel import Channel
+from inferometer.engine.dial import AT_ONCE, Countdown, Dial
+from inferometer.engine.flight import Flight
+from inferometer.engine.pool import Carrier, Ended
+from inferometer.timing.clock import now
+from inferometer.types import End, Fail, StreamAnswer
+
+
+class Channels:
+    def __init__(self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: Ended) -> None:
+        self._dial = dial
+        self._head = head
+        self._answer = answer
+        self._on_ended = on_ended
+        self._begun = Countdown(dial.loop)
+        self._ready: list[Channel] = []
+        self._turn = 0
+        self._opening: set[Channel] = set()
+        self._closing: set[Channel] = set()
+        self._waiting: deque[tuple[Flight, int]] = deque()  # for a channel with room, and since when
+        self._refused: deque[tuple[Flight, int]] = deque()  # for a new one: a server at its limit refuses again
+
+    # --- before t=0 ---
+
+    async def open(self, count: int, patience: float) -> Fail | None:
+        for first in range(0, count, AT_ONCE):
+            failed = await self._begun.all(min(AT_ONCE, count - first), self._open, patience)
+            if failed is not None:
+                return failed
+        return None
+
+    async def warm(self, request: bytes, patience: float) -> Fail | None:
+        """Nothing to do: a channel counts as open when settings have been exchanged over it."""
+        return None
+
+    # --- the run ---
+
+    def carry(self, flight: Flight) -> None:
+        """Send `flight` over the next channel that has room, or over a new one."""
+        ready = self._ready
+        for _ in ready:
+            self._turn = turn = (self._turn + 1) % len(ready)
+            channel = ready[turn]
+            if channel.has_room:
+                channel.start(flight, self._head, self._answer())
+                return
+        self._waiting.append((flight, now()))
+        if not self._opening:
+            self._open()
+
+    def flights(self) -> Iterator[tuple[Carrier, Flight]]:
+        for channel in (*self._ready, *self._closing):
+            for call in list(channel.calls.values()):
+                yield channel, call.flight
+        for flight, since in (*self._refused, *self._waiting):
+            yield _Waiting(self, _Awaited(self._awaited_from(since))), flight
+
+    def _awaited_from(self, since: int) -> int:
+        """What a waiting request's patience counts from: the opening of a channel. It has patience without end while
+        the others' answers may make room for it."""
+        if self._opening:
+            return min(channel.link.connect_from for channel in self._opening)
+        return now() if any(channel.calls for channel in self._ready) else since
+
+    def close(self) -> None:
+        for channel in (*self._ready, *self._opening, *self._closing):
+            channel.link.shut()
+
+    def _open(self) -> None:
+        channel = Channel(self)
+        channel.link = self._dial.link(channel)
+        self._opening.add(channel)
+        self._dial.open(channel.link)
+
+    # --- told by channels ---
+
+    def opened(self, channel: Channel) -> None:
+        self._opening.discard(channel)
+        self._ready.append(channel)
+        self._begun.one_less()
+        self._let_go(self._refused, channel)
+        self._let_go(self._waiting, channel)
+        if not channel.calls:  # nothing had to go, or the server allows nothing: then it is not asked for more
+            self._unrefuse()
+        elif self._refused or self._waiting:
+            self._open_another()
+
+    def ended(self, channel: Channel, flight: Flight, at: int, event: End | Fail, answer: StreamAnswer) -> None:
+        self._on_ended(flight, at, event, answer)
+        if self._waiting:
+            self._let_go(self._waiting, channel)
+
+    def refused(self, channel: Channel, flight: Flight) -> None:
+        at = now()
+        flight.held += at - flight.sent
+        self._refused.append((flight, at))
+        self._dial.loop.call_soon(self._open_another)  # when the channel's own state is settled
+
+    def has_room_again(self, channel: Channel) -> None:
+        self._let_go(self._waiting, channel)
+
+    def closing(self, channel: Channel) -> None:
+        if channel in self._ready:
+            self._ready.remove(channel)
+            self._closing.add(channel)
+            if self._waiting and not self._ready:
+                self._dial.loop.call_soon(self._open_another)
+
+    def closed(self, channel: Channel, fail: Fail | None) -> None:
+        self._closing.discard(channel)
+        if channel in self._ready:
+            self._ready.remove(channel)
+        if channel in self._opening:
+            self._opening.discard(channel)
+            fail = self._why_not(fail or Fail("closed", ""))
+            self._begun.one_less(fail)
+            if self._ready:
+                self._unrefuse()
+            elif not self._opening:
+                self._drop_all(fail)
+        elif self._waiting and not self._ready:
+            self._dial.loop.call_soon(self._open_another)
+
+    def _why_not(self, fail: Fail) -> Fail:
+        """With TLS 1.3 a client whose certificate is missed hears of it after the handshake, and may hear nothing."""
+        if fail.code != "closed" or fail.message or self._dial.context is None:
+            return fail
+        return Fail("tls", "the server closed after the TLS handshake: it may want a certificate (server.tls.cert)")
+
+    # --- requests that wait for a channel ---
+
+    def _open_another(self) -> None:
+        if (self._refused or self._waiting) and not self._opening:
+            self._open()
+
+    def _unrefuse(self) -> None:
+        """There will be no new channel soon: those there are have to do."""
+        self._waiting.extend(self._refused)
+        self._refused.clear()
+        for channel in list(self._ready):
+            self._let_go(self._waiting, channel)
+
+    def _let_go(self, those: deque[tuple[Flight, int]], channel: Channel) -> None:
+        while those and channel.has_room:
+            flight, since = those.popleft()
+            flight.held += now() - since
+            channel.start(flight, self._head, self._answer())
+
+    def give_up(self, flight: Flight, fail: Fail) -> None:
+        """A request that no channel has carried yet has failed; so have the channels that did not open in time."""
+        if fail.code == "connect_timeout":
+            for channel in list(self._opening):
+                channel.broken(fail)
+            if any(channel.calls for channel in self._ready):  # their answers will make room
+                return
+        for those in (self._refused, self._waiting):
+            for place, (waiting, _) in enumerate(those):
+                if waiting is flight:
+                    del those[place]
+                    self._on_ended(flight, now(), fail, self._answer())
+                    return
+
+    def _drop_all(self, fail: Fail) -> None:
+        at = now()
+        for those in (self._refused, self._waiting):
+            while those:
+                self._on_ended(those.popleft()[0], at, fail, self._answer())
+
+
+class _Awaited(msgspec.Struct, frozen=True):
+    """What a request that waits has instead of a link."""
+
+    connect_from: int
+    is_ready: bool = False
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    """The carrier of a request that waits for a channel."""
+
+    channels: Channels
+    link: _Awaited
+
+    def give_up(self, flight: Flight, code: str, message: str = "") -> None:
+        self.channels.give_up(flight, Fail(code, message))

@@ -1,0 +1,125 @@
+"""Asking a KServe v2 server about itself and its models, over HTTP or gRPC by the URL's scheme."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from inferometer.config.schema import TENSOR_APIS, Server
+from inferometer.engine import ask
+from inferometer.engine.ask import Place
+from inferometer.errors import UserError
+from inferometer.wire import grpc as grpc_wire
+from inferometer.wire.failures import meaning
+from inferometer.wire.kserve import control, grpc
+from inferometer.wire.kserve.control import IndexEntry, ModelConfig, ModelMetadata, NotOffered, ServerMetadata
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What is known about a model before anything is asked of it."""
+
+    server: ServerMetadata
+    metadata: ModelMetadata
+    config: ModelConfig | None = None
+    """None: the server does not offer it."""
+
+    @property
+    def max_batch(self) -> int:
+        """0: it takes no batches, or nobody says."""
+        return self.config.max_batch_size if self.config is not None else 0
+
+
+def question(place: Place, headers: Mapping[str, str], name: str, *arguments: Any) -> Any:
+    """The typed answer to one of control.py's questions, by its name; NotOffered where the server has no such thing."""
+    target = place.target
+    if not target.grpc:
+        asked = getattr(control, name)(*arguments)
+        reply = ask.http(place, asked.method, asked.path, headers, asked.body)
+        return _told(target.url, lambda: control.read(asked, reply.status, reply.body))
+    call = getattr(grpc, name)(*arguments)
+    reply = ask.grpc(place, call.path, [call.message], headers)
+    if reply.fail is not None and not reply.fail.code.startswith("grpc_"):
+        raise UserError(
+            f"{target.url}: {call.what}: {reply.fail.message or meaning(reply.fail.code)}", "check the server's log"
+        )
+    status = grpc_wire.status_number(reply.fail.code[5:]) if reply.fail is not None else 0
+    said = reply.fail.message if reply.fail is not None else ""
+    message = reply.pieces[0][1] if reply.pieces else b""
+    return _told(target.url, lambda: grpc.read(call, status, said, message))
+
+
+def _told(url: str, read: Any) -> Any:
+    try:
+        return read()
+    except UserError as error:
+        raise type(error)(f"{url}: {error.what}", error.remedy) from None
+
+
+def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelFacts:
+    """Is it alive, which model, is that ready, and what does it take?"""
+    url, version = place.target.url, server.version or ""
+    if not question(place, headers, "live"):
+        raise UserError(f"{url}: the server says that it is not live", "wait for it, or look at its log")
+    about = question(place, headers, "server_metadata")
+    model = server.model or _only_model(place, headers)
+    try:
+        metadata = question(place, headers, "model_metadata", model, version)
+    except NotOffered:
+        raise
+    except UserError as error:
+        raise UserError(error.what, _known_models(place, headers, model, version)) from None
+    if not question(place, headers, "model_ready", model, version):
+        raise UserError(f"{url}: the model {model} is not ready", "load it, or wait until the server has")
+    try:
+        config = question(place, headers, "model_config", model, version)
+    except NotOffered:
+        config = None
+    if server.stream is False and config is not None and config.decoupled and server.api in TENSOR_APIS:
+        over_http = "use its gRPC port (grpc://) with server.stream: true, or api: generate"
+        raise UserError(
+            f"{url}: the model {model} is decoupled: a request may have any number of answers",
+            "set server.stream to true" if place.target.grpc else over_http,
+        )
+    return ModelFacts(about, _with_optional(metadata, config), config)
+
+
+def _with_optional(metadata: ModelMetadata, config: ModelConfig | None) -> ModelMetadata:
+    if config is None or not config.optional:
+        return metadata
+    inputs = [msgspec.structs.replace(one, optional=one.name in config.optional) for one in metadata.inputs]
+    return msgspec.structs.replace(metadata, inputs=tuple(inputs))
+
+
+def _index(place: Place, headers: Mapping[str, str]) -> tuple[IndexEntry, ...]:
+    try:
+        found: tuple[IndexEntry, ...] = question(place, headers, "repository_index")
+    except UserError:
+        return ()
+    return found
+
+
+def _only_model(place: Place, headers: Mapping[str, str]) -> str:
+    """The model to take where none is named: the first that is ready."""
+    entries = _index(place, headers)
+    ready = [entry.name for entry in entries if entry.state == "READY"]
+    ready = ready or [entry.name for entry in entries if not entry.state]  # Triton has none for what is not loaded
+    if not ready:
+        raise UserError(
+            f"{place.target.url}: the server lists no model that is ready", "name the model: server.model, or --model"
+        )
+    return ready[0]
+
+
+def _known_models(place: Place, headers: Mapping[str, str], model: str, version: str) -> str:
+    """What to do about a model that is not found."""
+    entries = _index(place, headers)
+    names = sorted({entry.name for entry in entries})
+    if not names:
+        return "check the model's name"
+    if model in names:
+        versions = sorted({entry.version for entry in entries if entry.name == model and entry.version})
+        there = f": the server has {', '.join(versions)}" if versions else ""
+        return f"check server.version{there}" if version else f"load {model} into the server"
+    near = difflib.get_close_matches(model, names, 1, 0.5)
+    return (f"did you mean {near[0]}? " if near else "") + f"the server has {', '.join(names[:20])}"

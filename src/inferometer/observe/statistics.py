@@ -1,0 +1,63 @@
+"""What a KServe server says that it spent its time on: its statistics before, between the stages, and after.
+
+Servers count from their start, so what a stage took is a difference. A stage's end is seen within a fraction of a second, and
+requests that are under way then are counted where they end: a stage's figures are averages, not exact sums.
+"""
+
+from collections.abc import Mapping
+
+from inferometer.engine import kserve
+from inferometer.engine.ask import Place
+from inferometer.errors import UserError
+from inferometer.records import Spent, StageStatistics
+from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference
+
+_Mark = list[tuple[ModelStatistics, ...]]
+"""What each of the servers said at one time."""
+
+
+class Watch:
+    """Asks for a model's statistics at its making and at every `mark`."""
+
+    def __init__(self, places: list[Place], headers: Mapping[str, str], model: str, version: str) -> None:
+        self._places = places
+        self._headers = headers
+        self._model = (model, version)
+        self._marks: list[_Mark | None] = []
+        self.mark()
+
+    def mark(self, missed: int = 0) -> None:
+        """A stage has ended; so have `missed` before it, of which nobody knows when: neither can be told apart."""
+        self._marks += [None] * missed
+        try:
+            found = [kserve.question(place, self._headers, "statistics", *self._model) for place in self._places]
+        except (NotOffered, UserError):  # a server that cannot say is measured all the same; the report says so
+            self._marks.append(None)
+            return
+        self._marks.append(found)
+
+    def stages(self) -> tuple[StageStatistics | None, ...]:
+        """What happened from mark to mark; None where the server did not say."""
+        return tuple(_between(*pair) for pair in zip(self._marks, self._marks[1:], strict=False))
+
+
+def _between(before: _Mark | None, after: _Mark | None) -> StageStatistics | None:
+    if before is None or after is None:
+        return None
+    try:
+        changes = tuple(one for pair in zip(before, after, strict=True) for one in difference(*pair))
+    except UserError:  # the server was started anew in between
+        return None
+    return StageStatistics(
+        inferences=sum(one.inference_count for one in changes),
+        executions=sum(one.execution_count for one in changes),
+        **{name: _sum(changes, name) for name in SPENT},
+    )
+
+
+SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+def _sum(changes: tuple[ModelStatistics, ...], name: str) -> Spent:
+    each = [getattr(one, name) for one in changes]
+    return Spent(sum(one.count for one in each), sum(one.ns for one in each))

@@ -1,0 +1,343 @@
+"""Tensors as KServe v2 has them: a name, a datatype, a shape, and raw bytes.
+
+The bytes are the binary extension's and gRPC's raw contents alike: little-endian, row-major, nothing between elements; an
+element of BYTES is its length in 4 bytes and then itself. numpy and JSON are made from them and turned into them. What does
+not fit raises a UserError that says what was expected and what was given.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.errors import UserError
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a model says about one of its tensors; -1 stands for a dimension of any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    """A request may do without it."""
+
+
+class Datatype(msgspec.Struct, frozen=True):
+    size: int
+    """Bytes of an element; 0 where elements differ (BYTES)."""
+    dtype: np.dtype[Any] | None
+    """numpy's type; None where it has none (BF16, BYTES)."""
+
+
+DATATYPES = {
+    "BOOL": Datatype(1, np.dtype("?")),
+    "UINT8": Datatype(1, np.dtype("u1")),
+    "UINT16": Datatype(2, np.dtype("<u2")),
+    "UINT32": Datatype(4, np.dtype("<u4")),
+    "UINT64": Datatype(8, np.dtype("<u8")),
+    "INT8": Datatype(1, np.dtype("i1")),
+    "INT16": Datatype(2, np.dtype("<i2")),
+    "INT32": Datatype(4, np.dtype("<i4")),
+    "INT64": Datatype(8, np.dtype("<i8")),
+    "FP16": Datatype(2, np.dtype("<f2")),
+    "BF16": Datatype(2, None),
+    "FP32": Datatype(4, np.dtype("<f4")),
+    "FP64": Datatype(8, np.dtype("<f8")),
+    "BYTES": Datatype(0, None),
+}
+
+_BY_DTYPE = {kind.dtype: name for name, kind in DATATYPES.items() if kind.dtype is not None}
+_NOT_IN_JSON = ("FP16", "BF16")
+_LENGTH = struct.Struct("<I")
+_FLOAT = np.dtype("<f4")  # what BF16 is widened to
+
+
+# --- shapes and sizes ------------------------------------------------------------------------------------------------
+
+
+def elements(shape: Sequence[int]) -> int:
+    """How many elements a tensor of `shape` has; a scalar's shape is ()."""
+    if any(size < 0 for size in shape):
+        raise UserError(f"the shape {shown(shape)} has a dimension of any size", "give a size for every dimension")
+    return math.prod(shape)
+
+
+def shown(shape: Sequence[int]) -> str:
+    """A shape in a message, of bounded length."""
+    sizes = [f"{size:.20}" for size in map(str, shape[:12])]
+    return f"[{', '.join(sizes)}{', ...' if len(shape) > 12 else ''}]"
+
+
+def datatype_of(name: str, datatype: str) -> Datatype:
+    """The table's entry for the tensor `name`."""
+    if datatype not in DATATYPES:
+        raise UserError(
+            f"tensor {name}: the datatype {datatype!r:.60} is not known", f"it is one of {', '.join(DATATYPES)}"
+        )
+    return DATATYPES[datatype]
+
+
+def check(tensor: Tensor) -> None:
+    """The data is as long as datatype and shape say."""
+    kind, count = datatype_of(tensor.name, tensor.datatype), elements(tensor.shape)
+    if tensor.datatype == "BYTES":
+        _split(tensor, count)
+    elif len(tensor.data) != count * kind.size:
+        raise UserError(
+            f"tensor {tensor.name}: {tensor.datatype} {shown(tensor.shape)} is {count * kind.size} bytes, "
+            f"but {len(tensor.data)} were given"
+        )
+
+
+def misfit(tensor: Tensor, spec: TensorSpec) -> str:
+    """Why `tensor` is not what `spec` asks for; "" where it is."""
+    if tensor.name != spec.name:
+        return f"the model expects a tensor called {spec.name}; {tensor.name} was given"
+    if tensor.datatype != spec.datatype:
+        return f"tensor {spec.name}: the model expects {spec.datatype}; {tensor.datatype} was given"
+    same_rank = len(tensor.shape) == len(spec.shape)
+    if not same_rank or any(want not in (-1, size) for want, size in zip(spec.shape, tensor.shape, strict=True)):
+        return f"tensor {spec.name}: the model expects the shape {shown(spec.shape)}; {shown(tensor.shape)} was given"
+    return ""
+
+
+# --- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
+    """`array` as a tensor of `datatype` (its own where none is given). Values that the datatype cannot hold are refused."""
+    array = np.asarray(array)
+    if datatype is None:
+        datatype = _datatype_for(name, array)
+    kind, shape = datatype_of(name, datatype), array.shape
+    if datatype == "BYTES":
+        return Tensor(name, datatype, shape, _join(name, array.reshape(-1).tolist()))
+    if datatype == "BF16":
+        return Tensor(name, datatype, shape, _bfloat16(name, _cast(name, array, _FLOAT, datatype)))
+    assert kind.dtype is not None
+    return Tensor(name, datatype, shape, _cast(name, array, kind.dtype, datatype).tobytes())
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """BF16 comes as float32, BYTES as objects that are bytes."""
+    check(tensor)
+    array: NDArray[Any]
+    if tensor.datatype == "BYTES":
+        array = np.empty(elements(tensor.shape), dtype=object)
+        array[:] = _split(tensor, array.size)
+    elif tensor.datatype == "BF16":
+        array = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view(_FLOAT)
+    elif tensor.datatype == "BOOL":  # any byte but 0 is true
+        array = np.frombuffer(tensor.data, np.uint8) != 0
+    else:
+        array = np.frombuffer(tensor.data, DATATYPES[tensor.datatype].dtype)
+    try:
+        return array.reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:  # too many dimensions, or one of no elements and absurd others
+        raise UserError(
+            f"tensor {tensor.name}: numpy has no array of the shape {shown(tensor.shape)}: {error}"
+        ) from None
+
+
+def _datatype_for(name: str, array: NDArray[Any]) -> str:
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    datatype = _BY_DTYPE.get(array.dtype.newbyteorder("<"))
+    if datatype is None:
+        raise UserError(f"tensor {name}: numpy's {array.dtype} has no datatype in KServe v2", "name the datatype")
+    return datatype
+
+
+def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any], datatype: str) -> NDArray[Any]:
+    """`array` in another type; UserError where a value would become another one (rounding of floats aside)."""
+    if array.dtype.kind not in "?buif":
+        raise UserError(f"tensor {name}: {array.dtype} values cannot become {datatype}")
+    if dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(dtype)
+        lost = np.isfinite(array) & ~np.isfinite(cast)
+    elif array.dtype.kind == "f":
+        raise UserError(f"tensor {name}: {array.dtype} values cannot become {datatype}", "give whole numbers")
+    else:
+        cast = array.astype(dtype)
+        lost = (cast != array) | ((cast < 0) != (array < 0))
+    if lost.any():
+        raise UserError(f"tensor {name}: {array[lost].flat[0]} does not fit into {datatype}")
+    return cast
+
+
+def _bfloat16(name: str, array: NDArray[Any]) -> bytes:
+    """float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+    flat = array.reshape(-1)
+    bits = flat.view("<u4")
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    lost = np.isfinite(flat) & (rounded & 0x7F80 == 0x7F80)
+    if lost.any():
+        raise UserError(f"tensor {name}: {flat[lost][0]} does not fit into BF16")
+    quiet = (bits >> 16) | 0x40
+    return np.where(np.isnan(flat), quiet, rounded).astype("<u2").tobytes()
+
+
+# --- BYTES -----------------------------------------------------------------------------------------------------------
+
+
+def _join(name: str, values: Iterable[Any]) -> bytes:
+    parts: list[bytes] = []
+    for value in values:
+        try:
+            raw = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise UserError(f"tensor {name}: {value!r:.60} has half a surrogate pair, which is no text") from None
+        if not isinstance(raw, bytes):
+            raise UserError(f"tensor {name}: {value!r:.60} is neither text nor bytes, as BYTES wants it")
+        parts += (_LENGTH.pack(len(raw)), raw)
+    return b"".join(parts)
+
+
+def _split(tensor: Tensor, count: int) -> list[bytes]:
+    data, place = tensor.data, 0
+    found: list[bytes] = []
+    while place + 4 <= len(data) and len(found) < count:
+        end = place + 4 + _LENGTH.unpack_from(data, place)[0]
+        if end > len(data):
+            break
+        found.append(data[place + 4 : end])
+        place = end
+    if len(found) != count or place != len(data):
+        raise UserError(
+            f"tensor {tensor.name}: BYTES {shown(tensor.shape)} is {count} elements, but the {len(data)} bytes given "
+            f"hold {len(found)} whole ones and {len(data) - place} bytes more"
+        )
+    return found
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def to_json(tensor: Tensor) -> list[Any]:
+    """The elements in a flat list, row-major, for a JSON request."""
+    if tensor.datatype in _NOT_IN_JSON:
+        raise UserError(
+            f"tensor {tensor.name}: {tensor.datatype} cannot be sent as JSON: the protocol has no such numbers, and Triton "
+            "refuses them",
+            "send binary tensors (api: kserve) or use gRPC",
+        )
+    array = to_numpy(tensor)
+    if tensor.datatype == "BYTES":
+        try:
+            return [raw.decode() for raw in array.reshape(-1)]
+        except UnicodeDecodeError:
+            raise UserError(
+                f"tensor {tensor.name}: an element is not UTF-8 text, and JSON has nothing else for BYTES",
+                "send binary tensors (api: kserve) or use gRPC",
+            ) from None
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UserError(
+            f"tensor {tensor.name}: JSON has no infinite numbers and no NaN",
+            "send binary tensors (api: kserve) or use gRPC",
+        )
+    values: list[Any] = array.reshape(-1).tolist()
+    return values
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
+    """A tensor from a flat or a nested list. A null among floats is NaN: that is how some servers write it."""
+    kind, count = datatype_of(name, datatype), elements(shape)
+    flat = _flat(data) if isinstance(data, list | tuple) else [data]
+    if len(flat) != count:
+        raise UserError(f"tensor {name}: the shape {shown(shape)} is {count} elements, but {len(flat)} were given")
+    if datatype == "BYTES":
+        return Tensor(name, datatype, tuple(shape), _join(name, flat))
+    dtype = kind.dtype or _FLOAT
+    array = (_floats if dtype.kind == "f" else _whole_numbers)(name, datatype, flat)
+    return Tensor(name, datatype, tuple(shape), from_numpy(name, array, datatype).data)
+
+
+def _flat(data: Sequence[Any]) -> list[Any]:
+    """The elements of nested lists, in order, without recursion: the depth is whatever someone sent."""
+    flat: list[Any] = []
+    stack = [iter(data)]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, list | tuple):
+                stack.append(iter(item))
+                break
+            flat.append(item)
+        else:
+            stack.pop()
+    return flat
+
+
+def _floats(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
+    for value in flat:
+        if value is not None and type(value) not in (int, float):
+            raise UserError(f"tensor {name}: {value!r:.60} is not a number, as {datatype} wants it")
+    try:
+        return np.array([math.nan if value is None else value for value in flat], dtype=np.float64)
+    except OverflowError:
+        raise UserError(f"tensor {name}: a number does not fit into {datatype}") from None
+
+
+def _whole_numbers(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
+    """Integers and booleans in a type that holds them all, so that from_numpy can say which does not fit."""
+    allowed = (bool, int) if datatype == "BOOL" else (int,)
+    for value in flat:
+        if type(value) not in allowed:
+            raise UserError(f"tensor {name}: {value!r:.60} is not what {datatype} wants")
+        if not -(2**63) <= value < 2**64:
+            raise UserError(f"tensor {name}: {value!r:.60} does not fit into {datatype}")
+    if any(value >= 2**63 for value in flat):
+        negative = next((value for value in flat if value < 0), None)
+        if negative is not None:
+            raise UserError(f"tensor {name}: {negative} and {max(flat)} do not both fit into {datatype}")
+        return np.array(flat, dtype=np.uint64)
+    return np.array(flat, dtype=np.int64)
+
+
+# --- made up ---------------------------------------------------------------------------------------------------------
+
+
+def zeros(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
+    """All zeros, false, or empty strings."""
+    size = datatype_of(name, datatype).size or _LENGTH.size
+    return Tensor(name, datatype, tuple(shape), bytes(elements(shape) * size))
+
+
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", np.uint8)
+
+
+def random(name: str, datatype: str, shape: Sequence[int], generator: np.random.Generator) -> Tensor:
+    """Floats in [0, 1), whole numbers in 0..127 (they fit every type), 1 to 16 letters and digits for BYTES."""
+    kind, count = datatype_of(name, datatype), elements(shape)
+    array: NDArray[Any]
+    if datatype == "BYTES":
+        lengths = generator.integers(1, 17, count)
+        letters = generator.choice(_LETTERS, int(lengths.sum())).tobytes()
+        ends = np.cumsum(lengths).tolist()
+        words = [letters[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+        return Tensor(name, datatype, tuple(shape), _join(name, words))
+    if datatype == "BOOL":
+        array = generator.integers(0, 2, count, dtype=np.uint8)
+    elif datatype == "BF16":
+        array = generator.integers(0, 2**8, count) / 2**8  # as many steps as it has, so that nothing rounds up to 1
+    elif datatype == "FP16":
+        array = generator.integers(0, 2**11, count) / 2**11
+    elif datatype == "FP32":
+        array = generator.random(count, dtype=np.float32)
+    elif datatype == "FP64":
+        array = generator.random(count)
+    else:
+        array = generator.integers(0, 128, count, dtype=kind.dtype or np.uint8)
+    return Tensor(name, datatype, tuple(shape), from_numpy(name, array, datatype).data)

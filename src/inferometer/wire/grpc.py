@@ -1,0 +1,292 @@
+"""gRPC on HTTP/2, the client's side: header blocks, message framing, and what a stream's frames mean.
+
+A message is framed by a byte that says whether it is compressed and four of its length. An answer is headers, messages and
+trailers; the trailers have grpc-status, and an answer that fails at once has trailers alone.
+"""
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import unquote_to_bytes
+
+from inferometer.errors import UserError
+from inferometer.types import End, Event, Fail, Tokens
+from inferometer.wire import server_timing
+from inferometer.wire.failures import bounded
+from inferometer.wire.http2 import encode
+
+STATUS = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+
+_FRAME = struct.Struct(">BI")
+_UNSEEN = ((0, b""),)
+_ONE = Tokens(1)
+_END = End(keep_alive=True)
+_UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
+_MAX_TIMEOUT = 99_999_999
+_NOT_METADATA = {
+    *("connection", "content-length", "content-type", "host", "keep-alive", "proxy-connection", "te"),
+    *("transfer-encoding", "upgrade"),
+}
+"""Headers that belong to HTTP/1.1, or to gRPC itself."""
+
+Check = Callable[[bytes], str]
+"""Looks at a message of the answer: what is wrong with it, or nothing."""
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def header_block(
+    path: str, authority: str, tls: bool, metadata: Mapping[str, str], deadline: float = 0, compression: str = "none"
+) -> bytes:
+    """The HPACK block of a call's headers; it can be used on any connection, any number of times."""
+    headers = [
+        (b":method", b"POST"),
+        (b":scheme", b"https" if tls else b"http"),
+        (b":path", path.encode()),
+        (b":authority", authority.encode()),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]
+    if deadline:
+        headers.append((b"grpc-timeout", timeout(deadline)))
+    if compression != "none":
+        headers.append((b"grpc-encoding", compression.encode()))
+    headers.append((b"grpc-accept-encoding", b"identity,deflate,gzip"))
+    own = {name.lower(): value for name, value in metadata.items()}  # of two that differ in case alone, the last
+    for name in own.keys() & _NOT_METADATA:
+        raise UserError(f"server.headers: {name} cannot stand in a gRPC call", "leave it out: HTTP/2 has its own ways")
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
+    return encode(headers)
+
+
+def timeout(seconds: float) -> bytes:
+    """As grpc-timeout has it: at most eight digits and a unit, the finest that fits."""
+    for parts, unit in _UNITS:
+        count = round(seconds * parts)
+        if count <= _MAX_TIMEOUT:
+            return b"%d%b" % (max(count, 1), unit)
+    return b"%dS" % _MAX_TIMEOUT
+
+
+def framed(message: bytes, compression: str = "none") -> bytes:
+    """One message as it stands in the stream."""
+    if compression == "none":
+        return _FRAME.pack(0, len(message)) + message
+    packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
+    return _FRAME.pack(1, len(packed)) + packed
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Messages:
+    """The messages of a stream, from its DATA as it comes. A large message's pieces are joined once.
+
+    Where nobody looks at them (`keep`), those that are not compressed are counted and not kept: they come out empty.
+    """
+
+    __slots__ = ("_held", "_keep", "_pieces", "_skip", "_want")
+
+    def __init__(self, keep: bool = True) -> None:
+        self._keep = keep
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._want = 5
+        self._skip = 0  # bytes of a message that is not kept which are still to come
+
+    def feed(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+        """The messages that `data` completes, each with its flag (1: compressed)."""
+        if self._skip:
+            return self._pass_over(data)
+        if not self._held and len(data) >= 5:
+            flag, length = _FRAME.unpack_from(data)
+            if len(data) == 5 + length:
+                return ((flag, data[5:]),) if self._keep or flag else _UNSEEN  # one whole message: nearly always
+        self._pieces.append(data)
+        self._held += len(data)
+        if self._held < self._want:
+            return ()
+        return self._cut()
+
+    def _pass_over(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+        if len(data) < self._skip:
+            self._skip -= len(data)
+            return ()
+        rest, self._skip = data[self._skip :], 0
+        return [*_UNSEEN, *self.feed(rest)] if rest else _UNSEEN
+
+    def _cut(self) -> list[tuple[int, bytes]]:
+        joined = b"".join(self._pieces)
+        found = []
+        at, self._want = 0, 5
+        while len(joined) - at >= 5:
+            flag, length = _FRAME.unpack_from(joined, at)
+            if len(joined) - at < 5 + length:
+                if not self._keep and not flag:
+                    self._skip = 5 + length - (len(joined) - at)
+                    at = len(joined)
+                else:
+                    self._want = 5 + length
+                break
+            found.append((flag, joined[at + 5 : at + 5 + length] if self._keep or flag else b""))
+            at += 5 + length
+        rest = joined[at:] if at else joined
+        self._pieces = [rest] if rest else []
+        self._held = len(rest)
+        return found
+
+    @property
+    def is_within(self) -> bool:
+        """A message has begun and is not complete."""
+        return self._held > 0 or self._skip > 0
+
+
+def unpacked(flag: int, message: bytes, encoding: bytes) -> bytes:
+    """The message itself; ValueError where it cannot be had."""
+    if not flag:
+        return message
+    try:
+        if encoding == b"gzip":
+            return gzip.decompress(message)
+        if encoding == b"deflate":
+            return zlib.decompress(message)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"a compressed message is broken: {error}") from None
+    raise ValueError(f"a message is compressed by {encoding.decode('latin-1') or 'nobody knows what'!r}")
+
+
+class GrpcAnswer:
+    """What one stream's frames mean. `streamed`: each message counts as an arrival; `check` may call a message an error."""
+
+    __slots__ = ("_check", "_encoding", "_is_begun", "_messages", "_streamed", "count", "kept", "status", "trailers")
+
+    def __init__(self, streamed: bool = False, check: Check | None = None, kept: list[bytes] | None = None) -> None:
+        self._streamed = streamed
+        self._check = check
+        self._messages = Messages(keep=check is not None or kept is not None)
+        self._encoding = b""
+        self._is_begun = False
+        self.kept = kept
+        """Where messages are kept; None: nowhere."""
+        self.status = 0
+        self.count = 0
+        self.trailers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def text(self) -> str:
+        return ""
+
+    def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
+        if self._is_begun or end:
+            return self._finish(headers, end)
+        self._is_begun = True
+        kind = b""
+        for name, value in headers:
+            if name == b":status":
+                self.status = int(value) if value.isdigit() else 0
+            elif name == b"content-type":
+                kind = value
+            elif name == b"grpc-encoding":
+                self._encoding = value
+        if self.status != 200:
+            return (_http_failure(self.status, headers),)
+        if not kind.startswith(b"application/grpc"):
+            shown = kind.decode("latin-1") or "no content type"
+            return (Fail("not_grpc", bounded(f"the server answers with {shown}"), True),)
+        return ()
+
+    def data(self, data: bytes, end: bool) -> Sequence[Event]:
+        events: list[Event] = []
+        for flag, message in self._messages.feed(data):
+            self.count += 1
+            if flag or self._check is not None or self.kept is not None:
+                wrong = self._look(flag, message)
+                if wrong is not None:
+                    events.append(wrong)
+                    return events
+            if self._streamed:
+                events.append(_ONE)
+        if end:
+            events.append(Fail("cut_short", "the stream ended without trailers", True))
+        return events
+
+    def _look(self, flag: int, message: bytes) -> Fail | None:
+        try:
+            message = unpacked(flag, message, self._encoding)
+        except ValueError as error:
+            return Fail("malformed_grpc", bounded(str(error)), True)
+        if self.kept is not None:
+            self.kept.append(message)
+        said = self._check(message) if self._check is not None else ""
+        return Fail("error_frame", bounded(said), True) if said else None
+
+    def _finish(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
+        """The trailers, which may be all there is."""
+        self.trailers = headers
+        status = message = timing = None
+        for name, value in headers:
+            if name == b"grpc-status":
+                status = value
+            elif name == b"grpc-message":
+                message = value
+            elif name == server_timing.NAME:
+                timing = value if timing is None else timing + b"," + value
+            elif name == b":status":
+                self.status = int(value) if value.isdigit() else 0
+        if status == b"0":
+            if self._messages.is_within:
+                return (Fail("cut_short", "the stream ended in the middle of a message", True),)
+            if self.count != 1 and not self._streamed:
+                return (_not_one_answer(self.count),)
+            said = server_timing.parse(timing) if timing is not None else None
+            return (said, _END) if said is not None else (_END,)
+        if status is None:
+            if self.status not in (0, 200):
+                return (_http_failure(self.status, headers),)
+            return (Fail("malformed_grpc", "the answer has no grpc-status", True),)
+        return (Fail(f"grpc_{status_name(status)}", _told(message or b""), True),)
+
+
+def status_name(status: bytes) -> str:
+    return STATUS[int(status)] if status.isdigit() and int(status) < len(STATUS) else bounded(status.decode("latin-1"))
+
+
+def status_number(name: str) -> int:
+    """The number that `status_name` has the name of; UNKNOWN for one that gRPC does not have."""
+    return STATUS.index(name if name in STATUS else "UNKNOWN")
+
+
+def _told(message: bytes) -> str:
+    """grpc-message in words: it is UTF-8, percent-encoded."""
+    return bounded(unquote_to_bytes(message).decode("utf-8", "replace"))
+
+
+def _not_one_answer(count: int) -> Fail:
+    if count:
+        return Fail("malformed_grpc", "a call that has one answer was given several", True)
+    return Fail("cut_short", "the call ended well but without an answer", True)
+
+
+def _http_failure(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> Fail:
+    message = next((value for name, value in headers if name == b"grpc-message"), b"")
+    return Fail(f"http_{status}", _told(message), True)

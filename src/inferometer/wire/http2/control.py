@@ -1,0 +1,151 @@
+"""Frames that are neither headers nor bodies: what each does to the streams and to what we may send.
+
+A handler gets (outbox, flags, stream, payload, events), appends what is to be told, and raises Http2Error.
+"""
+
+from collections.abc import Callable
+
+from inferometer.wire.http2 import frames
+from inferometer.wire.http2.events import Event, GoAway, Http2Error, Reset
+from inferometer.wire.http2.frames import (
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    MAX_NUMBER,
+    PROTOCOL_ERROR,
+    REFUSED_STREAM,
+    code_name,
+    kind_name,
+    unpack_number,
+)
+from inferometer.wire.http2.outbox import Outbox, Stream
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def check_closed(outbox: Outbox, kind: int, number: int) -> None:
+    """A stream that is not open was open once, or the frame is an error."""
+    if not number:
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} without a stream")
+    if not number & 1 or number >= outbox.next:
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} on stream {number}, which nobody opened")
+
+
+def give_up(outbox: Outbox, stream: Stream, code: int, message: str, events: list[Event]) -> None:
+    """The server broke the rules on this stream, and on this one only."""
+    outbox.reset(stream, code)
+    events.append(Reset(stream.number, code, message, False))
+
+
+def on_rst_stream(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    if len(payload) != 4:
+        raise _wrong_size(frames.RST_STREAM, payload)
+    stream = outbox.streams.get(number)
+    if stream is None:
+        check_closed(outbox, frames.RST_STREAM, number)
+        return
+    code = unpack_number(payload)[0]
+    outbox.drop(stream)
+    events.append(Reset(number, code, f"the server reset the stream: {code_name(code)}", code == REFUSED_STREAM))
+
+
+def on_priority(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    if not number:
+        raise Http2Error(PROTOCOL_ERROR, "the server sent PRIORITY without a stream")
+    stream = outbox.streams.get(number)
+    if stream is not None and len(payload) != 5:
+        give_up(outbox, stream, FRAME_SIZE_ERROR, _wrong_size(frames.PRIORITY, payload).message, events)
+
+
+def on_push_promise(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    raise Http2Error(PROTOCOL_ERROR, "the server sent PUSH_PROMISE though push is disabled")
+
+
+def on_window_update(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    if len(payload) != 4:
+        raise _wrong_size(frames.WINDOW_UPDATE, payload)
+    increment = unpack_number(payload)[0] & MAX_NUMBER
+    if not number:
+        if not increment:
+            raise Http2Error(PROTOCOL_ERROR, "the server sent a WINDOW_UPDATE of 0")
+        outbox.widen(increment)
+        return
+    stream = outbox.streams.get(number)
+    if stream is None:
+        check_closed(outbox, frames.WINDOW_UPDATE, number)
+    elif not increment:
+        give_up(outbox, stream, PROTOCOL_ERROR, "the server sent a WINDOW_UPDATE of 0", events)
+    elif not outbox.widen_stream(stream, increment):
+        message = "the server opened the stream's window beyond 2^31-1 bytes"
+        give_up(outbox, stream, FLOW_CONTROL_ERROR, message, events)
+
+
+# --- the connection --------------------------------------------------------------------------------------------------
+
+
+def on_settings(outbox: Outbox, flags: int, number: int, payload: bytes) -> bool:
+    """Whether it acknowledges ours."""
+    if number:
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent SETTINGS on stream {number}")
+    if len(payload) % 6 or (flags & frames.ACK and payload):
+        raise _wrong_size(frames.SETTINGS, payload)
+    if flags & frames.ACK:
+        return True
+    for name, value in frames.iter_settings(payload):
+        _apply(outbox, name, value)
+    outbox.acknowledge()
+    return False
+
+
+def _apply(outbox: Outbox, name: int, value: int) -> None:
+    if name == frames.MAX_CONCURRENT_STREAMS:
+        outbox.max_streams = value
+    elif name == frames.INITIAL_WINDOW_SIZE:
+        if value > MAX_NUMBER:
+            raise Http2Error(FLOW_CONTROL_ERROR, f"the server set INITIAL_WINDOW_SIZE to {value}")
+        outbox.set_initial_window(value)
+    elif name == frames.MAX_FRAME_SIZE:
+        if not frames.MIN_MAX_FRAME <= value <= frames.MAX_MAX_FRAME:
+            raise Http2Error(PROTOCOL_ERROR, f"the server set MAX_FRAME_SIZE to {value}")
+        outbox.max_frame = value
+    elif name == frames.HEADER_TABLE_SIZE:
+        outbox.set_table_size(value)
+    elif name == frames.ENABLE_PUSH and value:
+        raise Http2Error(PROTOCOL_ERROR, f"the server set ENABLE_PUSH to {value}")
+
+
+def on_ping(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    if number:
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent PING on stream {number}")
+    if len(payload) != 8:
+        raise _wrong_size(frames.PING, payload)
+    if not flags & frames.ACK:
+        outbox.hurry(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+
+def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+    """There may be two: a graceful one that names the largest id, then one that says where it really stopped."""
+    if number:
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent GOAWAY on stream {number}")
+    if len(payload) < 8:
+        raise _wrong_size(frames.GOAWAY, payload)
+    last, code = unpack_number(payload)[0] & MAX_NUMBER, unpack_number(payload, 4)[0]
+    outbox.is_closing = True
+    events.append(GoAway(last, code, payload[8:]))
+    for stream in [stream for number, stream in outbox.streams.items() if number > last]:
+        outbox.drop(stream)
+        message = f"the server goes away ({code_name(code)}) and did not look at this request"
+        events.append(Reset(stream.number, REFUSED_STREAM, message, True))
+
+
+HANDLERS: dict[int, Callable[[Outbox, int, int, bytes, list[Event]], None]] = {
+    frames.PRIORITY: on_priority,
+    frames.RST_STREAM: on_rst_stream,
+    frames.PUSH_PROMISE: on_push_promise,
+    frames.PING: on_ping,
+    frames.GOAWAY: on_goaway,
+    frames.WINDOW_UPDATE: on_window_update,
+}
+
+
+def _wrong_size(kind: int, payload: bytes) -> Http2Error:
+    return Http2Error(FRAME_SIZE_ERROR, f"the server sent {kind_name(kind)} of {len(payload)} bytes")

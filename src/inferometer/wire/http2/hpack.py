@@ -1,0 +1,219 @@
+"""HPACK (RFC 7541): header blocks to lists of fields, with all that a server may use; and lists of fields to blocks that
+use no state, so that one block can be made ahead and sent on any connection.
+"""
+
+from collections.abc import Iterable
+
+from inferometer.wire.http2 import huffman
+from inferometer.wire.http2.events import Fields
+from inferometer.wire.http2.frames import DEFAULT_TABLE
+
+ENTRY_OVERHEAD = 32
+"""What a field counts beside its name and value, in tables and in limits on lists."""
+NO_TABLE = b"\x20"
+"""A dynamic table size update to 0: with it at the start of a block, an encoder says that it gave up its table."""
+
+STATIC: Fields = (
+    (b":authority", b""), (b":method", b"GET"), (b":method", b"POST"), (b":path", b"/"), (b":path", b"/index.html"),
+    (b":scheme", b"http"), (b":scheme", b"https"), (b":status", b"200"), (b":status", b"204"), (b":status", b"206"),
+    (b":status", b"304"), (b":status", b"400"), (b":status", b"404"), (b":status", b"500"), (b"accept-charset", b""),
+    (b"accept-encoding", b"gzip, deflate"), (b"accept-language", b""), (b"accept-ranges", b""), (b"accept", b""),
+    (b"access-control-allow-origin", b""), (b"age", b""), (b"allow", b""), (b"authorization", b""),
+    (b"cache-control", b""), (b"content-disposition", b""), (b"content-encoding", b""), (b"content-language", b""),
+    (b"content-length", b""), (b"content-location", b""), (b"content-range", b""), (b"content-type", b""),
+    (b"cookie", b""), (b"date", b""), (b"etag", b""), (b"expect", b""), (b"expires", b""), (b"from", b""),
+    (b"host", b""), (b"if-match", b""), (b"if-modified-since", b""), (b"if-none-match", b""), (b"if-range", b""),
+    (b"if-unmodified-since", b""), (b"last-modified", b""), (b"link", b""), (b"location", b""), (b"max-forwards", b""),
+    (b"proxy-authenticate", b""), (b"proxy-authorization", b""), (b"range", b""), (b"referer", b""), (b"refresh", b""),
+    (b"retry-after", b""), (b"server", b""), (b"set-cookie", b""), (b"strict-transport-security", b""),
+    (b"transfer-encoding", b""), (b"user-agent", b""), (b"vary", b""), (b"via", b""), (b"www-authenticate", b""),
+)  # fmt: skip
+
+_STATIC_COUNT = len(STATIC)
+_FIELD_AT = {entry: index for index, entry in enumerate(STATIC, 1) if entry[1]}
+_NAME_AT = {name: index for index, (name, _) in reversed(list(enumerate(STATIC, 1)))}
+_SECRET = {b"authorization", b"proxy-authorization", b"cookie"}
+"""Never to be put into a table by a proxy either: what is in a table can be guessed from sizes."""
+
+
+class HpackError(ValueError):
+    """The block is not HPACK: in words."""
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
+
+
+def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block of static references and plain literals that are not indexed. Two such blocks, one after the other, are one.
+
+    Names have to be lower case, pseudo-headers first: ValueError otherwise.
+    """
+    block = bytearray()
+    seen_regular = False
+    for name, value in fields:
+        _check_field(name, value, seen_regular)
+        seen_regular = seen_regular or name[0] != 0x3A
+        block += _field(name, value)
+    return bytes(block)
+
+
+def _check_field(name: bytes, value: bytes, seen_regular: bool) -> None:
+    if not name or name != name.lower() or any(byte <= 0x20 or byte >= 0x7F for byte in name) or b":" in name[1:]:
+        raise ValueError(f"{name!r} is no name for an HTTP/2 header: it has to be lower case, without spaces")
+    if seen_regular and name[0] == 0x3A:
+        raise ValueError(f"{name!r} has to stand before all headers without a colon")
+    if value != value.strip(b" \t") or any(byte in b"\0\r\n" for byte in value):
+        raise ValueError(f"{value!r} is no value for the header {name!r}: line ends or spaces around it")
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    whole = _FIELD_AT.get((name, value))
+    if whole is not None:
+        return _pack_integer(whole, 7, 0x80)
+    known = _NAME_AT.get(name, 0)
+    first = _pack_integer(known, 4, 0x10 if name in _SECRET else 0x00)
+    return first + (_string(value) if known else _string(name) + _string(value))
+
+
+def _string(text: bytes) -> bytes:
+    return _pack_integer(len(text), 7, 0x00) + text
+
+
+def _pack_integer(value: int, bits: int, pattern: int) -> bytes:
+    most = (1 << bits) - 1
+    if value < most:
+        return bytes((pattern | value,))
+    packed = bytearray((pattern | most,))
+    value -= most
+    while value >= 0x80:
+        packed.append(value & 0x7F | 0x80)
+        value >>= 7
+    packed.append(value)
+    return bytes(packed)
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """One connection's blocks, in the order in which they came, to lists of fields."""
+
+    __slots__ = ("_max_size", "_most", "_size", "_table", "changes")
+
+    def __init__(self, max_table: int = DEFAULT_TABLE) -> None:
+        self._most = max_table  # what we allow
+        self._max_size = max_table  # what the encoder chose
+        self._table: list[tuple[bytes, bytes]] = []  # the newest last
+        self._size = 0
+        self.changes = 0
+        """Goes up whenever the table changes: a block means the same for as long as it does not."""
+
+    @property
+    def table(self) -> Fields:
+        """The dynamic table, newest first."""
+        return tuple(reversed(self._table))
+
+    @property
+    def table_size(self) -> int:
+        return self._size
+
+    def decode(self, block: bytes, limit: int) -> Fields | None:
+        """The fields; None where the list is larger than `limit` (the table is kept in step all the same)."""
+        fields: list[tuple[bytes, bytes]] = []
+        at, end, size = self._size_updates(block), len(block), 0
+        while at < end:
+            byte = block[at]
+            if byte & 0x80:  # a reference
+                index, at = _integer(block, at, 7)
+                entry = self._entry(index)
+            elif byte & 0x40:  # a literal that enters the table
+                entry, at = self._literal(block, at, 6)
+                self._add(entry)
+            elif byte & 0x20:
+                raise HpackError("a table size update stands behind a field, or is the third of its block")
+            else:
+                entry, at = self._literal(block, at, 4)
+            size += len(entry[0]) + len(entry[1]) + ENTRY_OVERHEAD
+            if size <= limit:
+                fields.append(entry)
+        return tuple(fields) if size <= limit else None
+
+    def _size_updates(self, block: bytes) -> int:
+        """At most two at a block's start: the least size since the last block, and the size now."""
+        at = 0
+        for _ in range(2):
+            if at < len(block) and block[at] & 0xE0 == 0x20:
+                size, at = _integer(block, at, 5)
+                if size > self._most:
+                    raise HpackError(f"a table size update to {size} where {self._most} are allowed")
+                self._max_size = size
+                self.changes += 1
+                self._evict(0)
+        return at
+
+    def _literal(self, block: bytes, at: int, bits: int) -> tuple[tuple[bytes, bytes], int]:
+        index, at = _integer(block, at, bits)
+        if index:
+            name = self._entry(index)[0]
+        else:
+            name, at = _text(block, at)
+        value, at = _text(block, at)
+        return (name, value), at
+
+    def _entry(self, index: int) -> tuple[bytes, bytes]:
+        if 0 < index <= _STATIC_COUNT:
+            return STATIC[index - 1]
+        back = index - _STATIC_COUNT
+        if index and back <= len(self._table):
+            return self._table[-back]
+        raise HpackError(f"a reference to entry {index} of a table that has {_STATIC_COUNT + len(self._table)}")
+
+    def _add(self, entry: tuple[bytes, bytes]) -> None:
+        size = len(entry[0]) + len(entry[1]) + ENTRY_OVERHEAD
+        self.changes += 1
+        self._evict(size)
+        if size <= self._max_size:
+            self._table.append(entry)
+            self._size += size
+
+    def _evict(self, wanted: int) -> None:
+        """Drop the oldest until `wanted` more fit, or nothing is left."""
+        gone = 0
+        while self._size + wanted > self._max_size and gone < len(self._table):
+            name, value = self._table[gone]
+            self._size -= len(name) + len(value) + ENTRY_OVERHEAD
+            gone += 1
+        del self._table[:gone]
+
+
+def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
+    most = (1 << bits) - 1
+    value = block[at] & most
+    at += 1
+    if value < most:
+        return value, at
+    for shift in range(0, 35, 7):
+        if at >= len(block):
+            raise HpackError("the block ends in the middle of a number")
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise HpackError("a number has more than 35 bits")
+
+
+def _text(block: bytes, at: int) -> tuple[bytes, int]:
+    if at >= len(block):
+        raise HpackError("the block ends in the middle of a field")
+    is_huffman = block[at] & 0x80
+    length, at = _integer(block, at, 7)
+    end = at + length
+    if end > len(block):
+        raise HpackError(f"a string of {length} bytes where the block has {len(block) - at} left")
+    if not is_huffman:
+        return block[at:end], end
+    try:
+        return huffman.decode(block[at:end]), end
+    except ValueError as error:
+        raise HpackError(str(error)) from None

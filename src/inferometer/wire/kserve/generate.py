@@ -1,0 +1,156 @@
+"""Triton's generate extension: text in, text out, in one piece or as server-sent events.
+
+A message with text is one token's chunk; models send an empty one at their end. There is no [DONE]: a stream is over when
+the body is. After the first message an error can only come inside the stream. Tokens are not counted by the server: `text`
+keeps the answer, to be counted after the run.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from inferometer.types import Event, Fail, Tokens
+from inferometer.wire.failures import bounded
+from inferometer.wire.http1 import error_message
+from inferometer.wire.kserve.control import model_path
+from inferometer.wire.sse import EventStream
+
+
+def generate_path(model: str, version: str = "", stream: bool = False) -> str:
+    return model_path(model, version) + ("/generate_stream" if stream else "/generate")
+
+
+def request_body(
+    prompt: str, max_tokens: int = 0, stream: bool = False, extra: Mapping[str, object] | None = None
+) -> bytes:
+    """The JSON to post; 0 leaves the length to the model, and `extra` has the last word."""
+    body: dict[str, object] = {"text_input": prompt}
+    if max_tokens:
+        body["max_tokens"] = max_tokens
+    body["stream"] = stream
+    return msgspec.json.encode(body | dict(extra or {}))
+
+
+class _Answer(msgspec.Struct, gc=False):
+    text_output: Any = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+_ONE = Tokens(1)
+_KEPT = 4096
+
+
+def _text(output: Any) -> str:
+    """An output of several elements is a list of them."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, list):
+        return "".join(map(_text, output))
+    return "" if output is None else str(output)
+
+
+class StreamedText:
+    """The body of a streamed answer."""
+
+    __slots__ = ("_head", "_messages", "_stream", "_texts")
+
+    def __init__(self) -> None:
+        self._stream = EventStream()
+        self.reset()
+
+    def reset(self) -> None:
+        self._stream.reset()
+        self._texts: list[str] = []
+        self._messages = 0
+        self._head = b""  # the start of a body that is no event stream, to say what it is
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def feed(self, piece: bytes, events: list[Event]) -> None:
+        for name, data in self._stream.feed(piece):
+            self._message(name, data, events)
+        if not self._messages and len(self._head) < _KEPT:
+            self._head += piece
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        for name, data in self._stream.finish():
+            self._message(name, data, events)
+        if events and isinstance(events[-1], Fail):
+            return events.pop()  # type: ignore[return-value]
+        return None if self._messages else _not_a_stream(self._head)
+
+    def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
+        self._messages += 1
+        if name == b"error":
+            events.append(Fail("error_frame", error_message(data)))
+            return
+        try:
+            answer = _decode(data)
+        except msgspec.MsgspecError as error:
+            events.append(_malformed(str(error), data))
+            return
+        if answer.error is not None:
+            events.append(Fail("error_frame", error_message(data)))
+            return
+        text = _text(answer.text_output)
+        if text:
+            self._texts.append(text)
+            events.append(_ONE)
+
+
+class WholeText:
+    """The body of an answer in one piece."""
+
+    __slots__ = ("_body", "_text")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._body = b""
+        self._text = ""
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def feed(self, piece: bytes, events: list[Event]) -> None:
+        self._body += piece
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        body = self._body
+        if not body.strip():
+            return Fail("truncated", "the body is empty")
+        try:
+            answer = _decode(body)
+        except msgspec.MsgspecError as error:
+            return _malformed(str(error), body)
+        if answer.error is not None:
+            return Fail("error_body", error_message(body))
+        if answer.text_output is None:
+            return _malformed("no text_output", body)
+        self._text = _text(answer.text_output)
+        return None
+
+
+def _not_a_stream(head: bytes) -> Fail:
+    """What came in place of an event stream."""
+    if not head.strip():
+        return Fail("truncated", "the body is empty")
+    try:
+        answer = _decode(head)
+    except msgspec.MsgspecError as error:
+        return _malformed(str(error), head)
+    if answer.text_output is not None and answer.error is None:
+        return Fail("not_streamed", "set server.stream to false to measure it so")
+    return Fail("error_body", error_message(head))
+
+
+def _malformed(error: str, data: bytes) -> Fail:
+    if data.lstrip()[:1] in (b"{", b"["):
+        return Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}"))
+    return Fail("not_json", bounded(data[:400].decode("utf-8", "replace")))

@@ -1,0 +1,326 @@
+"""POST /v2/models/M/infer: requests as bytes, and what answers say, in JSON and with the binary tensor extension.
+
+With the extension a body is the JSON object and then the raw tensors, in the JSON's order; the header
+Inference-Header-Content-Length says where the JSON ends. An answer may have some tensors in the JSON and others behind it.
+`decode` reads an answer whole; `CountedAnswer` is for the hot path, where it is enough to know that it is no error.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.tensors import Tensor, check, datatype_of, elements, from_json, to_json
+from inferometer.types import Event, Fail
+from inferometer.wire.failures import bounded
+from inferometer.wire.http1 import error_message
+from inferometer.wire.kserve.control import model_path, whole_number
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+
+Parameter = bool | int | float | str
+
+
+class ShmRef(msgspec.Struct, frozen=True):
+    """A piece of a registered region of shared memory."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+class ShmOutput(msgspec.Struct, frozen=True):
+    """An output that the server wrote into shared memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    ref: ShmRef
+
+
+class InferOptions(msgspec.Struct, frozen=True):
+    """What a request says beside its tensors. sequence_id, sequence_start and sequence_end are parameters like others."""
+
+    id: str = ""
+    parameters: dict[str, Parameter] = {}
+    outputs: tuple[str, ...] = ()
+    """The outputs to send back; none named: all of them."""
+    classification: int = 0
+    """The k best classes of each named output in place of its values; 0: the values."""
+    binary: bool = True
+    shm_inputs: dict[str, ShmRef] = {}
+    """Inputs whose data is in shared memory; the tensor's own data is not sent."""
+    shm_outputs: dict[str, ShmRef] = {}
+    """Outputs to be written into shared memory. Naming one asks for it."""
+
+
+class InferAnswer(msgspec.Struct, frozen=True):
+    model: str
+    version: str
+    id: str
+    outputs: list[Tensor | ShmOutput]
+    parameters: dict[str, Any] = {}
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def infer_path(model: str, version: str = "") -> str:
+    return model_path(model, version) + "/infer"
+
+
+def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, str], bytes]:
+    """Headers (without Content-Length) and body."""
+    unknown = set(options.shm_inputs) - {tensor.name for tensor in tensors}
+    if unknown:
+        raise UserError(f"shared memory is named for {', '.join(sorted(unknown))}, which the request has no tensor for")
+    parts = [_input(tensor, options) for tensor in tensors]
+    tree: dict[str, Any] = {"id": options.id} if options.id else {}
+    tree["inputs"] = [part for part, _ in parts]
+    outputs = _requested(options)
+    parameters = dict(options.parameters)
+    if outputs:
+        tree["outputs"] = outputs
+    elif options.binary:
+        parameters = {"binary_data_output": True} | parameters
+    if parameters:
+        tree["parameters"] = parameters
+    head = msgspec.json.encode(tree)
+    if not options.binary:
+        return {"Content-Type": "application/json"}, head
+    headers = {"Content-Type": "application/octet-stream", JSON_LENGTH: str(len(head))}
+    return headers, b"".join((head, *(raw for _, raw in parts)))
+
+
+def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes]:
+    """An input's JSON, and what follows the JSON for it."""
+    tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    ref = options.shm_inputs.get(tensor.name)
+    if ref is not None:
+        datatype_of(tensor.name, tensor.datatype)
+        elements(tensor.shape)
+        return tree | {"parameters": _shm(ref)}, b""
+    if not options.binary:
+        return tree | {"data": to_json(tensor)}, b""
+    check(tensor)
+    return tree | {"parameters": {"binary_data_size": len(tensor.data)}}, tensor.data
+
+
+def _requested(options: InferOptions) -> list[dict[str, Any]]:
+    names = [*options.outputs, *(name for name in options.shm_outputs if name not in options.outputs)]
+    if options.classification and not names:
+        raise UserError("classes are asked for, but of no output", "name the outputs")
+    return [_output(name, options) for name in names]
+
+
+def _output(name: str, options: InferOptions) -> dict[str, Any]:
+    ref = options.shm_outputs.get(name)
+    if ref is not None and options.classification:
+        raise UserError(f"output {name}: classes cannot be written into shared memory", "ask for one of the two")
+    parameters: dict[str, Any] = _shm(ref) if ref is not None else {}
+    if options.classification:
+        parameters["classification"] = options.classification
+    if options.binary and ref is None:
+        parameters["binary_data"] = True
+    return {"name": name, "parameters": parameters} if parameters else {"name": name}
+
+
+def _shm(ref: ShmRef) -> dict[str, Any]:
+    tree: dict[str, Any] = {"shared_memory_region": ref.region, "shared_memory_byte_size": ref.byte_size}
+    return tree | {"shared_memory_offset": ref.offset} if ref.offset else tree
+
+
+# --- compression -----------------------------------------------------------------------------------------------------
+
+
+def compressed(body: bytes, how: str) -> tuple[dict[str, str], bytes]:
+    """The body as `how` ("gzip", "deflate", "none") has it, with the header for it. Deflate is zlib's format."""
+    if how == "none":
+        return {}, body
+    if how == "gzip":
+        return {"Content-Encoding": how}, gzip.compress(body, mtime=0)
+    if how == "deflate":
+        return {"Content-Encoding": how}, zlib.compress(body)
+    raise UserError(f"the compression {how!r} is not known", "it is gzip, deflate or none")
+
+
+_BOTH_FORMATS = zlib.MAX_WBITS | 32
+
+
+def _plain(encoding: str, body: bytes) -> bytes:
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise UserError(f"the answer is compressed with {encoding!r}, which is not known here")
+    stream = zlib.decompressobj(_BOTH_FORMATS)
+    try:
+        plain = stream.decompress(body)
+    except zlib.error as error:
+        raise UserError(f"the answer says that it is compressed with {encoding}, but it is not: {error}") from None
+    if not stream.eof:
+        raise UserError(f"the answer, compressed with {encoding}, is cut short after {len(body)} bytes")
+    return plain
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def decode(
+    status: int, headers: Mapping[str, str], body: bytes, shm_outputs: Mapping[str, ShmRef] | None = None
+) -> InferAnswer:
+    """The whole answer; UserError with the server's words, or with what is wrong about its bytes.
+
+    `shm_outputs` are those of the request: Triton's answer names an output in shared memory, but not where it is.
+    """
+    fields = {name.lower(): value.strip() for name, value in headers.items()}
+    body = _plain(fields.get("content-encoding", "").lower(), body)
+    if status != 200:
+        raise UserError(f"the server answered {status}: {error_message(body)}")
+    end = _json_length(fields.get(JSON_LENGTH.lower(), ""), len(body))
+    try:
+        tree = json.loads(body[:end])
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"no JSON ({error})", body) from None
+    if not isinstance(tree, dict):
+        raise _malformed("no JSON object", body)
+    if tree.get("error") is not None:
+        raise UserError(f"the server answered 200 with an error: {error_message(body[:end])}")
+    try:
+        return InferAnswer(
+            model=str(tree.get("model_name") or ""),
+            version=str(tree.get("model_version") or ""),
+            id=str(tree.get("id") or ""),
+            outputs=_outputs(tree["outputs"], body, end, shm_outputs or {}),
+            parameters=dict(tree.get("parameters") or {}),
+        )
+    except KeyError as error:
+        raise _malformed(f"{error} is missing", body) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _malformed(str(error), body) from None
+
+
+def _malformed(what: str, body: bytes) -> UserError:
+    start = bounded(body[:200].decode("utf-8", "replace"))
+    return UserError(
+        f"the answer is no inference answer: {bounded(what)}; it starts with {start}", "is it a KServe v2 server?"
+    )
+
+
+def _json_length(field: str, size: int) -> int:
+    if not field:
+        return size
+    if not (field.isascii() and field.isdigit()):
+        raise UserError(f"the answer's {JSON_LENGTH} is {field!r:.40}, not a number")
+    if len(field) > 18 or int(field) > size:
+        raise UserError(f"the answer's {JSON_LENGTH} is {field:.40}, but the whole answer has {size} bytes")
+    return int(field)
+
+
+def _outputs(trees: Any, body: bytes, place: int, shm_outputs: Mapping[str, ShmRef]) -> list[Tensor | ShmOutput]:
+    """The outputs, those behind the JSON from `place` on."""
+    outputs: list[Tensor | ShmOutput] = []
+    for tree in trees:
+        name, datatype, shape = str(tree["name"]), str(tree["datatype"]), tuple(map(whole_number, tree["shape"]))
+        parameters = tree.get("parameters") or {}
+        if "binary_data_size" in parameters:
+            size = whole_number(parameters["binary_data_size"])
+            if size < 0 or place + size > len(body):
+                raise UserError(
+                    f"output {name}: {size} bytes are promised, but {len(body) - place} bytes are left of the answer"
+                )
+            outputs.append(Tensor(name, datatype, shape, body[place : place + size]))
+            place += size
+        elif "shared_memory_region" in parameters:
+            outputs.append(ShmOutput(name, datatype, shape, _shm_ref(parameters)))
+        elif "data" not in tree and name in shm_outputs:
+            outputs.append(ShmOutput(name, datatype, shape, shm_outputs[name]))
+        else:
+            outputs.append(from_json(name, datatype, shape, tree["data"]))
+    if place != len(body):
+        raise UserError(f"the answer has {len(body) - place} bytes more than its outputs")
+    for output in outputs:
+        if isinstance(output, Tensor):
+            check(output)
+    return outputs
+
+
+def _shm_ref(parameters: Mapping[str, Any]) -> ShmRef:
+    return ShmRef(
+        region=str(parameters["shared_memory_region"]),
+        byte_size=whole_number(parameters["shared_memory_byte_size"]),
+        offset=whole_number(parameters.get("shared_memory_offset", 0)),
+    )
+
+
+# --- the hot path ----------------------------------------------------------------------------------------------------
+
+_KEPT = 4096
+_ERROR_FIRST = re.compile(rb'\s*\{\s*"error"\s*:\s*[^n\s]')  # null is no error
+
+
+class CountedAnswer:
+    """The body of an answer, JSON or binary, that nobody wants to read: its size, and whether it is an error.
+
+    Only its start is kept. An unescaped `"outputs"` in it is the key of an inference answer, since a quoted one would have
+    backslashes.
+    """
+
+    __slots__ = ("_head", "received")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.received = 0
+        self._head = b""
+
+    @property
+    def text(self) -> str:
+        return ""
+
+    def feed(self, piece: bytes, events: list[Event]) -> None:
+        if self.received < _KEPT:
+            self._head += piece[: _KEPT - self.received]
+        self.received += len(piece)
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        head, whole = self._head, self.received <= _KEPT
+        if head[:2] == b"\x1f\x8b" or head[:1] == b"\x78":
+            head, whole = _start_of(head, whole)
+        if b'"outputs"' in head and not _ERROR_FIRST.match(head):
+            return None
+        if not whole and b'"model_name"' in head:
+            return None  # what comes before the outputs is longer than what is kept
+        return _no_answer(head, whole)
+
+
+def _start_of(head: bytes, whole: bool) -> tuple[bytes, bool]:
+    """The start of a compressed body in plain, and whether that is all of it."""
+    stream = zlib.decompressobj(_BOTH_FORMATS)
+    try:
+        plain = stream.decompress(head, _KEPT)
+    except zlib.error:
+        return head, whole
+    return plain, whole and stream.eof
+
+
+def _no_answer(head: bytes, whole: bool) -> Fail:
+    if not head.strip():
+        return Fail("truncated", "the body is empty")
+    if head.lstrip()[:1] not in (b"{", b"["):
+        return Fail("not_json", bounded(head[:400].decode("utf-8", "replace")))
+    if _ERROR_FIRST.match(head):
+        return Fail("error_body", error_message(head))
+    try:
+        tree = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        what = str(error) if whole else "no outputs"
+        return Fail("malformed_json", bounded(f"{what}: {head[:200].decode('utf-8', 'replace')}"))
+    if isinstance(tree, dict) and tree.get("error") is not None:
+        return Fail("error_body", error_message(head))
+    return Fail("malformed_json", bounded(f"no outputs: {head[:200].decode('utf-8', 'replace')}"))

@@ -1,0 +1,206 @@
+"""Tensors from a file: numpy's .npy and .npz, and what perf_analyzer's --input-data takes, a JSON file or a folder.
+
+    {"data": [{"INPUT0": [1, 2, 3], "INPUT1": {"content": [4, 5], "shape": [2]}, "INPUT2": {"b64": "..."}}, ...]}
+
+An entry of `data` is a request; a list of entries is a sequence, or what is sent one after the other. (What else stands in the
+file, such as `validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as
+they travel, or, for BYTES, a string a line; it is one request. As with perf_analyzer, these tensors have no batch dimension:
+a batch is made of so many entries in a row. An .npz holds one request, batch included.
+"""
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer import tensors
+from inferometer.config.schema import TensorInput, Tensors
+from inferometer.errors import UserError
+from inferometer.tensors import Tensor
+
+Payload = tuple[Tensor, ...]
+
+
+@cache
+def read(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(f"data.fill: {path}: {error.strerror}", "give @FILE: .npy, .npz or JSON") from None
+
+
+def content(path: str) -> bytes:
+    """All that the file holds, or all files of the folder."""
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        return read(path)
+    return b"".join(
+        b"%b\0%b" % (one.name.encode(), one.read_bytes()) for one in sorted(place.iterdir()) if one.is_file()
+    )
+
+
+def payloads(spec: Tensors) -> list[Payload]:
+    """All requests that the file holds."""
+    path = spec.fill[1:]
+    inputs = tuple((one.name, one.datatype, tuple(one.shape)) for one in spec.inputs)
+    return _payloads(path, inputs, spec.batch)
+
+
+@cache
+def _payloads(path: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...], batch: int) -> list[Payload]:
+    specs = [TensorInput(name, datatype, list(shape)) for name, datatype, shape in inputs]
+    if path.endswith((".npy", ".npz")):
+        return [_from_arrays(path, specs)]
+    if Path(path).expanduser().is_dir():
+        return [_request(path, [_from_folder(path, specs)], 0, specs, batch)]
+    entries = _parsed(path)
+    return [_request(path, entries, first, specs, batch) for first in range(0, len(entries), batch)]
+
+
+def names(path: str) -> set[str]:
+    """The inputs that the file has something for. An .npy does not say."""
+    if path.endswith(".npy"):
+        return set()
+    if path.endswith(".npz"):
+        return set(_arrays(path, ()))
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return {one.name for one in place.iterdir()}
+    return {name for entry in _parsed(path) for name in entry}
+
+
+@cache
+def _parsed(path: str) -> list[dict[str, Any]]:
+    try:
+        tree = json.loads(read(path))
+        return _entries(tree["data"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"data.fill: {path} is not the JSON of perf_analyzer's --input-data",
+            'give {"data": [{"INPUT0": [...]}, ...]}, or an .npy or .npz file',
+        ) from None
+
+
+def _entries(data: Any) -> list[dict[str, Any]]:
+    """The steps of all streams, one stream after the other."""
+    flat = [step for stream in data for step in (stream if isinstance(stream, list) else [stream])]
+    if not flat or not all(isinstance(step, dict) for step in flat):
+        raise ValueError
+    return flat
+
+
+def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequence[TensorInput], batch: int) -> Payload:
+    """`batch` entries in a row (from the start again at the end), stacked where the model takes batches."""
+    steps = [(first + j) % len(entries) for j in range(batch)]
+    found = []
+    for one in specs:
+        parts = [_one(path, entries[step], step, one) for step in steps]
+        data = b"".join(part.data for part in parts)
+        shape = parts[0].shape
+        if any(part.shape != shape for part in parts):
+            raise UserError(
+                f"data.fill: {path}: the shapes of {one.name} differ within a batch", "batch entries of one shape"
+            )
+        has_batch = len(one.shape) == len(shape) + 1
+        if batch > 1 and not has_batch:
+            raise UserError(f"data.fill: {path}: {one.name} has its batch already", "leave data.batch at 1")
+        found.append(Tensor(one.name, one.datatype, (batch, *shape) if has_batch else shape, data))
+    return tuple(found)
+
+
+def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
+    where = f"data.fill: {path}, entry {step}"
+    if spec.name not in entry:
+        raise UserError(f"{where} has no {spec.name}", f"it has {', '.join(entry) or 'nothing'}")
+    value = entry[spec.name]
+    shape = value.get("shape") if isinstance(value, dict) else None
+    content = value.get("content") if isinstance(value, dict) and "content" in value else value
+    try:
+        if isinstance(content, dict):
+            return _raw(base64.b64decode(content["b64"], validate=True), spec, shape)
+        if isinstance(content, bytes):
+            return _raw(content, spec, shape)
+        return _listed(content, spec, shape)
+    except UserError as error:
+        raise UserError(f"{where}: {error.what}", error.remedy) from None
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise UserError(
+            f"{where}: {spec.name} is neither a list nor base64", 'write [1, 2] or {"b64": "..."}'
+        ) from None
+
+
+def _raw(data: bytes, spec: TensorInput, shape: Sequence[int] | None) -> Tensor:
+    made = Tensor(spec.name, spec.datatype, tuple(shape) if shape is not None else _without_batch(spec), data)
+    try:
+        tensors.check(made)
+    except UserError:
+        if shape is not None:
+            raise
+        # The model takes no batches, or the batch is written out.
+        made = Tensor(spec.name, spec.datatype, tuple(spec.shape), data)
+        tensors.check(made)
+    return made
+
+
+def _listed(content: Any, spec: TensorInput, shape: Sequence[int] | None) -> Tensor:
+    count = np.size(np.array(content, dtype=object)) if shape is None else 0
+    if shape is None:
+        shape = _without_batch(spec)
+        if tensors.elements(shape) != count:
+            shape = spec.shape  # the batch is written out
+    return tensors.from_json(spec.name, spec.datatype, shape, content)
+
+
+def _without_batch(spec: TensorInput) -> tuple[int, ...]:
+    return tuple(spec.shape[1:])
+
+
+def _from_folder(path: str, specs: Sequence[TensorInput]) -> dict[str, Any]:
+    """The only entry: bytes, or a list of strings, by input."""
+    entry: dict[str, Any] = {}
+    for one in specs:
+        file = Path(path).expanduser() / one.name
+        if not file.is_file():
+            raise UserError(f"data.fill: the folder {path} has no file {one.name}", "name the files as the inputs are")
+        data = read(str(file))
+        entry[one.name] = data.splitlines() if one.datatype == "BYTES" else data
+    return entry
+
+
+# --- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def _from_arrays(path: str, specs: Sequence[TensorInput]) -> Payload:
+    arrays = _arrays(path, specs)
+    found = []
+    for one in specs:
+        if one.name not in arrays:
+            raise UserError(f"data.fill: {path} has no {one.name}", f"it has {', '.join(arrays)}")
+        try:
+            found.append(tensors.from_numpy(one.name, arrays[one.name], one.datatype))
+        except UserError as error:
+            raise UserError(f"data.fill: {path}: {error.what}", error.remedy) from None
+    return tuple(found)
+
+
+def _arrays(path: str, specs: Sequence[TensorInput]) -> dict[str, NDArray[Any]]:
+    try:
+        loaded = np.load(io.BytesIO(read(path)), allow_pickle=False)
+        if path.endswith(".npz"):
+            return {name: loaded[name] for name in loaded.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(
+            f"data.fill: {path} cannot be read: {error}", "save it with numpy.save or numpy.savez"
+        ) from None
+    if len(specs) != 1:
+        raise UserError(
+            f"data.fill: {path} holds one array, but the model has {len(specs)} inputs", "save an .npz with their names"
+        )
+    return {specs[0].name: loaded}

@@ -1,0 +1,136 @@
+"""Tensors for a model behind KServe v2: zeros, random numbers, or what a file holds.
+
+What the model takes is asked of the server (or stands in data.inputs); `complete` makes full shapes of it, once, before
+anything is built. Then a request is a function of (spec, seed, id), as with every kind of data.
+"""
+
+import difflib
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from inferometer import tensors
+from inferometer.config.schema import TensorInput, Tensors
+from inferometer.errors import UserError
+from inferometer.tensors import Tensor, TensorSpec
+from inferometer.types import Request
+from inferometer.workload import tensor_files
+
+_ROOM = 256 << 20
+"""Bytes of random tensors that are made before t=0, over all different requests of a process."""
+_MOST = 20_000
+_BYTES_ELEMENT = 12
+"""What a random string takes, about."""
+
+
+def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int) -> Tensors:
+    """The spec with inputs of full shapes: the user's, the batch size in front where the model takes batches, else 1."""
+    known = [TensorSpec(one.name, one.datatype, tuple(one.shape)) for one in spec.inputs] or list(metadata)
+    names = [one.name for one in known]
+    for name in spec.shape:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, 0.4)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"data.shape: the model has no input {name}", f"{hint}its inputs are {', '.join(names) or 'none'}"
+            )
+    if spec.batch > 1 and not max_batch:
+        raise UserError(
+            f"data.batch: {spec.batch}, but the model takes no batches",
+            "leave it out, or give full shapes in data.shape",
+        )
+    if max_batch and spec.batch > max_batch:
+        raise UserError(f"data.batch: {spec.batch}, but the model takes at most {max_batch}", "lower it")
+    known = _needed(known, spec)
+    full = msgspec.structs.replace(spec, inputs=[_full(one, spec, max_batch) for one in known])
+    if spec.fill.startswith("@"):
+        _check_file(full, known)
+    if max_batch and batch(full, max_batch) > max_batch:
+        given = batch(full, max_batch)
+        raise UserError(
+            f"data: a batch of {given}, but the model takes at most {max_batch}",
+            "lower the first size of data.shape, or of the tensors in the file",
+        )
+    return full
+
+
+def _needed(known: list[TensorSpec], spec: Tensors) -> list[TensorSpec]:
+    """The inputs to send: those that a request may do without only where data.shape or the file has them, or none else is."""
+    named = spec.shape.keys() | (tensor_files.names(spec.fill[1:]) if spec.fill.startswith("@") else set())
+    return [one for one in known if not one.optional or one.name in named] or known
+
+
+def _check_file(spec: Tensors, known: Sequence[TensorSpec]) -> None:
+    """What the file holds is what the model takes, sizes included."""
+    for payload in tensor_files.payloads(spec):
+        for made, one in zip(payload, known, strict=True):
+            if wrong := tensors.misfit(made, one):
+                raise UserError(
+                    f"data.fill: {spec.fill[1:]}: {wrong}", "save tensors of the shape that the model takes"
+                )
+
+
+def _full(one: TensorSpec, spec: Tensors, max_batch: int) -> TensorInput:
+    tensors.datatype_of(one.name, one.datatype)
+    given = spec.shape.get(one.name)
+    if given is None:
+        shape = [1 if size < 0 else size for size in one.shape]
+        if max_batch and one.shape and one.shape[0] < 0:
+            shape[0] = spec.batch
+    else:
+        wrong = tensors.misfit(Tensor(one.name, one.datatype, tuple(given), b""), one)
+        if wrong:
+            raise UserError(f"data.shape: {wrong}", "give a size for every dimension, the batch included")
+        if any(size < 0 for size in given):
+            raise UserError(f"data.shape: {one.name}: {tensors.shown(given)} has a size below 0", "give every size")
+        shape = list(given)
+    return TensorInput(name=one.name, datatype=one.datatype, shape=shape)
+
+
+def build(spec: Tensors, seed: int, ids: Sequence[int]) -> list[Request]:
+    """The requests with these ids."""
+    if spec.fill.startswith("@"):
+        payloads = tensor_files.payloads(spec)
+        return [Request(id, payloads[id % len(payloads)], 0, 0) for id in ids]
+    if spec.fill == "zeros":
+        payload = tuple(tensors.zeros(one.name, one.datatype, one.shape) for one in spec.inputs)
+        return [Request(id, payload, 0, 0) for id in ids]
+    if spec.fill != "random":
+        raise UserError(f"data.fill: {spec.fill!r} is not known", "it takes zeros, random, @FILE or @FOLDER")
+    count = distinct(spec) or 1
+    return [Request(id, _random(spec, seed, id % count), 0, 0) for id in ids]
+
+
+def _random(spec: Tensors, seed: int, id: int) -> tuple[Tensor, ...]:
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, id]))
+    return tuple(tensors.random(one.name, one.datatype, one.shape, generator) for one in spec.inputs)
+
+
+def distinct(spec: Tensors) -> int:
+    """How many different requests there are. Sequences need a whole number of them."""
+    if spec.fill == "zeros":
+        return 1
+    if spec.fill.startswith("@"):
+        return len(tensor_files.payloads(spec))
+    return max(1, min(_MOST, _ROOM // max(size(spec), 1)))
+
+
+def size(spec: Tensors) -> int:
+    """Bytes of one request's tensors."""
+    return sum(math.prod(one.shape) * (tensors.DATATYPES[one.datatype].size or _BYTES_ELEMENT) for one in spec.inputs)
+
+
+def batch(spec: Tensors, max_batch: int) -> int:
+    """Inferences of a request, of the largest that a file has: the first dimension, where the model takes batches."""
+    if not max_batch or not spec.inputs:
+        return 1
+    shapes = [spec.inputs[0].shape]
+    if spec.fill.startswith("@"):
+        shapes = [list(payload[0].shape) for payload in tensor_files.payloads(spec)]
+    return max(shape[0] if shape else 1 for shape in shapes)
+
+
+def content(spec: Tensors) -> bytes:
+    return tensor_files.content(spec.fill[1:]) if spec.fill.startswith("@") else b""

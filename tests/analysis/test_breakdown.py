@@ -1,0 +1,108 @@
+"""What the time went into: the parts add up to the whole, from each request or from the server's sums."""
+
+import numpy as np
+import pytest
+import synthetic_run as made
+
+from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, Breakdown, breakdown
+from inferometer.analysis.summary import summarise
+from inferometer.records import Run, Spent, StagePlan, StageStatistics
+
+MS = made.MS
+
+
+def unary(count: int = 100, open_loop: bool = False) -> np.ndarray:
+    """Requests of 10 ms each, sent 1 ms after the intended instant."""
+    rows = made.blank(count)
+    rows["intended"] = np.arange(count) * 20 * MS
+    rows["sent"] = rows["intended"] + MS
+    rows["done"] = rows["sent"] + 10 * MS
+    rows["n_in"] = rows["n_out"] = -1
+    rows["open_loop"] = open_loop
+    return rows
+
+
+def sums(requests: int, **changes: object) -> StageStatistics:
+    """2 ms of queue and 1 + 3 + 0.5 ms of compute for each request, in batches of 4."""
+    return StageStatistics(
+        **{
+            "inferences": requests,
+            "executions": requests // 4,
+            "success": Spent(requests, requests * 7 * MS),
+            "queue": Spent(requests, requests * 2 * MS),
+            "compute_input": Spent(requests, requests * MS),
+            "compute_infer": Spent(requests, requests * 3 * MS),
+            "compute_output": Spent(requests, requests * MS // 2),
+        }
+        | changes
+    )
+
+
+def found(run: Run, stage: int | None = None) -> Breakdown | None:
+    return breakdown(run, run.records.rows["failure"] == 0, stage)
+
+
+def adds_up(split: Breakdown) -> bool:
+    return split.client + split.network + split.queue + split.compute == pytest.approx(split.e2e)
+
+
+def test_nobody_says_anything() -> None:
+    assert found(made.run(unary())) is None
+    assert found(made.run(unary(), statistics=(None,))) is None
+    assert found(made.run(made.blank(0), statistics=(sums(4),))) is None
+
+
+def test_a_decoupled_models_sums_end_before_its_answers() -> None:
+    assert found(made.run(unary(), statistics=(sums(100),), server={"decoupled": True})) is None
+
+
+def test_each_request_says_it() -> None:
+    rows = unary(open_loop=True)
+    rows["queue"], rows["compute"] = np.arange(100) * MS // 25, 5 * MS
+    run = made.run(rows, statistics=(sums(100),))
+    split = found(run)
+    assert split is not None and split.source == PER_REQUEST and adds_up(split)
+    assert (split.client, split.queue, split.compute) == pytest.approx((0.001, 0.00198, 0.005))
+    summary = summarise(run)
+    assert summary.breakdown == split
+    assert summary.metrics["queue"].value("max") == pytest.approx(0.00396)
+    assert summary.metrics["network"].value("max") == pytest.approx(0.005)
+
+
+def test_those_that_were_not_told_of_are_left_out() -> None:
+    rows = unary()
+    rows["queue"][:10], rows["compute"][:10] = MS, 2 * MS
+    split = found(made.run(rows))
+    assert split is not None and split.requests == 10
+
+
+def test_a_server_keeps_sums() -> None:
+    split = found(made.run(unary(), statistics=(sums(100),)))
+    assert split is not None and split.source == AVERAGES and adds_up(split)
+    assert (split.e2e, split.client, split.network) == pytest.approx((0.010, 0, 0.0035))
+    assert (split.queue, split.compute) == pytest.approx((0.002, 0.0045))
+    assert (split.compute_input, split.compute_infer, split.compute_output) == pytest.approx((0.001, 0.003, 0.0005))
+    assert (split.requests, split.counted, split.batch, split.cache) == (100, 100, 4.0, 0.0)
+
+
+def test_the_cache_is_part_of_compute_and_others_requests_show() -> None:
+    statistics = sums(150, cache_hit=Spent(50, 50 * 3 * MS), cache_miss=Spent(100, 100 * 3 * MS))
+    split = found(made.run(unary(), statistics=(statistics,)))
+    assert split is not None and adds_up(split)
+    assert (split.cache, split.counted, split.requests) == (pytest.approx(0.003), 150, 100)
+
+
+def test_stages_are_split_each_for_itself_and_a_missing_one_spoils_the_whole() -> None:
+    rows = unary()
+    rows["stage"] = rows["id"] >= 50
+    rows["done"][50:] += 10 * MS
+    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
+    run = made.run(rows, plan=plan, statistics=(sums(50), sums(50, queue=Spent(50, 50 * 12 * MS))))
+    first, second, whole = found(run, 0), found(run, 1), found(run)
+    assert first is not None and second is not None and whole is not None
+    assert (first.e2e, second.e2e, whole.e2e) == pytest.approx((0.010, 0.020, 0.015))
+    assert (first.queue, second.queue, whole.queue) == pytest.approx((0.002, 0.012, 0.007))
+    assert first.network == pytest.approx(second.network)
+    assert [stage.breakdown for stage in summarise(run).stages] == [first, second]
+    gap = made.run(rows, plan=plan, statistics=(sums(50), None))
+    assert found(gap) is None and found(gap, 0) == first and found(gap, 1) is None

@@ -1,0 +1,556 @@
+"""`inferometer infer` from the outside: text, tensors, images, any gRPC method; and what goes wrong, in one line each."""
+
+import json
+import os
+import pty
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import kserve_peers
+import numpy as np
+import pytest
+import trustme
+from command import Said, assert_one_line, cli, start
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha import reflection
+from helpers import NO_USAGE, STREAM, Client, answer, polite, scripted
+from PIL import Image
+
+from inferometer.serve.background import running
+from inferometer.serve.settings import Fixed, Settings
+from inferometer.wire import protobuf
+
+HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')
+"""Where the event after the first word begins."""
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[str]:
+    with running(Settings(timing=Fixed(ttft=0.02, itl=0.002), port=0)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def kserve_http() -> Iterator[str]:
+    with scripted(kserve_peers.over_http()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def kserve_grpc() -> Iterator[str]:
+    with kserve_peers.over_grpc() as url:
+        yield url
+
+
+@pytest.fixture(params=["http", "grpc"])
+def kserve(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"kserve_{request.param}"))
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Red 255, green 127.5 or so, blue 0 all over: as inception has it 1, 0 and -1."""
+    path = tmp_path_factory.mktemp("images") / "flat.png"
+    Image.new("RGB", (5, 4), (255, 128, 0)).save(path)
+    return str(path)
+
+
+def infer(*arguments: str | Path) -> Said:
+    return cli("infer", *arguments)
+
+
+def in_json(*arguments: str | Path) -> Any:
+    said = infer(*arguments, "--json", "-")
+    assert said.status == 0, said
+    return json.loads(said.out)
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_answered_with_its_text_its_tokens_and_its_times(sim: str) -> None:
+    said = infer(sim, "--prompt", "Hello", "--max-tokens", "5")
+    assert said.status == 0, said
+    text, blank, title, *rest = said.out.splitlines()
+    assert len(text.split()) == 5
+    assert (blank, title) == ("", f" {sim} · sim · chat completions, streamed")
+    printed = "\n".join(rest)
+    assert "5 out" in printed and "the server's count" in printed
+    for word in ("ttft", "itl", "e2e", "connect", "send", "wait", "receive", "total"):
+        assert word in printed
+    assert max(map(len, said.out.splitlines())) <= 100
+    assert "\x1b" not in said.out
+
+
+def test_the_same_for_programs(sim: str) -> None:
+    tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5")
+    assert tree["tokens"]["output"] == tree["tokens"]["chunks"] == 5
+    assert tree["tokens"]["ttft"] >= 0.02
+    assert tree["tokens"]["e2e"] >= 0.028
+    timing = tree["timing"]
+    assert sum(timing[part] for part in ("connect", "send", "wait", "receive")) == pytest.approx(timing["total"])
+    assert timing["request"] == tree["tokens"]["e2e"]
+
+
+@pytest.mark.parametrize("more", [("--no-stream",), ("--api", "completions"), ("--api", "completions", "--no-stream")])
+def test_the_other_ways_to_ask_for_text(sim: str, more: tuple[str, ...]) -> None:
+    tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5", *more)
+    assert len(tree["text"].split()) == 5
+    assert (tree["tokens"]["ttft"] is None) == ("--no-stream" in more)
+
+
+def test_what_is_sent_is_what_was_said() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    def script(client: Client) -> None:
+        while request := client.request():
+            seen.append(request)
+            client.send(answer(STREAM, extra="Server-Timing: queue;dur=2, compute;dur=0.5\r\n"))
+
+    with scripted(script) as url:
+        said = infer(
+            url, "--prompt", "hi", "--model", "m", "--max-tokens", "7", "--parameter", "temperature=0", "--header", "X-A: b:c",
+        )  # fmt: skip
+    assert said.status == 0, said
+    ((first, headers, body),) = seen
+    assert first == "POST /v1/chat/completions HTTP/1.1"
+    assert headers["x-a"] == "b:c"
+    tree = json.loads(body)
+    assert (tree["temperature"], tree["max_tokens"], tree["messages"][0]["content"]) == (0, 7, "hi")
+    assert said.out.startswith("one two\n\n")
+    assert "as its server-timing says" in said.out
+    assert [line.split()[1] for line in said.out.splitlines() if line.split()[:1] == ["queue"]] == ["2.000"]
+
+
+def test_text_is_printed_as_it_comes(tmp_path: Path) -> None:
+    """The server waits until the first word was read from our output before it goes on."""
+    read, write = os.pipe()
+
+    def script(client: Client) -> None:
+        if not client.request():
+            return
+        client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {len(NO_USAGE)}\r\n\r\n".encode() + NO_USAGE[:HALF])
+        os.read(read, 1)
+        client.send(NO_USAGE[HALF:])
+
+    with scripted(script) as url:
+        process = start("infer", url, "--prompt", "x", "--model", "m", cwd=tmp_path, PYTHONUNBUFFERED="1")
+        assert process.stdout is not None
+        assert process.stdout.read(3) == "one"
+        os.write(write, b"!")
+        out, _ = process.communicate(timeout=20)
+    assert out.startswith(" two\n\n")
+    assert "one a chunk" in out
+
+
+def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        if client.request():
+            client.send(b"HTTP/1.1 200 OK\r\n\r\n" + NO_USAGE[:HALF])
+            client.request()
+
+    with scripted(script) as url:
+        process = start("infer", url, "--prompt", "x", "--model", "m", cwd=tmp_path, PYTHONUNBUFFERED="1")
+        assert process.stdout is not None
+        assert process.stdout.read(3) == "one"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "\ninferometer: interrupted\n")
+
+
+@pytest.mark.parametrize(("environment", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_on_a_terminal_unless_told_not_to(sim: str, environment: dict[str, str], colours: bool) -> None:
+    parent, child = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    command = [sys.executable, "-m", "inferometer", "infer", sim, "--prompt", "x", "--max-tokens", "2"]
+    done = subprocess.run(command, stdout=child, env=clean | {"TERM": "xterm"} | environment, check=True, timeout=30)
+    os.close(child)
+    assert done.returncode == 0
+    out = b""
+    while True:
+        try:
+            piece = os.read(parent, 65536)
+        except OSError:  # how a terminal says that its other end is closed
+            break
+        out += piece
+    os.close(parent)
+    assert (b"\x1b[" in out) == colours
+
+
+def test_generate_streams_text_too() -> None:
+    events = b'data: {"text_output":"one"}\n\ndata: {"text_output":" two"}\n\n'
+    peer = kserve_peers.over_http()
+
+    def script(client: Client) -> None:
+        rest = client.request
+        while request := rest():
+            if "generate" in request[0]:
+                assert json.loads(request[2]) == {"text_input": "hi", "stream": True, "max_tokens": 2, "top_p": 0.5}
+                client.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(events) + events)
+            else:
+                client.request = iter([request, None]).__next__  # type: ignore[method-assign, assignment]
+                peer(client)
+                client.request = rest  # type: ignore[method-assign]
+
+    with scripted(script) as url:
+        said = infer(
+            url, "--api", "generate", "--model", "pair", "--prompt", "hi", "--max-tokens", "2", "--parameter", "top_p=0.5"
+        )  # fmt: skip
+    assert said.out.startswith("one two\n\n"), said
+    assert "Triton's generate, streamed" in said.out
+
+
+def test_an_answer_that_breaks_off_shows_what_came_and_says_so() -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(b"HTTP/1.1 200 OK\r\n\r\n" + NO_USAGE[:HALF])
+
+    with scripted(script) as url:
+        said = infer(url, "--prompt", "x", "--model", "m")
+    assert (said.status, said.out) == (2, "one\n")
+    assert "no whole answer" in said.err and len(said.err.splitlines()) == 2
+
+
+def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with scripted(polite, context) as url:
+        asked = (url, "--prompt", "x", "--model", "m")
+        assert "TCP and TLS" in infer(*asked, "--ca", tmp_path / "ca.pem").out
+        assert "not by the kernel" in infer(*asked, "--insecure").out
+        assert_one_line(infer(*asked), "certificate is not accepted", "--ca, or --insecure")
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "api"),
+    [("http", "kserve"), ("http", "kserve-json"), ("grpc", "kserve"), ("http", "auto"), ("grpc", "auto")],
+)
+def test_inputs_and_outputs(request: pytest.FixtureRequest, tmp_path: Path, protocol: str, api: str) -> None:
+    kserve = request.getfixturevalue(f"kserve_{protocol}")
+    np.save(tmp_path / "a.npy", np.array([1, 2, 3, 4], np.int32))
+    tree = in_json(
+        kserve, "--api", api, "--model", "pair", "--input", f"A=@{tmp_path}/a.npy", "--input", "B=10,20,30,40",
+        "--save", tmp_path / "out.npz",
+    )  # fmt: skip
+    (response,) = tree["responses"]
+    assert response["outputs"] == [{"name": "SUM", "datatype": "INT32", "shape": [1, 4], "data": [11, 22, 33, 44]}]
+    assert (tree["model"], tree["version"]) == ("pair", "1")
+    assert np.load(tmp_path / "out.npz")["SUM"].tolist() == [[11, 22, 33, 44]]
+
+
+def test_with_nothing_given_the_inputs_are_made_up(kserve: str) -> None:
+    tree = in_json(kserve, "--api", "kserve", "--model", "pair")
+    assert [one["source"] for one in tree["inputs"]] == ["random", "random"]
+    zeros = in_json(kserve, "--model", "pair", "--fill", "zeros", "--shape", "A=2,4", "--shape", "B=2,4")
+    assert zeros["responses"][0]["outputs"][0]["data"] == [0] * 8
+
+
+def test_an_image_gets_its_classes_with_the_servers_labels(kserve: str, picture: str) -> None:
+    said = infer(kserve, "--model", "scores", "--image", picture)
+    assert said.status == 0, said
+    assert "flat.png, 5×4 RGB to 2×2 RGB, NCHW, scaling inception" in said.out
+    lines = [line.split() for line in said.out.splitlines()]
+    place = next(n for n, words in enumerate(lines) if "classes:" in words)
+    assert [words[1:] for words in lines[place + 1 : place + 4]] == [["0", "anchor"], ["1", "barge"], ["2", "canoe"]]
+    assert lines[place + 1][0] == "1"
+    tree = in_json(kserve, "--model", "scores", "--image", picture, "--classes", "2", "--scaling", "none")
+    best = tree["responses"][0]["classes"]["SCORES"][0]
+    assert best == [{"score": 255, "index": 0, "label": "anchor"}, {"score": 128, "index": 1, "label": "barge"}]
+
+
+def test_classes_are_found_here_where_the_server_does_not(tmp_path: Path, picture: str) -> None:
+    (tmp_path / "labels").write_text("one\ntwo\nthree\n")
+    with scripted(kserve_peers.over_http(classifies=False)) as url:
+        asked = (url, "--model", "scores", "--image", picture, "--scaling", "vgg")
+        plain = in_json(*asked)["responses"][0]
+        named = in_json(*asked, "--labels", tmp_path / "labels")["responses"][0]
+        values = in_json(*asked, "--classes", "0")["responses"][0]
+    assert [one["data"] for one in plain["outputs"]] == [[132, 11, -104]]
+    assert [(one["index"], one["label"]) for one in plain["classes"]["SCORES"][0]] == [(0, ""), (1, ""), (2, "")]
+    assert [one["label"] for one in named["classes"]["SCORES"][0]] == ["one", "two", "three"]
+    assert "classes" not in values
+
+
+def test_a_decoupled_model_is_streamed_by_itself_and_all_its_answers_shown(kserve_grpc: str) -> None:
+    said = infer(kserve_grpc, "--model", "many", "--input", "N=3")
+    assert said.status == 0, said
+    assert "KServe v2 over gRPC, streamed" in said.out
+    assert [line.split()[-1] for line in said.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
+    assert "no answers" in infer(kserve_grpc, "--model", "many", "--input", "0").out
+
+
+def test_a_stream_that_fails_shows_what_came_before(kserve_grpc: str) -> None:
+    said = infer(kserve_grpc, "--model", "many", "--input", "2", "--parameter", "fail=true")
+    assert said.status == 2
+    assert said.out.count("SQUARE") == 2
+    assert "told to fail" in said.err and len(said.err.splitlines()) == 2
+
+
+def test_the_servers_own_time_by_its_header_trailer_or_statistics(kserve_grpc: str) -> None:
+    def told(url: str) -> dict[str, Any]:
+        found: dict[str, Any] = in_json(url, "--model", "pair", "--fill", "zeros")["timing"]["server"]
+        return found
+
+    with scripted(kserve_peers.over_http(timing=True)) as by_header:
+        header = told(by_header)
+    trailer = told(kserve_grpc)
+    for found in (header, trailer):
+        assert (found["queue"], found["compute"], found["source"]) == (0.00025, 0.0015, "its server-timing")
+    with scripted(kserve_peers.over_http(statistics=True)) as by_statistics:
+        found = told(by_statistics)
+    assert (found["queue"], found["compute"], found["source"]) == (0.0001, 0.0003, "its statistics")
+    with scripted(kserve_peers.over_http()) as silent:
+        assert "server" not in in_json(silent, "--model", "pair", "--fill", "zeros")["timing"]
+
+
+def test_metadata_and_deadline_reach_a_grpc_server() -> None:
+    seen: dict[str, Any] = {}
+    with kserve_peers.over_grpc(seen) as url:
+        said = infer(url, "--model", "pair", "--header", "X-Own: 5", "--deadline", "20s")
+    assert said.status == 0, said
+    assert seen["metadata"]["x-own"] == "5"
+    assert 0 < seen["left"] <= 20
+
+
+# --- any gRPC method -------------------------------------------------------------------------------------------------
+
+PROTO = """
+syntax = "proto3";
+package shop;
+message Ask { string name = 1; int32 count = 2; }
+message Told { string said = 1; }
+service Till {
+  rpc One(Ask) returns (Told);
+  rpc Many(Ask) returns (stream Told);
+  rpc Sum(stream Ask) returns (Told);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A grpcio server of its own service, with reflection: its URL and its .proto file."""
+    path = tmp_path_factory.mktemp("proto") / "shop.proto"
+    path.write_text(PROTO)
+    described = protobuf.compile(path)
+    schema = protobuf.load(described)
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(described).file:
+        pool.AddSerializedFile(file.SerializeToString())
+
+    def one(request: Any, context: Any) -> Any:
+        if request.name == "nobody":
+            context.abort(grpc.StatusCode.NOT_FOUND, "nobody is there: «näh»")
+        return {"said": f"hello {request.name}"}
+
+    def many(request: Any, context: Any) -> Any:
+        yield from ({"said": f"{request.name} {n}"} for n in range(request.count))
+
+    def total(requests: Any, context: Any) -> Any:
+        return {"said": str(sum(request.count for request in requests))}
+
+    def handler(name: str, kind: Callable[..., Any], behave: Any) -> tuple[str, Any]:
+        method = schema.method(f"shop.Till/{name}")
+        return name, kind(
+            behave,
+            request_deserializer=method.input.FromString,
+            response_serializer=lambda tree: protobuf.encode(method.output, tree),
+        )
+
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    handlers = [
+        handler("One", grpc.unary_unary_rpc_method_handler, one),
+        handler("Many", grpc.unary_stream_rpc_method_handler, many),
+        handler("Sum", grpc.stream_unary_rpc_method_handler, total),
+    ]
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("shop.Till", dict(handlers)),))
+    reflection.enable_server_reflection(("shop.Till", reflection.SERVICE_NAME), server, pool=pool)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"grpc://127.0.0.1:{port}", str(path)
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize("by_reflection", [True, False])
+@pytest.mark.parametrize(
+    ("method", "data", "expected"),
+    [
+        ("shop.Till/One", '{"name": "Ada"}', [{"said": "hello Ada"}]),
+        ("shop.Till.One", "{}", [{"said": "hello "}]),
+        ("shop.Till/Many", '{"name": "n", "count": 3}', [{"said": f"n {n}"} for n in range(3)]),
+        ("shop.Till/Sum", '[{"count": 1}, {"count": 41}]', [{"said": "42"}]),
+    ],
+)
+def test_any_method_takes_and_gives_json(
+    till: tuple[str, str], by_reflection: bool, method: str, data: str, expected: list[Any]
+) -> None:
+    url, proto = till
+    more = () if by_reflection else ("--proto", proto)
+    tree = in_json(url, "--method", method, "--data", data, *more)
+    assert [one["message"] for one in tree["messages"]] == expected
+
+
+def test_a_methods_answer_in_print_and_its_request_from_a_file(till: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "ask.json").write_text('{"name": "Bo"}')
+    said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.json")
+    assert ' {\n   "said": "hello Bo"\n }\n' in said.out
+    assert f" {till[0]} · shop.Till/One · gRPC\n" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--method", "shop.Till/Ones"), ("there is no method", "did you mean shop.Till/One")),
+        (("--method", "shop.Till/One", "--data", '{"nam": 1}'), ("no field 'nam'",)),
+        (("--method", "shop.Till/One", "--data", "{"), ("--data is not JSON",)),
+        (("--method", "shop.Till/One", "--data", "[{}, {}]"), ("has 2 messages", "takes one")),
+        (("--method", "shop.Till/One", "--data", "@/nowhere"), ("/nowhere",)),
+        (("--method", "shop.Till/One", "--proto", "/nowhere.proto"), ("/nowhere.proto",)),
+        (("--method", "shop.Till/One", "--data", '{"name": "nobody"}'), ("nobody is there: «näh» (NOT_FOUND)",)),
+        (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with api grpc",)),
+    ],
+)
+def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_one_line(infer(till[0], *arguments), *words)
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "pear"), ("pear", "did you mean pair?", "the server has many, pair, scores")),
+        (("--model", "pair", "--input", "A=1,2,3,4"), ("the model also takes B (INT32 [-1, 4])",)),
+        (("--model", "pair", "--input", "1,2,3,4"), ("names no input, and the model has 2",)),
+        (("--model", "pair", "--input", "A=1,2", "--input", "B=1"), ("expects the shape [-1, 4]; 2 elements",)),
+        (("--model", "pair", "--input", "A=a,b", "--input", "B=1"), ("expects INT32; 'a,b' was given",)),
+        (("--model", "pair", "--input", "C=1"), ("no input 'C'", "A (INT32 [-1, 4])")),
+        (("--model", "pair", "--output", "NO"), ("no output 'NO'", "SUM")),
+        (("--model", "pair", "--image", "x.png"), ("which is the image's",)),
+        (("--model", "scores", "--image", "/nowhere"), ("/nowhere", "No such file")),
+        (("--model", "scores", "--image", __file__), ("is not an image",)),
+        (("--model", "pair", "--parameter", "fail=true"), ("told to fail",)),
+        (("--model", "pair", "--labels", "/nowhere"), ("/nowhere",)),
+        (("--model", "pair", "--prompt", "x", "--api", "kserve"), ("--prompt",)),
+        (("--model", "pair", "--fill", "zeros", "--save", "/nowhere/x.npz"), ("/nowhere/x.npz",)),
+        (("--model", "pair", "--fill", "zeros", "--json", "/nowhere/x"), ("/nowhere/x",)),
+    ],
+)
+def test_wrong_requests_are_one_line(kserve: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert_one_line(infer(kserve, "--api", "kserve", *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("http://127.0.0.1:1", "--prompt", "x"), ("connection refused", "start the server")),
+        (("grpc://127.0.0.1:1",), ("connection refused", "start the server")),
+        (("http://127.0.0.1:1",), ("nothing to ask", "--prompt")),
+        (("grpc://127.0.0.1:1", "--prompt", "x"), ("prompts are asked over HTTP",)),
+        (("grpc://127.0.0.1:1", "--api", "chat", "--prompt", "x"), ("--api: chat is not spoken over gRPC",)),
+        (("http://127.0.0.1:1", "--method", "a.B/C"), ("grpc wants a grpc:// URL",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--deadline", "1s"), ("--deadline is gRPC's", "--timeout")),
+        (("http://127.0.0.1:1", "--prompt", "x", "--timeout", "soon"), ("--timeout: expected a duration",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--header", "X"), ("NAME:VALUE",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--parameter", "X"), ("NAME=VALUE",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--api-key-env", "NOT_SET_ANYWHERE"), ("NOT_SET_ANYWHERE",)),
+        (("https://127.0.0.1:1", "--prompt", "x", "--ca", "/nowhere"), ("--ca: /nowhere",)),
+        (("http://127.0.0.1:1", "--api", "kserve", "--stream"), ("not streamed over HTTP", "--api generate")),
+        (("grpc://127.0.0.1:1", "--scaling", "vgg"), ("--scaling is for --image",)),
+        (("ftp://127.0.0.1", "--prompt", "x"), ("scheme",)),
+        (("127.0.0.1:8000", "--prompt", "x"), ("scheme",)),
+    ],
+)  # fmt: skip
+def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    said = infer(*arguments)
+    assert_one_line(said, *words)
+    assert "server." not in said.err
+
+
+def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserve_grpc: str) -> None:
+    assert_one_line(infer(kserve_http, "--model", "many", "--input", "3"), "decoupled", "grpc://")
+    assert_one_line(infer(kserve_grpc, "--model", "many", "--no-stream"), "decoupled", "leave --no-stream out")
+
+
+def test_a_deadline_that_the_server_says_has_passed(kserve_grpc: str) -> None:
+    said = infer(kserve_grpc, "--model", "pair", "--deadline", "10s", "--parameter", "late=true")
+    assert_one_line(said, "too late (DEADLINE_EXCEEDED)", "raise --deadline")
+
+
+def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_told() -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.request()
+
+    with scripted(script) as url:
+        said = infer(url, "--prompt", "x", "--model", "m", "--timeout", "100ms")
+    assert_one_line(said, "did not answer within 100 ms", "--timeout")
+
+
+def test_an_http_server_behind_grpc_and_the_other_way_round(
+    kserve_http: str, kserve_grpc: str, till: tuple[str, str]
+) -> None:
+    swapped = kserve_grpc.replace("grpc", "http")
+    assert_one_line(infer(swapped, "--prompt", "x", "--model", "m"), "speaks HTTP/2", f"write {kserve_grpc}")
+    assert_one_line(infer(swapped, "--api", "kserve"), "speaks HTTP/2", f"write {kserve_grpc}")
+    wrong = kserve_http.replace("http", "grpc")
+    assert_one_line(infer(wrong), wrong)
+    assert_one_line(infer(wrong, "--method", "shop.Till/One", "--proto", till[1]), wrong, kserve_http)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno", ("no (401)", "--api-key-env")),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\nnot ready", ("not ready (503)", "server's log")),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found", ("Not Found (404)", "--api")),
+        (b"SSH-2.0-OpenSSH_9\r\n", ("no HTTP/1.1",)),
+        (b"", ("no answer",)),
+        (answer(b"<html>hello"), ("<html>hello", "--api")),
+        (answer(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
+        (answer(b'{"error": {"message": "out of it"}}'), ("out of it",)),
+    ],
+    ids=["401", "503", "404", "ssh", "silent", "html", "not streamed", "error"],
+)  # fmt: skip
+def test_answers_that_are_none_are_one_line(data: bytes, words: tuple[str, ...]) -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(data)
+
+    with scripted(script) as url:
+        assert_one_line(infer(url, "--prompt", "x", "--model", "m"), *words)
+
+
+def test_a_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-geheim-1234567890")
+
+    def script(client: Client) -> None:
+        request = client.request()
+        if request is None:
+            return
+        text = json.dumps({"error": {"message": f"refused: {request[1]['authorization']}"}}).encode()
+        client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+
+    with scripted(script) as url:
+        said = infer(url, "--prompt", "x", "--model", "m", "--api-key-env", "SOME_KEY")
+    assert_one_line(said, "refused: Bearer (removed) (403)")
+
+
+def test_help_teaches_by_example() -> None:
+    said = infer("--help")
+    for word in ("--prompt", "--image cat.jpg", "--input INPUT0=@a.npy", "--method pkg.Service/Method", "Exit status"):
+        assert word in said.out
+    assert max(map(len, said.out.splitlines())) <= 100

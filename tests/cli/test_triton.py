@@ -1,0 +1,248 @@
+"""`inferometer triton`: the flags and the output of Triton's simple performance client, against a small KServe server."""
+
+import csv
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from command import Said, assert_one_line, cli
+from helpers import Client, scripted
+
+from inferometer import conduct, simple_perf
+
+Shape = list[int]
+
+
+class Model:
+    """What the server says of the model it has, and what it was sent."""
+
+    def __init__(self) -> None:
+        self.inputs: list[tuple[str, str, Shape]] = [("IN", "FP32", [-1, -1])]
+        self.outputs: list[tuple[str, str, Shape]] = [("OUT", "FP32", [-1, -1])]
+        self.max_batch = 8
+        self.fails_from = 1 << 30
+        self.seen: list[tuple[str, bytes]] = []
+        self._lock = threading.Lock()
+
+    def serve(self, client: Client) -> None:
+        while request := client.request():
+            first, headers, body = request
+            status, tree = self._answer(first.split()[1], headers, body)
+            content = json.dumps(tree).encode() if tree is not None else b""
+            client.send(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+
+    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        if path.endswith(("/live", "/ready")):
+            return 200, None
+        if path == "/v2":
+            return 200, {"name": "test", "version": "1", "extensions": []}
+        if path.endswith("/infer"):
+            time.sleep(0.01)
+            with self._lock:
+                self.seen.append((path, body))
+                failed = len(self.seen) > self.fails_from
+            return (500, {"error": "told to"}) if failed else (200, {"model_name": "m", "outputs": []})
+        if path.endswith("/config"):
+            return 200, {"name": "m", "max_batch_size": self.max_batch}
+        if path.startswith("/v2/models/m") and not path.endswith("/stats"):
+            return 200, {"name": "m", "versions": ["1"], "platform": "test"} | {
+                kind: [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in tensors]
+                for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs))
+            }
+        return 404, {"error": "unknown"}
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def url(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.chdir(tmp_path)
+    with scripted(model.serve) as url:
+        yield url
+
+
+def triton(url: str, *more: str | Path) -> Said:
+    return cli("triton", "-m", "m", "-u", url, "-c", "12", "-w", "5", *more)
+
+
+def sent(model: Model) -> tuple[Shape, bytes]:
+    """The shape and the bytes of the last request's tensor."""
+    body = model.seen[-1][1]
+    (one,) = json.JSONDecoder().raw_decode(body.decode("latin-1"))[0]["inputs"]
+    assert (one["name"], one["datatype"]) == ("IN", "FP32")
+    return one["shape"], body[-one["parameters"]["binary_data_size"] :]
+
+
+# --- what is right ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement is VALID, however busy the machine is that runs the tests."""
+    measure = conduct.measure
+
+    def kind(*arguments: Any) -> Any:
+        run, summary = measure(*arguments)
+        return run, msgspec.structs.replace(summary, verdict="VALID")
+
+    monkeypatch.setattr(conduct, "measure", kind)
+
+
+@pytest.mark.usefixtures("valid")
+def test_it_prints_what_the_simple_client_prints_and_nothing_else(url: str, model: Model) -> None:
+    said = triton(url)
+    assert said.status == 0, said.err
+    number = r"\d+\.\d\d ms\n"
+    assert re.fullmatch(
+        rf"Throughput: \d+\.\d infer/sec\nLatencies:\n    Avg: {number}    p50: {number}    p90: {number}    p95: {number}    p99: {number}",
+        said.out,
+    ), said.out
+    assert said.err == ""
+    assert len(model.seen) == 17
+
+
+def test_warm_up_requests_are_sent_and_not_counted_and_the_records_are_stored(url: str, tmp_path: Path) -> None:
+    said = triton(url)
+    run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
+    assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
+    assert said.out == simple_perf.text(summary)
+    rows = run.records.rows
+    counted = rows[run.records.phase == 1]
+    span = (counted["done"].max() - counted["intended"].min()) / 1e9
+    assert f"Throughput: {12 / span:.1f} infer/sec" in said.out
+
+
+def test_the_csv_has_a_header_and_a_line_with_whole_microseconds(url: str, tmp_path: Path) -> None:
+    said = triton(url, "--csv", tmp_path / "out.csv")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == "Concurrency,Inferences/Second,p50 latency,p90 latency,p95 latency,p99 latency"
+    (line,) = csv.DictReader(lines)
+    assert line["Concurrency"] == "1"
+    assert f"Throughput: {line['Inferences/Second']} infer/sec" in said.out
+    printed = re.search(r"p50: (.*) ms", said.out)
+    assert printed is not None
+    assert float(printed[1]) == pytest.approx(int(line["p50 latency"]) / 1000, abs=0.006)
+    assert int(line["p99 latency"]) >= 10_000
+
+
+def test_zeros_of_batch_and_shape_for_a_model_that_takes_batches(url: str, model: Model) -> None:
+    assert triton(url, "-b", "3", "-s", "5").status in (0, 1)
+    assert sent(model) == ([3, 5], bytes(60))
+    assert {path for path, _ in model.seen} == {"/v2/models/m/infer"}
+
+
+def test_zeros_of_the_shape_alone_for_one_that_does_not(url: str, model: Model) -> None:
+    model.max_batch = 0
+    model.inputs, model.outputs = [("IN", "FP32", [-1])], [("OUT", "FP32", [-1])]
+    assert triton(url, "--shape", "5", "-x", "7").status in (0, 1)
+    assert sent(model) == ([5], bytes(20))
+    assert {path for path, _ in model.seen} == {"/v2/models/m/versions/7/infer"}
+
+
+@pytest.mark.usefixtures("valid")
+def test_without_a_scheme_it_is_http_and_verbose_says_where_the_records_are(url: str, tmp_path: Path) -> None:
+    said = triton(url.removeprefix("http://"), "-v", "-i", "HTTP")
+    assert said.status == 0, said.err
+    assert said.out.startswith("Throughput: ") and len(said.out.splitlines()) == 7
+    (folder,) = (tmp_path / "runs").glob("2*")
+    assert " VALID " in said.err and str(folder) in said.err
+
+
+def test_an_invalid_measurement_says_why_on_standard_error_and_exits_with_1(url: str, model: Model) -> None:
+    model.fails_from = 10
+    said = triton(url)
+    assert said.status == 1
+    assert said.out.startswith("Throughput: ")
+    assert said.err.startswith("inferometer: INVALID\n") and "failures: " in said.err
+
+
+def test_nothing_answered_has_no_latencies(url: str, model: Model, tmp_path: Path) -> None:
+    model.fails_from = 0
+    said = triton(url, "-w", "0", "-c", "2", "--csv", tmp_path / "out.csv")
+    assert said.status == 1
+    assert said.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
+    assert said.out.splitlines()[2] == "    Avg: - ms"
+    assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,,,,"
+
+
+# --- what is not -----------------------------------------------------------------------------------------------------
+
+
+def shapes(inputs: list[Shape], outputs: list[Shape], max_batch: int = 8) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        model.inputs = [(f"IN{place}", "FP32", shape) for place, shape in enumerate(inputs)]
+        model.outputs = [(f"OUT{place}", "FP32", shape) for place, shape in enumerate(outputs)]
+        model.max_batch = max_batch
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (shapes([[-1, -1]] * 2, [[-1, -1]]), ("expecting 1 input", "has 2: IN0, IN1")),
+        (shapes([[-1, -1]], [[-1, -1]] * 3), ("expecting 1 output", "has 3: OUT0, OUT1, OUT2")),
+        (shapes([], [[-1, -1]]), ("expecting 1 input", "has 0")),
+        (shapes([[-1, 3, -1]], [[-1, -1]]), ("input with 2 dimensions", "IN0", "has 3: [-1, 3, -1]")),
+        (shapes([[-1, -1]], [[-1]]), ("output with 2 dimensions", "OUT0", "has 1: [-1]")),
+        (shapes([[-1, -1]], [[-1, -1]], 0), ("input with 1 dimension,", "has 2: [-1, -1]")),
+        (shapes([[-1, 16]], [[-1, -1]]), ("input of a variable size", "IN0", "[-1, 16]")),
+        (shapes([[-1]], [[16]], 0), ("output of a variable size", "OUT0", "[16]")),
+    ],
+)
+def test_a_model_that_is_not_for_it_is_refused_with_what_was_found(
+    url: str, model: Model, change: Callable[[Model], None], words: tuple[str, ...]
+) -> None:
+    change(model)
+    assert_one_line(triton(url), *words, "inferometer run")
+    assert not model.seen
+
+
+def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:
+    assert_one_line(triton(url, "-b", "9"), "-b 9", "batches of 8 at the most")
+    shapes([[-1]], [[-1]], 0)(model)
+    assert_one_line(triton(url, "-b", "2"), "-b 2", "takes no batches")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("flag", ["-b", "-s", "-c"])
+def test_counts_are_1_or_more(flag: str) -> None:
+    said = cli("triton", "-m", "m", flag, "0")
+    assert said.status == 2 and "x>=1" in said.err
+
+
+def test_the_model_is_required_and_the_csv_must_have_a_place(url: str, tmp_path: Path) -> None:
+    assert "--model-name" in cli("triton").err
+    assert_one_line(triton(url, "--csv", tmp_path / "no" / "out.csv"), "out.csv")
+    assert_one_line(cli("triton", "-m", "other", "-u", url), "other")
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "found"),
+    [
+        (None, None, "http://127.0.0.1:8000"),
+        (None, "http", "http://127.0.0.1:8000"),
+        (None, "grpc", "grpc://127.0.0.1:8001"),
+        ("host:1", None, "http://host:1"),
+        ("host:1", "grpc", "grpc://host:1"),
+        ("https://host", "http", "https://host"),
+        ("grpcs://host", "grpc", "grpcs://host"),
+        ("grpc://host:1", None, "grpc://host:1"),
+    ],
+)
+def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol: str | None, found: str) -> None:
+    assert simple_perf.url_of(url, protocol) == found
+
+
+def test_a_url_of_the_other_protocol_is_refused() -> None:
+    assert_one_line(cli("triton", "-m", "m", "-u", "grpc://127.0.0.1:1", "-i", "http"), "-i", "http://HOST:PORT")
+    assert_one_line(cli("triton", "-m", "m", "-u", "http://127.0.0.1:1", "-i", "gRPC"), "grpc://HOST:PORT")

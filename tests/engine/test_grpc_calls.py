@@ -1,0 +1,272 @@
+"""gRPC calls against grpcio's server: the four kinds, sizes, statuses, deadlines, metadata, compression."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_peers import BIG, grpcio, one, run, said
+
+from inferometer.records import MISSING
+
+TEXT = b"\x12\x05hello"
+"""{"text": "hello"}"""
+
+
+# --- the four kinds --------------------------------------------------------------------------------------------------
+
+
+def test_unary(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+
+    def echo(message: bytes, _: grpc.ServicerContext) -> bytes:
+        heard.append(message)
+        return message
+
+    with grpcio(Unary=echo) as url:
+        done, summary = run(tmp_path, url)
+    assert summary.counts.ok == 6
+    assert heard == [TEXT] * 6
+    rows = done.records.rows
+    assert set(rows["status"]) == {200}
+    assert set(rows["attempts"]) == {1}
+    assert set(rows["chunk_count"]) == {0}
+    assert set(rows["bytes_in"]) == {5 + len(TEXT)}
+    assert (rows["sent"] <= rows["first_byte"]).all()
+    assert (rows["first_byte"] <= rows["done"]).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_each_message_of_a_streamed_answer_is_an_arrival(tmp_path: Path, count: int) -> None:
+    def down(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from [message] * count
+
+    with grpcio(Down=down) as url:
+        done, summary = run(tmp_path, url, "Down")
+    rows = done.records.rows
+    assert summary.counts.ok == 6
+    assert set(rows["chunk_count"]) == {count}
+    if count:
+        assert (rows["first_byte"] <= rows["first_token"]).all()
+        assert (rows["last_token"] <= rows["done"]).all()
+    else:
+        assert (rows["first_token"] == MISSING).all()
+
+
+def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path) -> None:
+    def down(message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        never = threading.Event()
+        for _ in range(4):
+            never.wait(0.03)
+            yield message
+
+    with grpcio(Down=down) as url:
+        done, _ = run(tmp_path, url, "Down", load=one(requests=2))
+    rows = done.records.rows
+    assert (rows["last_token"] - rows["first_token"] > 60_000_000).all()
+
+
+def test_a_list_of_messages_is_streamed_up(tmp_path: Path) -> None:
+    heard: list[list[bytes]] = []
+
+    def up(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
+        heard.append(list(messages))
+        return b""
+
+    with grpcio(Up=up) as url:
+        _, summary = run(tmp_path, url, "Up", messages=[[{"text": "hello"}] * 3, []], load=one(requests=2))
+    assert summary.counts.ok == 2
+    assert heard == [[TEXT] * 3, []]
+
+
+def test_both_ways_at_once(tmp_path: Path) -> None:
+    def both(messages: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        for message in messages:
+            yield message
+            yield message
+
+    with grpcio(Both=both) as url:
+        done, summary = run(tmp_path, url, "Both", messages=[[{"text": "hello"}] * 3])
+    assert summary.counts.ok == 6
+    assert set(done.records.rows["chunk_count"]) == {6}
+
+
+# --- sizes and flow control ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hundred_megabytes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with one message of 100 MB: {"data": ...}."""
+    size = 100_000_000
+    head = b"\x0a" + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21])
+    path = tmp_path_factory.mktemp("big") / "message.bin"
+    path.write_bytes(head + bytes(size))
+    return str(path)
+
+
+def test_100_megabytes_both_ways(tmp_path: Path, hundred_megabytes: str) -> None:
+    sizes: list[int] = []
+
+    def echo(message: bytes, _: grpc.ServicerContext) -> bytes:
+        sizes.append(len(message))
+        return message
+
+    with grpcio(BIG, Unary=echo) as url:
+        done, summary = run(tmp_path, url, data={"type": "messages", "path": hundred_megabytes}, load=one())
+    assert summary.counts.ok == 1
+    assert sizes == [100_000_005]
+    assert done.records.rows["bytes_in"].tolist() == [100_000_010]
+
+
+def test_too_large_a_message_is_resource_exhausted(tmp_path: Path) -> None:
+    with grpcio(Unary=lambda message, _: message) as url:
+        done, summary = run(tmp_path, url, messages=[{"text": "x" * 5_000_000}], load=one())
+    assert summary.counts.by_failure == {"grpc_RESOURCE_EXHAUSTED": 1}
+    assert "larger than max" in said(done).pop()[1].lower()
+
+
+def test_a_server_that_reads_the_request_late_is_waited_for(tmp_path: Path) -> None:
+    """More is sent than its windows take: the rest goes when it has read; a short call overtakes meanwhile."""
+    go_on = threading.Event()
+    order: list[int] = []
+
+    def up(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        first = next(messages)
+        if len(first) > 1000:
+            go_on.wait(10)
+        else:
+            go_on.set()
+        order.append(len(first) + sum(map(len, messages)))
+        return b""
+
+    requests = [[{"text": "x" * 1_000_000}] * 8, [{"text": "hello"}]]
+    with grpcio(Up=up) as url:
+        _, summary = run(
+            tmp_path, url, "Up", messages=requests, client={"connections": 1}, load=one(concurrency=2, requests=2)
+        )
+    assert summary.counts.ok == 2
+    assert order == [7, 8 * 1_000_004]
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_every_status_is_a_failure_with_its_name_and_the_servers_message(tmp_path: Path, code: grpc.StatusCode) -> None:
+    def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(code, "größer als 100 %\nnein")
+
+    with grpcio(Unary=fail) as url:
+        done, summary = run(tmp_path, url, load=one())
+    assert summary.counts.by_failure == {f"grpc_{code.name}": 1}
+    assert said(done) == {(f"grpc_{code.name}", "größer als 100 % nein")}
+    assert done.records.rows["status"].tolist() == [200]
+
+
+def test_a_stream_that_fails_halfway_keeps_its_arrivals(tmp_path: Path) -> None:
+    def down(message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield message
+        yield message
+        context.abort(grpc.StatusCode.DATA_LOSS, "gone")
+
+    with grpcio(Down=down) as url:
+        done, summary = run(tmp_path, url, "Down", load=one())
+    assert summary.counts.by_failure == {"grpc_DATA_LOSS": 1}
+    assert done.records.rows["chunk_count"].tolist() == [2]
+
+
+def test_a_method_that_the_server_does_not_have(tmp_path: Path) -> None:
+    with grpcio(Unary=lambda message, _: message) as url:
+        _, summary = run(tmp_path, url, "Up", load=one())
+    assert summary.counts.by_failure == {"grpc_UNIMPLEMENTED": 1}
+
+
+# --- what is sent along ----------------------------------------------------------------------------------------------
+
+
+def test_the_deadline_is_told_to_the_server_which_keeps_it(tmp_path: Path) -> None:
+    remaining: list[float] = []
+
+    def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
+        remaining.append(context.time_remaining())
+        over = threading.Event()
+        context.add_callback(over.set)
+        over.wait(10)
+        return b""
+
+    with grpcio(Unary=slow) as url:
+        done, summary = run(tmp_path, url, server={"deadline": "300ms"}, load=one(requests=2))
+    assert summary.counts.by_failure == {"grpc_DEADLINE_EXCEEDED": 2}
+    assert all(0 < each <= 0.3 for each in remaining)
+    rows = done.records.rows
+    assert (rows["done"] - rows["sent"] >= 250_000_000).all()
+
+
+def test_headers_are_metadata(tmp_path: Path) -> None:
+    seen: dict[str, str | bytes] = {}
+
+    def look(message: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.update(dict(context.invocation_metadata()))
+        return b""
+
+    headers = {"X-Tenant": "blue", "user-agent": "mine", "Sent-Bin": "AAECAw"}
+    with grpcio(Unary=look) as url:
+        run(tmp_path, url, server={"headers": headers}, load=one())
+    assert seen["x-tenant"] == "blue"
+    assert str(seen["user-agent"]).startswith("mine")
+    assert seen["sent-bin"] == b"\x00\x01\x02\x03"
+
+
+def test_the_key_is_metadata_too_and_stored_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str | bytes] = {}
+
+    def look(message: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.update(dict(context.invocation_metadata()))
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, f"not with {seen['authorization']!r}")
+
+    monkeypatch.setenv("THE_KEY", "hush-hush")
+    with grpcio(Unary=look) as url:
+        done, _ = run(tmp_path, url, server={"api_key_env": "THE_KEY"}, load=one())
+    assert seen["authorization"] == "Bearer hush-hush"
+    assert all(b"hush-hush" not in path.read_bytes() for path in done.folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compressed_requests_and_answers(tmp_path: Path, compression: str) -> None:
+    text = "again and " * 1000
+    heard: list[bytes] = []
+
+    def echo(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.set_compression(getattr(grpc.Compression, compression.capitalize()))
+        for message in messages:
+            heard.append(message)
+            yield message
+
+    with grpcio(Both=echo) as url:
+        done, summary = run(
+            tmp_path, url, "Both", messages=[[{"text": text}] * 2], server={"compression": compression}, load=one()
+        )
+    assert summary.counts.ok == 1
+    assert heard == [b"\x12\x90\x4e" + text.encode()] * 2
+    rows = done.records.rows
+    assert rows["chunk_count"].tolist() == [2]
+    assert rows["bytes_in"][0] < 1000
+    assert rows["bytes_out"][0] < 1000
+
+
+def test_what_the_server_says_of_its_time_is_in_the_row(tmp_path: Path) -> None:
+    def timed(message: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_trailing_metadata([("server-timing", "queue;dur=0.25, compute;dur=3.5")])
+        return b""
+
+    with grpcio(Unary=timed) as url:
+        done, _ = run(tmp_path, url)
+    assert set(done.records.rows["queue"]) == {250_000}
+    assert set(done.records.rows["compute"]) == {3_500_000}
+
+
+def test_a_server_that_does_not_say_leaves_it_open(tmp_path: Path) -> None:
+    with grpcio(Unary=lambda message, _: message) as url:
+        done, _ = run(tmp_path, url)
+    assert set(done.records.rows["queue"]) == set(done.records.rows["compute"]) == {-1}

@@ -1,0 +1,130 @@
+"""Whether the stage under way is stable, read from spools as they grow: as the report will see it, and no earlier."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inferometer.analysis import stability
+from inferometer.engine.flight import Flight
+from inferometer.engine.spool import Control, Spool, merge
+from inferometer.observe.settling import Settling
+from inferometer.records import StagePlan
+from inferometer.units import NS
+
+MS = NS // 1000
+T0 = 1_000 * NS
+PLAN = StagePlan(type="closed", open=False, concurrency=1, duration=60.0, stable=0.1, window=1.0)
+
+
+class Shards:
+    """Spools that are written by hand; the clock is what the heartbeats say."""
+
+    def __init__(self, folder: Path, count: int, *plans: StagePlan) -> None:
+        self.folder, self.count = folder, count
+        for shard in range(count):
+            Control(folder / f"{shard}.control", create=True)
+        self.spools = [Spool(folder, shard, 1, 1) for shard in range(count)]
+        for spool in self.spools:
+            spool.control["t0"] = T0
+            spool.control.state = "running"
+        self.settling = Settling(folder, count, plans)
+
+    def answer(self, at: int, service: int = 5 * MS, stage: int = 0, shard: int = 0, failure: int = 0) -> None:
+        self.spools[shard].add(
+            Flight(id=0, intended=at - service, sent=at - service, done=at, stage=stage, shard=shard, failure=failure)
+        )
+
+    def beat(self, at: int, *shards: int) -> None:
+        for shard in shards or range(self.count):
+            self.spools[shard].publish()
+            self.spools[shard].control["heartbeat"] = at
+
+    def stage(self, number: int, *shards: int) -> None:
+        for shard in shards or range(self.count):
+            self.spools[shard].control["stage"] = number
+
+
+def seconds(shards: Shards, *numbers: int, stage: int = 0, shard: int = 0, each: int = 10) -> None:
+    """`each` answers in each of these seconds, the first at its very beginning."""
+    for number in numbers:
+        for place in range(each):
+            shards.answer(T0 + number * NS + place * NS // each, stage=stage, shard=shard)
+
+
+def test_three_windows_that_agree_end_the_stage_once_all_of_it_is_recorded(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, 1, PLAN)
+    assert shards.settling.look() is None
+    seconds(shards, 0, 1, 2)
+    shards.beat(T0 + 3 * NS)
+    assert shards.settling.look() is None, "the kernel may have stamped what is not read yet"
+    shards.beat(T0 + 3 * NS + 20 * MS)
+    assert shards.settling.look() == 0
+
+
+def test_the_slowest_shards_heartbeat_decides_and_one_that_has_ended_has_none(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, 2, PLAN)
+    seconds(shards, 0, 1, 2)
+    shards.beat(T0 + 4 * NS, 0)
+    shards.beat(T0 + 2 * NS, 1)
+    assert shards.settling.look() is None
+    shards.spools[1].control["ended"] = T0 + 2 * NS
+    assert shards.settling.look() == 0
+
+
+def test_answers_of_a_shard_that_is_ahead_count_when_the_stage_is_all_of_theirs(tmp_path: Path) -> None:
+    """Shard 1 is in the second stage already; its first answer there begins the windows for both."""
+    shards = Shards(tmp_path, 2, PLAN, PLAN)
+    shards.stage(1, 1)
+    shards.answer(T0 + NS // 2, stage=1, shard=1)
+    shards.beat(T0 + NS)
+    assert shards.settling.look() is None
+    shards.stage(1)
+    seconds(shards, 1, 2, 3, stage=1)
+    shards.beat(T0 + 3 * NS + 600 * MS)
+    shards.settling.look()
+    live = shards.settling._good[1]
+    assert min(int(part["done"].min()) for part in live) == T0 + NS // 2
+
+
+def test_stages_without_the_rule_are_left_alone_and_failures_do_not_count(tmp_path: Path) -> None:
+    plain = StagePlan(type="closed", open=False, concurrency=1)
+    shards = Shards(tmp_path, 1, plain, PLAN)
+    seconds(shards, 0, 1, 2, 3)
+    shards.beat(T0 + 5 * NS)
+    assert shards.settling.look() is None
+    shards.stage(1)
+    for number in range(5, 9):
+        shards.answer(T0 + number * NS, stage=1, failure=1)
+    shards.beat(T0 + 10 * NS)
+    assert shards.settling.look() is None
+    seconds(shards, 10, 11, 12, stage=1)
+    shards.beat(T0 + 14 * NS)
+    assert shards.settling.look() == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_ended_the_stage_is_what_the_report_finds(tmp_path: Path, seed: int) -> None:
+    """Answers at a rate and a latency that wander and then settle, over two shards, looked at every 50 ms."""
+    rng = np.random.default_rng(seed)
+    shards = Shards(tmp_path, 2, PLAN)
+    at, ended = T0 + int(rng.integers(NS)), None
+    beat = T0
+    for number in range(6000):
+        settled = min(at - T0, 6 * NS) / (6 * NS)
+        at += int(rng.exponential(2 * MS * (4 - 3 * settled)))
+        service = int(5 * MS * (3 - 2 * settled) * rng.uniform(0.9, 1.1))
+        while beat + 50 * MS < at:
+            beat += 50 * MS
+            shards.beat(beat)
+            if ended is None and shards.settling.look() is not None:
+                ended = beat
+        if ended is not None and at > ended + 30 * MS:
+            break
+        shards.answer(at, service, shard=number % 2)
+    assert ended is not None
+    for spool in shards.spools:
+        spool.close()
+    found = stability.of_stage(merge(tmp_path, 2)[0].rows, 0, PLAN)
+    assert found is not None and found.settled is not None
+    assert 0 <= (ended - T0) - found.settled[1] - 20 * MS <= 50 * MS

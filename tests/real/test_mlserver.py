@@ -1,0 +1,167 @@
+"""KServe v2 by another hand: MLServer, which has neither configurations nor statistics, and streams bare answers."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+from real_server import started
+
+from inferometer.analysis.breakdown import breakdown
+from inferometer.config.schema import Server
+from inferometer.engine import ask, before, kserve
+from inferometer.engine.ask import Place
+from inferometer.errors import UserError
+from inferometer.records import Run
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random
+from inferometer.wire import protobuf
+from inferometer.wire.kserve import grpc, http
+from inferometer.wire.kserve.control import ModelMetadata, NotOffered
+from inferometer.wire.kserve.http import InferAnswer, InferOptions
+from inferometer.wire.target import parse
+
+pytestmark = pytest.mark.real
+
+Urls = dict[str, Any]
+WAYS = ["http", "grpc"]
+
+
+@pytest.fixture(scope="module")
+def mlserver() -> Iterator[Urls]:
+    with started("mlserver", "--models", str(Path(__file__).parent / "mlserver_models")) as places:
+        yield places
+
+
+def place(mlserver: Urls, way: str) -> Place:
+    return Place(parse(mlserver[way]))
+
+
+def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions) -> InferAnswer:
+    if way == "grpc":
+        message = grpc.infer_request("echo", "", tensors, options)
+        answered = ask.grpc(place(mlserver, way), grpc.INFER, [message], {})
+        assert answered.fail is None, answered.fail
+        return grpc.infer_answer(answered.body)
+    headers, body = http.encode(tensors, options)
+    reply = ask.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
+    return http.decode(reply.status, reply.headers, reply.body)
+
+
+# --- what it says about itself ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metadata_is_there_and_configuration_and_statistics_are_not_offered(mlserver: Urls, way: str) -> None:
+    there = place(mlserver, way)
+    assert kserve.question(there, {}, "live") and kserve.question(there, {}, "ready")
+    assert kserve.question(there, {}, "model_ready", "echo")
+    assert kserve.question(there, {}, "server_metadata").name == "mlserver"
+    found: ModelMetadata = kserve.question(there, {}, "model_metadata", "echo")
+    assert (found.name, found.inputs) == ("echo", (TensorSpec("x", "FP32", (-1, 4)),))
+    for name in ("model_config", "statistics"):
+        with pytest.raises(NotOffered):
+            kserve.question(there, {}, name, "echo")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Urls, way: str) -> None:
+    entries = kserve.question(place(mlserver, way), {}, "repository_index")
+    assert [(entry.name, entry.state) for entry in entries] == [("echo", "READY"), ("words", "READY")]
+    assert before.reach(Server(mlserver[way], api="kserve")).model == "echo"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
+    with pytest.raises(UserError, match="echo") as caught:
+        before.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
+    assert caught.value.remedy == "check server.version"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
+    with pytest.raises(UserError, match="nosuch") as caught:
+        kserve.question(place(mlserver, way), {}, "model_metadata", "nosuch")
+    assert not isinstance(caught.value, NotOffered)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
+def test_what_is_sent_comes_back(mlserver: Urls, way: str, datatype: str) -> None:
+    sent = random("x", datatype, (3, 4), np.random.default_rng(7))
+    answer = infer(mlserver, way, [sent], InferOptions(id="seven", binary=False))
+    assert answer.outputs == [sent]
+    assert (answer.model, answer.id) == ("echo", "seven")
+
+
+def test_typed_contents_are_read(mlserver: Urls) -> None:
+    """MLServer answers in the form in which it was asked; we ask raw, others do not."""
+    values: dict[str, tuple[str, list[Any]]] = {
+        "BOOL": ("bool_contents", [True, False]),
+        "INT8": ("int_contents", [-128, 127]),
+        "INT64": ("int64_contents", [-(2**63), 2**63 - 1]),
+        "UINT16": ("uint_contents", [0, 65535]),
+        "UINT64": ("uint64_contents", [0, 2**64 - 1]),
+        "FP32": ("fp32_contents", [0.5, -2.0]),
+        "FP64": ("fp64_contents", [0.1, 1e300]),
+        "BYTES": ("bytes_contents", [b"one", b""]),
+    }
+    request = protobuf.own("kserve").message("inference.ModelInferRequest")(model_name="echo")
+    for datatype, (field, elements) in values.items():
+        made = request.inputs.add(name=datatype, datatype=datatype, shape=[2])
+        getattr(made.contents, field).extend(elements)
+    reply = ask.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
+    assert reply.fail is None, reply.fail
+    assert not protobuf.own("kserve").message("inference.ModelInferResponse").FromString(reply.body).raw_output_contents
+    assert grpc.infer_answer(reply.body).outputs == [
+        from_numpy(name, np.array(elements, DATATYPES[name].dtype or object), name)
+        for name, (_, elements) in values.items()
+    ]
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------
+
+
+def measured(folder: Path, mlserver: Urls, way: str, model: str, **sections: Any) -> Run:
+    server = {"model": model, "api": "kserve" if way == "grpc" else "kserve-json"} | sections.pop("server", {})
+    data = {"type": "tensors"} | sections.pop("data", {})
+    run, _ = helpers.measure(folder, mlserver[way], server=server, data=data, **sections)
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_goes_on_without_configuration_and_statistics(tmp_path: Path, mlserver: Urls, way: str) -> None:
+    load = {"type": "closed", "concurrency": 4, "requests": 200}
+    run = measured(tmp_path, mlserver, way, "echo", data={"shape": {"x": [2, 4]}}, load=load)
+    rows = run.records.rows
+    assert not rows["failure"].any(), run.records.failures
+    assert sorted(rows["id"].tolist()) == list(range(200))
+    assert run.manifest.statistics == (None,)
+    assert breakdown(run, rows["failure"] == 0) is None
+    assert run.manifest.server["name"] == "mlserver"
+
+
+def test_a_stream_has_an_arrival_for_each_answer(tmp_path: Path, mlserver: Urls) -> None:
+    path = tmp_path / "data.json"
+    texts = ["one", "one two", "one two three"]
+    path.write_text(json.dumps({"data": [{"text_input": [text]} for text in texts]}))
+    load = {"type": "closed", "concurrency": 1, "requests": 60}
+    run = measured(tmp_path, mlserver, "grpc", "words", server={"stream": True}, data={"fill": f"@{path}"}, load=load)
+    rows = run.records.rows
+    assert not rows["failure"].any(), run.records.failures
+    assert rows["chunk_count"].tolist() == [1 + id % 3 for id in rows["id"].tolist()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_of_the_model_has_its_words(tmp_path: Path, mlserver: Urls, way: str) -> None:
+    """`words` can only stream."""
+    load = {"type": "constant", "rate": 200, "requests": 10}
+    run = measured(tmp_path, mlserver, way, "words", data={"fill": "random"}, load=load)
+    assert (run.records.rows["failure"] > 0).all()
+    assert all(failure.code.startswith(f"{way}_") for failure in run.records.failures)
+    assert all(failure.message for failure in run.records.failures), run.records.failures

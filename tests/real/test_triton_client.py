@@ -1,0 +1,462 @@
+"""What our codecs get from Triton, by every way there is to ask it, is bit for bit what tritonclient gets."""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, split_bytes
+from triton_server import tensor as job_tensor
+
+from inferometer.config.schema import Server
+from inferometer.engine import ask, before, kserve
+from inferometer.engine.ask import Place, Reply
+from inferometer.errors import UserError
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
+from inferometer.wire.kserve import control, grpc, http
+from inferometer.wire.kserve.http import InferAnswer, InferOptions
+from inferometer.wire.target import parse
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["triton_server"]
+
+WAYS = {
+    "http": "none",
+    "http gzip": "gzip",
+    "http deflate": "deflate",
+    "grpc": "none",
+    "grpc gzip": "gzip",
+    "grpc deflate": "deflate",
+    "grpc stream": "none",
+}
+"""Each with its compression; JSON, which cannot carry everything, is apart."""
+ALL_WAYS = [*WAYS, "json"]
+BOTH = ["http", "grpc"]
+
+
+def place(triton: Triton, way: str) -> Place:
+    return Place(parse(triton.grpc if way.startswith("grpc") else triton.http))
+
+
+def infer(
+    triton: Triton,
+    way: str,
+    model: str,
+    tensors: list[Tensor],
+    options: InferOptions = InferOptions(),  # noqa: B008 - frozen
+    version: str = "",
+) -> InferAnswer:
+    """One inference that has one answer."""
+    if way.startswith("grpc"):
+        (answer,) = over_grpc(triton, way, model, tensors, options, version)
+        return answer
+    own = {"Accept-Encoding": WAYS[way]} if WAYS.get(way, "none") != "none" else {}
+    wishes = InferOptions(options.id, options.parameters, options.outputs, options.classification, binary=way != "json")
+    headers, body = http.encode(tensors, wishes)
+    packed, body = http.compressed(body, WAYS.get(way, "none"))
+    reply = ask.http(place(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
+    assert reply.headers.get("content-encoding") == (own.get("Accept-Encoding") if reply.status == 200 else None)
+    check_instants(reply)
+    return http.decode(reply.status, reply.headers, reply.body)
+
+
+def over_grpc(
+    triton: Triton, way: str, model: str, tensors: list[Tensor], options: InferOptions, version: str = ""
+) -> list[InferAnswer]:
+    """All answers to one inference."""
+    streamed = way == "grpc stream"
+    message = grpc.infer_request(model, version, tensors, options)
+    path = grpc.STREAM_INFER if streamed else grpc.INFER
+    reply = ask.grpc(place(triton, way), path, [message], {}, compression=WAYS[way])
+    if reply.fail is not None:
+        raise UserError(f"{reply.fail.code}: {reply.fail.message}")
+    check_instants(reply)
+    answers = [(grpc.stream_answer if streamed else grpc.infer_answer)(piece) for _, piece in reply.pieces]
+    for answer in answers:
+        if isinstance(answer, str):
+            raise UserError(answer)
+    return [answer for answer in answers if isinstance(answer, InferAnswer)]
+
+
+def check_instants(reply: Reply) -> None:
+    assert 0 < reply.connect_from <= reply.connected <= reply.sent <= reply.written
+    assert reply.sent <= reply.first_byte <= reply.done
+
+
+def jobs(tensors: list[Tensor]) -> list[Job]:
+    return [job_tensor(one.name, one.datatype, one.shape, one.data) for one in tensors]
+
+
+def told(answer: Job) -> list[Tensor]:
+    """The oracle's outputs."""
+    assert "outputs" in answer, answer
+    return [
+        Tensor(one["name"], one["datatype"], tuple(one["shape"]), base64.b64decode(one["data"]))
+        for one in answer["outputs"]
+    ]
+
+
+def whole(name: str, datatype: str, shape: list[int], content: Any) -> Tensor:
+    return from_numpy(name, np.array(content, NUMPY[datatype]).reshape(shape), datatype)
+
+
+# --- every datatype -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def any_tensor(draw: st.DrawFn, datatype: str) -> Tensor:
+    """Any bits at all, NaN and infinities among them; BYTES of any bytes."""
+    size = draw(st.integers(0, 40))
+    if datatype == "BYTES":
+        raw = join_bytes(draw(st.lists(st.binary(max_size=30), min_size=size, max_size=size)))
+    elif datatype == "BOOL":
+        raw = bytes(draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)))
+    else:
+        length = size * DATATYPES[datatype].size
+        raw = draw(st.binary(min_size=length, max_size=length))
+    return Tensor(f"IN_{datatype}", datatype, (size,), raw)
+
+
+def as_outputs(tensors: list[Tensor]) -> list[Tensor]:
+    return [Tensor(one.name.replace("IN_", "OUT_"), one.datatype, one.shape, one.data) for one in tensors]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_every_datatype_comes_back_bit_for_bit(triton: Triton, oracle: Oracle, datatype: str, data: DataObject) -> None:
+    sent = [data.draw(any_tensor(datatype))]
+    names = (f"OUT_{datatype}",)
+    truth = told(oracle(triton.grpc, model="all_types", inputs=jobs(sent), outputs=list(names)))
+    assert truth == as_outputs(sent)
+    for way in WAYS:
+        assert infer(triton, way, "all_types", sent, InferOptions(outputs=names)).outputs == truth, way
+
+
+def json_elements(datatype: str) -> st.SearchStrategy[Any]:
+    """What JSON can carry."""
+    if datatype == "BYTES":
+        return st.text(max_size=20).map(str.encode)
+    if datatype == "BOOL":
+        return st.booleans()
+    if datatype == "FP64":
+        return st.floats(-1e300, 1e300).filter(lambda number: number == 0 or abs(number) > 1e-300)
+    if datatype == "FP32":
+        return st.floats(width=32, allow_nan=False, allow_infinity=False)
+    bounds = np.iinfo(NUMPY[datatype])
+    return st.integers(int(bounds.min), int(bounds.max))
+
+
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_every_datatype_that_json_carries_comes_back_through_it(
+    triton: Triton, oracle: Oracle, datatype: str, data: DataObject
+) -> None:
+    content = data.draw(st.lists(json_elements(datatype), max_size=20))
+    raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
+    sent = [Tensor(f"IN_{datatype}", datatype, (len(content),), raw)]
+    names = [f"OUT_{datatype}"]
+    truth = told(oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent), outputs=names))
+    found = infer(triton, "json", "all_types", sent, InferOptions(outputs=tuple(names))).outputs
+    assert found == truth
+    (output,) = found
+    assert isinstance(output, Tensor)
+    if datatype == "FP64":
+        np.testing.assert_allclose(to_numpy(output), content, rtol=1e-15, atol=0)
+    else:
+        assert output == as_outputs(sent)[0]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_what_json_does_not_carry_is_refused_before_it_is_sent(triton: Triton, oracle: Oracle, datatype: str) -> None:
+    sent = [Tensor(f"IN_{datatype}", datatype, (1,), b"\0\0")]
+    assert "binary data" in oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent))["error"]
+    with pytest.raises(UserError, match=f"{datatype} cannot be sent as JSON"):
+        to_json(sent[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_many_tensors_of_all_datatypes_in_one_request(
+    triton: Triton, oracle: Oracle, way: str, data: DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(list(DATATYPES)), min_size=1, unique=True))
+    sent = [data.draw(any_tensor(datatype)) for datatype in chosen]
+    names = [one.name for one in as_outputs(sent)]
+    truth = told(oracle(triton.http, model="all_types", inputs=jobs(sent), outputs=names))
+    found = infer(triton, way, "all_types", sent, InferOptions(outputs=tuple(names))).outputs
+    assert {one.name: one for one in found} == {one.name: one for one in truth}
+    assert {one.name for one in found} == set(names)
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+@settings(max_examples=4)
+@given(rows=st.integers(1, 64), columns=st.integers(1, 50))
+def test_batches_of_any_shape(triton: Triton, oracle: Oracle, way: str, rows: int, columns: int) -> None:
+    sent = [whole("INPUT0", "FP32", [rows, columns], np.arange(rows * columns) / 7)]
+    truth = told(oracle(triton.http, model="identity", inputs=jobs(sent)))
+    assert infer(triton, way, "identity", sent).outputs == truth
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_of_two_megabytes(triton: Triton, way: str) -> None:
+    sent = whole("INPUT0", "FP32", [500_000], np.random.default_rng(7).random(500_000))
+    (output,) = infer(triton, way, "no_batch", [sent]).outputs
+    assert isinstance(output, Tensor)
+    assert output.data == sent.data
+
+
+# --- what a request says beside its tensors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_only_the_outputs_asked_for(triton: Triton, oracle: Oracle, way: str) -> None:
+    sent = [whole("INPUT0", "INT32", [1, 16], range(16)), whole("INPUT1", "INT32", [1, 16], [2] * 16)]
+    for names in ((), ("OUTPUT1",), ("OUTPUT0", "OUTPUT1")):
+        truth = told(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
+        found = infer(triton, way, "add_sub", sent, InferOptions(outputs=names)).outputs
+        assert found == truth
+        assert len(found) == (len(names) or 2)
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_the_best_classes_with_their_labels(triton: Triton, oracle: Oracle, way: str) -> None:
+    image = np.zeros(192)
+    image[[0, 20, 189]] = [1, 3, 2]
+    sent = [whole("IMAGE", "FP32", [1, 3, 8, 8], image)]
+    truth = told(oracle(triton.http, model="classifier", inputs=jobs(sent), outputs=["SCORES"], classes=3))
+    answer = infer(triton, way, "classifier", sent, InferOptions(outputs=("SCORES",), classification=3))
+    assert answer.outputs == truth
+    assert split_bytes(truth[0].data) == [b"3.000000:1:barge", b"2.000000:9:kayak", b"1.000000:0:anchor"]
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_id_and_version_are_in_the_answer(triton: Triton, oracle: Oracle, way: str) -> None:
+    sent = [whole("INPUT0", "FP32", [2], [1, 2])]
+    truth = oracle(triton.grpc, model="no_batch", inputs=jobs(sent), version="1", id="number 7")
+    answer = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
+    assert (answer.model, answer.version, answer.id) == (truth["model"], truth["version"], truth["id"])
+    assert (answer.version, answer.id) == ("1", "number 7")
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_parameters_of_every_kind_are_taken(triton: Triton, way: str) -> None:
+    sent = [whole("INPUT0", "FP32", [1], [1])]
+    own: dict[str, bool | int | float | str] = {
+        "text": "a",
+        "yes": True,
+        "number": 7,
+        "negative": -7,
+        "part": 0.5,
+        "priority": 0,
+    }
+    assert infer(triton, way, "no_batch", sent, InferOptions(parameters=own)).outputs
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_a_parameter_of_the_wrong_kind_is_refused(triton: Triton, way: str) -> None:
+    """Which shows that Triton reads what we send as parameters."""
+    sent = [whole("INPUT0", "FP32", [1], [1])]
+    wrong: dict[str, bool | int | float | str] = {"priority": "high"}
+    with pytest.raises(UserError, match="priority"):
+        infer(triton, way, "no_batch", sent, InferOptions(parameters=wrong))
+
+
+@pytest.mark.parametrize("way", ["http", "json", "grpc", "grpc stream"])
+def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None:
+    def add(sequence: int, number: int, start: bool = False, end: bool = False) -> list[int]:
+        flags: dict[str, bool | int | float | str] = {
+            "sequence_id": sequence,
+            "sequence_start": start,
+            "sequence_end": end,
+        }
+        sent = [whole("INPUT", "INT32", [1, 1], [number])]
+        answer = infer(triton, way, "sequence", sent, InferOptions(parameters=flags))
+        found = {one.name: one for one in answer.outputs if isinstance(one, Tensor)}
+        return [int(to_numpy(found[name]).item()) for name in ("SUM", "SEQUENCE")]
+
+    first, second = 7 + ALL_WAYS.index(way), 2**62 + ALL_WAYS.index(way)
+    assert add(first, 10, start=True) == [10, first]
+    assert add(second, 500, start=True) == [500, second]
+    assert add(first, 1) == [11, first]
+    assert add(second, 2, end=True) == [502, second]
+    assert add(first, 4, end=True) == [15, first]
+    assert add(first, 1, start=True, end=True) == [1, first]
+    with pytest.raises(UserError, match="must specify the START flag"):
+        add(first, 1)
+
+
+# --- decoupled models ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_decoupled_model_answers_as_often_as_it_likes(triton: Triton, oracle: Oracle, count: int) -> None:
+    sent = [whole("N", "INT32", [1], [count])]
+    truth = oracle(triton.grpc, model="square", stream=True, inputs=jobs(sent))["responses"]
+    answers = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
+    assert [answer.outputs for answer in answers] == [told(response) for response in truth]
+    assert len(answers) == count
+
+
+def test_the_empty_final_answer_comes_if_the_parameter_asks_for_it(triton: Triton) -> None:
+    sent = [whole("N", "INT32", [1], [2])]
+    options = InferOptions(id="q", parameters={"triton_enable_empty_final_response": True})
+    answers = over_grpc(triton, "grpc stream", "square", sent, options)
+    assert [len(answer.outputs) for answer in answers] == [1, 1, 0]
+    assert [answer.parameters["triton_final_response"] for answer in answers] == [False, False, True]
+    assert {answer.id for answer in answers} == {"q"}
+
+
+@pytest.mark.parametrize("way", [way for way in ALL_WAYS if way != "grpc stream"])
+def test_a_decoupled_model_refuses_plain_inference(triton: Triton, way: str) -> None:
+    with pytest.raises(UserError, match="decoupled transaction policy"):
+        infer(triton, way, "square", [whole("N", "INT32", [1], [1])])
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+@pytest.mark.parametrize("word", ["INTERNAL", "UNAVAILABLE", "RAISE"])
+def test_a_failing_model_is_quoted(triton: Triton, oracle: Oracle, way: str, word: str) -> None:
+    sent = [Tensor("INPUT0", "BYTES", (1,), join_bytes([word.encode()]))]
+    truth = oracle(triton.http, model="failing", inputs=jobs(sent))["error"]
+    with pytest.raises(UserError) as caught:
+        infer(triton, way, "failing", sent)
+    assert " ".join(truth.split())[:200] in caught.value.what
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_what_triton_refuses_is_quoted(triton: Triton, oracle: Oracle, way: str) -> None:
+    good = [whole("INPUT0", "FP32", [1], [1])]
+    cases: list[tuple[str, list[Tensor], str]] = [
+        ("nosuch", good, ""),
+        ("no_batch", good, "9"),
+        ("no_batch", [whole("INPUT0", "INT32", [1], [1])], ""),
+        ("no_batch", [whole("INPUT0", "FP32", [1, 1], [1])], ""),
+        ("no_batch", [whole("OTHER", "FP32", [1], [1])], ""),
+    ]
+    for model, sent, version in cases:
+        truth = oracle(place(triton, way).target.url, model=model, inputs=jobs(sent), version=version)["error"]
+        with pytest.raises(UserError) as caught:
+            infer(triton, way, model, sent, version=version)
+        assert " ".join(truth.split())[:200] in caught.value.what
+
+
+# --- what the server says about itself ----------------------------------------------------------------------------------
+
+
+def as_number(value: Any) -> int:
+    return int(value or 0)
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
+    there = place(triton, way)
+    truth = oracle(there.target.url, mode="metadata")["result"]
+    found: control.ServerMetadata = kserve.question(there, {}, "server_metadata")
+    assert (found.name, found.version, list(found.extensions)) == (truth["name"], truth["version"], truth["extensions"])
+    assert kserve.question(there, {}, "live") and kserve.question(there, {}, "ready")
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracle, way: str) -> None:
+    there = place(triton, way)
+    index = oracle(there.target.url, mode="index")["result"]
+    entries: tuple[control.IndexEntry, ...] = kserve.question(there, {}, "repository_index")
+    assert [(one.name, one.version, one.state) for one in entries] == [
+        (one["name"], one["version"], one["state"]) for one in index
+    ]
+    for one in entries:
+        truth = oracle(there.target.url, mode="metadata", model=one.name)["result"]
+        found: control.ModelMetadata = kserve.question(there, {}, "model_metadata", one.name)
+        assert (found.name, found.platform, list(found.versions)) == (one.name, truth["platform"], truth["versions"])
+        for ours, theirs in ((found.inputs, truth["inputs"]), (found.outputs, truth["outputs"])):
+            assert [(each.name, each.datatype, list(each.shape)) for each in ours] == [
+                (each["name"], each["datatype"], [int(size) for size in each["shape"]]) for each in theirs
+            ]
+        config: control.ModelConfig = kserve.question(there, {}, "model_config", one.name)
+        true = oracle(there.target.url, mode="config", model=one.name)["result"]
+        assert (config.name, config.max_batch_size) == (one.name, as_number(true.get("max_batch_size")))
+        assert config.decoupled == true.get("model_transaction_policy", {}).get("decoupled", False)
+        assert config.decoupled == (one.name in ("square", "generator"))
+        assert config.sequence_batching == ("sequence_batching" in true) == (one.name == "sequence")
+        assert set(config.optional) == {each["name"] for each in true["input"] if each.get("optional")}
+        assert bool(config.optional) == (one.name in ("all_types", "generator"))
+        assert config.labels == ({"SCORES": "labels.txt"} if one.name == "classifier" else {})
+        assert kserve.question(there, {}, "model_ready", one.name)
+
+
+def settled(there: Place, model: str) -> tuple[control.ModelStatistics, ...]:
+    """The statistics once they stay the same for a while: Triton counts a request after it has answered it."""
+    found: tuple[control.ModelStatistics, ...] = ()
+    since = time.monotonic()
+    while time.monotonic() < since + 0.1:
+        latest = kserve.question(there, {}, "statistics", model)
+        if latest != found:
+            found, since = latest, time.monotonic()
+    return found
+
+
+SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Oracle, way: str) -> None:
+    there = place(triton, way)
+    infer(triton, way, "identity", [whole("INPUT0", "FP32", [3, 2], range(6))])
+    (found,) = settled(there, "identity")
+    (truth,) = oracle(there.target.url, mode="statistics", model="identity")["result"]["model_stats"]
+    assert (found.name, found.version) == ("identity", "1")
+    assert found.inference_count == int(truth["inference_count"]) >= 3
+    assert found.execution_count == int(truth["execution_count"]) >= 1
+    for name in SPENT:
+        each = truth["inference_stats"].get(name, {})
+        ours = getattr(found, name)
+        assert (ours.count, ours.ns) == (as_number(each.get("count")), as_number(each.get("ns"))), name
+    assert [(batch.size, batch.compute_infer.count, batch.compute_infer.ns) for batch in found.batches] == sorted(
+        (int(each["batch_size"]), int(each["compute_infer"]["count"]), int(each["compute_infer"]["ns"]))
+        for each in truth["batch_stats"]
+    )
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str) -> None:
+    there = place(triton, way)
+    earlier = kserve.question(there, {}, "statistics")
+    for _ in range(3):
+        infer(triton, way, "identity", [whole("INPUT0", "FP32", [2, 2], range(4))])
+    since = {one.name: one for one in control.difference(earlier, settled(there, ""))}
+    assert (since["identity"].inference_count, since["identity"].success.count) == (6, 3)
+    assert since["square"].inference_count == 0
+    assert [(batch.size, batch.compute_infer.count) for batch in since["identity"].batches] == [(2, 3)]
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> None:
+    there = place(triton, way)
+    truth = oracle(there.target.url, mode="metadata", model="nosuch")["error"]
+    with pytest.raises(UserError) as caught:
+        kserve.question(there, {}, "model_metadata", "nosuch")
+    assert truth in caught.value.what
+    assert not isinstance(caught.value, control.NotOffered)
+
+
+def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
+    with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as triton:
+        for way in BOTH:
+            there = place(triton, way)
+            assert kserve.question(there, {}, "model_ready", "square")
+            assert not kserve.question(there, {}, "model_ready", "identity")
+            entries = kserve.question(there, {}, "repository_index")
+            assert [(one.name, one.state) for one in entries] == [("identity", ""), ("square", "READY")]
+            assert before.reach(Server(there.target.url, api="kserve")).model == "square"
+            with pytest.raises(UserError) as caught:
+                before.reach(Server(there.target.url, api="kserve", model="identity"))
+            assert caught.value.remedy == "load identity into the server"

@@ -1,0 +1,357 @@
+"""That Triton, its models and the oracle are what the other tests take them for: none of inferometer's code is asked here.
+
+Worth knowing of Triton 2.51: a model that is decoupled cannot be asked through plain inference; /generate answers 200 with an
+error in the body where a model gives none or several responses; and JSON carries neither FP16 nor BF16.
+"""
+
+import http.client
+import json
+import re
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from plain_client import get, post
+from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, tensor, values
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["triton_server"]
+
+PROTOCOLS = ["http", "http-json", "grpc"]
+BINARY = ["http", "grpc"]
+MODELS = [
+    "add_sub",
+    "all_types",
+    "classifier",
+    "failing",
+    "generator",
+    "identity",
+    "no_batch",
+    "sequence",
+    "slow",
+    "square",
+]
+EDGES = {
+    "BOOL": [True, False, True],
+    **{f"INT{bits}": [-(2 ** (bits - 1)), -1, 2 ** (bits - 1) - 1] for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": [0, 1, 2**bits - 1] for bits in (8, 16, 32, 64)},
+    "FP16": [-0.5, 0.0, 65504.0],
+    "BF16": [0x3F80, 0x0000, 0xC000],
+    "FP32": [-1.5, 0.0, 3.4028234663852886e38],
+    "FP64": [-0.1, 0.0, 1e300],
+    "BYTES": [b"la", b"", "猫 \N{EURO SIGN}".encode()],
+}
+
+
+def numbers(name: str, datatype: str, shape: list[int], content: Any) -> Job:
+    return tensor(name, datatype, shape, np.array(content, NUMPY[datatype]).tobytes())
+
+
+def texts(name: str, *elements: bytes) -> Job:
+    return tensor(name, "BYTES", [len(elements)], join_bytes(elements))
+
+
+def url_of(triton: Triton, protocol: str) -> str:
+    return triton.grpc if protocol == "grpc" else triton.http
+
+
+# --- plain inference ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_identity_gives_back_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
+    given = numbers("INPUT0", "FP32", [rows, 5], np.arange(rows * 5))
+    answer = oracle(url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given])
+    assert answer == {"outputs": [given | {"name": "OUTPUT0"}], "model": "identity", "version": "1", "id": "x7"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_batch_gives_back_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    given = numbers("INPUT0", "FP32", [7], np.arange(7))
+    answer = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
+    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("empty", [False, True], ids=["three elements", "no elements"])
+@pytest.mark.parametrize("datatype", EDGES)
+def test_all_types(triton: Triton, oracle: Oracle, datatype: str, empty: bool, protocol: str) -> None:
+    content = [] if empty else EDGES[datatype]
+    raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
+    given = tensor(f"IN_{datatype}", datatype, [len(content)], raw)
+    wanted = [f"OUT_{datatype}"]
+    answer = oracle(url_of(triton, protocol), protocol=protocol, model="all_types", inputs=[given], outputs=wanted)
+    if protocol == "http-json" and datatype in ("FP16", "BF16"):
+        assert "binary data" in answer["error"]
+    else:
+        assert answer["outputs"] == [given | {"name": wanted[0]}]
+        assert values(answer, wanted[0]) == content
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_add_sub_gives_the_outputs_asked_for(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    given = [numbers("INPUT0", "INT32", [1, 16], range(16)), numbers("INPUT1", "INT32", [1, 16], [2] * 16)]
+    job = {"protocol": protocol, "model": "add_sub", "inputs": given}
+    both = oracle(url_of(triton, protocol), **job)
+    assert values(both, "OUTPUT0") == list(range(2, 18))
+    assert values(both, "OUTPUT1") == list(range(-2, 14))
+    one = oracle(url_of(triton, protocol), **job, outputs=["OUTPUT1"])
+    assert one["outputs"] == both["outputs"][1:]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_classifier_gives_scores_or_the_best_labels(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    image = np.zeros(192)
+    image[[0, 20, 189]] = [1, 3, 2]  # classes 0, 1 and 9
+    given = numbers("IMAGE", "FP32", [1, 3, 8, 8], image)
+    job = {"protocol": protocol, "model": "classifier", "inputs": [given], "outputs": ["SCORES"]}
+    scores = oracle(url_of(triton, protocol), **job)
+    assert values(scores, "SCORES") == [1, 3, 0, 0, 0, 0, 0, 0, 0, 2]
+    best = oracle(url_of(triton, protocol), **job, classes=2)
+    assert values(best, "SCORES") == [b"3.000000:1:barge", b"2.000000:9:kayak"]
+
+
+@pytest.mark.parametrize("protocol", BINARY)
+def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    def add(sequence: int, number: int, start: bool = False, end: bool = False) -> list[int]:
+        about = {"id": sequence, "start": start, "end": end}
+        given = numbers("INPUT", "INT32", [1, 1], [number])
+        answer = oracle(url_of(triton, protocol), model="sequence", inputs=[given], sequence=about)
+        return values(answer, "SUM") + values(answer, "SEQUENCE")
+
+    assert add(7, 10, start=True) == [10, 7]
+    assert add(2**62 + 8, 500, start=True) == [500, 2**62 + 8]
+    assert add(7, 1) == [11, 7]
+    assert add(2**62 + 8, 2, end=True) == [502, 2**62 + 8]
+    assert add(7, 4, end=True) == [15, 7]
+    late = oracle(url_of(triton, protocol), model="sequence", inputs=[numbers("INPUT", "INT32", [1, 1], [1])], sequence={"id": 7})  # fmt: skip
+    assert "must specify the START flag" in late["error"]
+
+
+# --- failures -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "http_status", "grpc_status"),
+    [
+        ("UNKNOWN", 400, "UNKNOWN"),
+        ("INTERNAL", 500, "INTERNAL"),
+        ("NOT_FOUND", 404, "NOT_FOUND"),
+        ("INVALID_ARG", 400, "INVALID_ARGUMENT"),
+        ("UNAVAILABLE", 503, "UNAVAILABLE"),
+        ("UNSUPPORTED", 501, "UNIMPLEMENTED"),
+        ("ALREADY_EXISTS", 400, "ALREADY_EXISTS"),
+        ("CANCELLED", 400, "CANCELLED"),
+    ],
+)
+def test_failing_fails_with_the_code_asked_for(
+    triton: Triton, oracle: Oracle, code: str, http_status: int, grpc_status: str
+) -> None:
+    job = {"model": "failing", "inputs": [texts("INPUT0", code.encode())]}
+    message = f"told to fail with {code}"
+    assert oracle(triton.http, **job) == {"error": message, "status": str(http_status)}
+    assert oracle(triton.grpc, **job) == {"error": message, "status": f"StatusCode.{grpc_status}"}
+
+
+@pytest.mark.parametrize("protocol", BINARY)
+def test_failing_raises_and_lives_on(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    url = url_of(triton, protocol)
+    raised = oracle(url, model="failing", inputs=[texts("INPUT0", b"RAISE")])
+    assert "ValueError: told to raise" in raised["error"]
+    assert raised["status"] in ("500", "StatusCode.INTERNAL")
+    assert values(oracle(url, model="failing", inputs=[texts("INPUT0", b"fine")]), "OUTPUT0") == [b"fine"]
+
+
+@pytest.mark.parametrize(
+    ("job", "words", "statuses"),
+    [
+        ({"model": "nosuch"}, "unknown model: 'nosuch' is not found", ["404", "StatusCode.NOT_FOUND"]),
+        ({"version": "9"}, "'no_batch' version 9 is not found", ["404", "StatusCode.NOT_FOUND"]),
+        ({"inputs": [numbers("INPUT0", "INT32", [1], [1])]}, "expects 'FP32'", ["400", "StatusCode.INVALID_ARGUMENT"]),
+        (
+            {"inputs": [numbers("INPUT0", "FP32", [1, 1], [1])]},
+            "Expected [-1], got [1,1]",
+            ["400", "StatusCode.INVALID_ARGUMENT"],
+        ),
+        ({"model": "square"}, "decoupled transaction policy", ["501", "StatusCode.UNIMPLEMENTED"]),
+    ],
+    ids=["model", "version", "datatype", "shape", "decoupled"],
+)
+def test_what_triton_refuses(triton: Triton, oracle: Oracle, job: Job, words: str, statuses: list[str]) -> None:
+    usual = {"model": "no_batch", "inputs": [numbers("INPUT0", "FP32", [1], [1])]}
+    answers = [oracle(url, **(usual | job)) for url in (triton.http, triton.grpc)]
+    assert all(words in answer["error"] for answer in answers), answers
+    assert [answer["status"] for answer in answers] == statuses, answers
+
+
+# --- many answers or none -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 200])
+def test_square_answers_as_often_as_it_is_told(triton: Triton, oracle: Oracle, count: int) -> None:
+    answer = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
+    assert [values(each, "SQUARE") for each in answer["responses"]] == [[number**2] for number in range(count)]
+    assert {each["id"] for each in answer["responses"]} <= {"s"}
+
+
+def test_a_model_that_is_not_decoupled_answers_once_in_a_stream(triton: Triton, oracle: Oracle) -> None:
+    given = numbers("INPUT0", "FP32", [2], [1, 2])
+    answer = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
+    assert [each["outputs"] for each in answer["responses"]] == [[given | {"name": "OUTPUT0"}]]
+
+
+def test_an_error_in_a_stream_is_its_last_response(triton: Triton, oracle: Oracle) -> None:
+    wishes = [numbers(name, "INT32", [1], [2]) for name in ("fail_after", "delay_ms")]
+    answer = oracle(triton.grpc, model="generator", stream=True, inputs=[texts("text_input", b"la li"), *wishes])
+    assert [values(each, "text_output") for each in answer["responses"][:-1]] == [[b" la"], [b" li"]]
+    assert answer["responses"][-1]["error"] == "failed after 2 tokens"
+
+
+def exchange(url: str, path: str, body: Job) -> tuple[int, str, str]:
+    """Status, media type and body."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers.get_content_type(), content
+
+
+def events(body: str) -> list[Job]:
+    """Of a stream whose events are one `data:` line each."""
+    *whole, rest = body.split("\n\n")
+    assert rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in whole]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 50])
+def test_generate_stream_sends_an_event_a_token(triton: Triton, count: int) -> None:
+    body = {"text_input": "la €", "max_tokens": count, "delay_ms": 0}
+    status, media, content = exchange(triton.http, "/v2/models/generator/generate_stream", body)
+    assert (status, media) == (200, "text/event-stream")
+    tokens = [event["text_output"] for event in events(content)]
+    assert tokens == [" la", " €"] * (count // 2) + [" la"] * (count % 2)
+
+
+def test_generate_stream_puts_an_error_after_tokens_into_the_stream(triton: Triton) -> None:
+    body = {"text_input": "la", "fail_after": 2}
+    status, media, content = exchange(triton.http, "/v2/models/generator/versions/1/generate_stream", body)
+    assert (status, media) == (200, "text/event-stream")
+    assert [event.get("text_output") for event in events(content)] == [" la", " la", None]
+    assert events(content)[-1] == {"error": "failed after 2 tokens"}
+
+
+def test_generate_answers_with_the_only_response(triton: Triton) -> None:
+    body = {"text_input": "la", "max_tokens": 1}
+    status, media, content = exchange(triton.http, "/v2/models/generator/generate", body)
+    assert (status, media) == (200, "application/json")
+    assert json.loads(content) == {"model_name": "generator", "model_version": "1", "text_output": " la"}
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_generate_answers_200_with_an_error_to_other_than_one_response(triton: Triton, count: int) -> None:
+    body = {"text_input": "la", "max_tokens": count}
+    status, _, content = exchange(triton.http, "/v2/models/generator/generate", body)
+    assert (status, list(json.loads(content))) == (200, ["error"])
+    assert "exactly 1 response" in content
+
+
+# --- what it says about itself ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", BINARY)
+def test_metadata_config_and_index(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    url = url_of(triton, protocol)
+    server = oracle(url, mode="metadata")["result"]
+    assert server["name"] == "triton" and "binary_tensor_data" in server["extensions"]
+    model = oracle(url, mode="metadata", model="classifier")["result"]
+    (image,) = model["inputs"]
+    assert (image["name"], image["datatype"], [int(length) for length in image["shape"]]) == (
+        "IMAGE",
+        "FP32",
+        [-1, 3, 8, 8],
+    )
+    assert oracle(url, mode="config", model="square")["result"]["model_transaction_policy"] == {"decoupled": True}
+    index = oracle(url, mode="index")["result"]
+    assert [(entry["name"], entry["state"]) for entry in index] == [(name, "READY") for name in MODELS]
+
+
+def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
+    """Requests that went well and that failed, executions, and nanoseconds in the queue and in the model."""
+    (found,) = oracle(url, mode="statistics", model=model)["result"]["model_stats"]
+    stats = found["inference_stats"]
+    return {
+        "success": int(stats["success"].get("count", 0)),
+        "fail": int(stats["fail"].get("count", 0)),
+        "executions": int(found.get("execution_count", 0)),
+        "queue_ns": int(stats["queue"].get("ns", 0)),
+        "infer_ns": int(stats["compute_infer"].get("ns", 0)),
+    }
+
+
+@pytest.mark.parametrize("protocol", BINARY)
+def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    """An answer that is an error counts as a success; only an execution that failed is a failure."""
+    url = url_of(triton, protocol)
+    before = counts(oracle, url, "failing")
+    for word in (b"fine", b"INTERNAL", b"RAISE"):
+        oracle(url, model="failing", inputs=[texts("INPUT0", word)])
+    after = counts(oracle, url, "failing")
+    assert (after["success"] - before["success"], after["fail"] - before["fail"]) == (2, 1)
+
+
+def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
+    """Three of 60 ms at once: each is 60 ms in the model, and two of them wait for another one first."""
+    body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [60]}]}
+    before = counts(oracle, triton.http, "slow")
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
+    after = counts(oracle, triton.http, "slow")
+    assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[60]] * 3
+    assert after["success"] - before["success"] == after["executions"] - before["executions"] == 3
+    assert after["infer_ns"] - before["infer_ns"] >= 3 * 60_000_000
+    assert after["queue_ns"] - before["queue_ns"] >= 60_000_000
+
+
+def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:
+    oracle(triton.http, model="no_batch", inputs=[numbers("INPUT0", "FP32", [1], [1])])
+    text = get(triton.metrics, "/metrics").decode()
+    (counted,) = re.findall(r'(?m)^nv_inference_request_success\{model="no_batch",version="1"\} (\d+)$', text)
+    assert int(counted) == counts(oracle, triton.http, "no_batch")["success"] > 0
+
+
+# --- shared memory, other servers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", BINARY)
+def test_tensors_in_shared_memory(triton: Triton, oracle: Oracle, protocol: str) -> None:
+    given = numbers("INPUT0", "FP32", [1000], np.arange(1000))
+    url = url_of(triton, protocol)
+    answer = oracle(url, mode="shared_memory", model="no_batch", inputs=[given], outputs=["OUTPUT0"])
+    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
+    assert [region["byte_size"] for region in answer["registered"]] == [4000, 4000]
+    assert answer["afterwards"] == []
+
+
+def test_another_server_with_some_of_the_models_and_options_of_its_own(triton: Triton, oracle: Oracle) -> None:
+    with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as other:
+        assert other.http != triton.http
+        index = oracle(other.grpc, mode="index")["result"]
+        assert [(entry["name"], entry.get("state", "")) for entry in index] == [("identity", ""), ("square", "READY")]
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    bad = "--model-control-mode"
+    with pytest.raises(AssertionError, match=f"invalid argument for {bad}"), running(["slow"], [f"{bad}=nonsense"]):
+        pass
+
+
+def test_the_oracle_sees_the_bytes_of_a_bytes_tensor(triton: Triton, oracle: Oracle) -> None:
+    raw = struct.pack("<I", 3) + b"\x00\xff\n" + struct.pack("<I", 0)
+    given = tensor("IN_BYTES", "BYTES", [2], raw)
+    answer = oracle(triton.grpc, model="all_types", inputs=[given], outputs=["OUT_BYTES"])
+    assert answer["outputs"] == [given | {"name": "OUT_BYTES"}]

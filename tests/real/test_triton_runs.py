@@ -1,0 +1,630 @@
+"""Whole runs against Triton: what is sent, counted and told, held against the server's own statistics and answers."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import helpers
+import numpy as np
+import psutil
+import pytest
+from triton_server import Oracle, Triton, running
+from triton_server import tensor as job_tensor
+
+from inferometer import conduct
+from inferometer.analysis.breakdown import AVERAGES, Breakdown, breakdown
+from inferometer.analysis.summary import Summary
+from inferometer.errors import UserError
+from inferometer.records import MISSING, Run
+from inferometer.units import NS
+from inferometer.workload import tokenizer
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["triton_server"]
+
+Server = dict[str, Any]
+
+HTTP: Server = {"api": "kserve"}
+JSON: Server = {"api": "kserve-json"}
+GRPC: Server = {"api": "kserve"}
+STREAM: Server = {"api": "kserve", "stream": True}
+PROTOCOLS = {
+    "http": HTTP,
+    "http json": JSON,
+    "http gzip": HTTP | {"compression": "gzip"},
+    "grpc": GRPC,
+    "grpc gzip": GRPC | {"compression": "gzip"},
+    "grpc stream": STREAM,
+}
+BOTH = ["http", "grpc"]
+
+
+def url_of(triton: Triton, protocol: str) -> str:
+    return triton.grpc if protocol.startswith("grpc") else triton.http
+
+
+def closed(concurrency: int, requests: int) -> dict[str, Any]:
+    return {"type": "closed", "concurrency": concurrency, "requests": requests}
+
+
+def at_once(requests: int) -> dict[str, Any]:
+    """Where requests fail: a closed loop's users would wait longer after each."""
+    return {"type": "constant", "rate": 400, "requests": requests}
+
+
+def measured(
+    folder: Path, triton: Triton, protocol: str, model: str, load: dict[str, Any], **sections: Any
+) -> tuple[Run, Summary]:
+    """A run of tensors, unless `data` says otherwise; `server` adds to what the protocol needs."""
+    server = {"model": model} | PROTOCOLS[protocol] | sections.pop("server", {})
+    data = {"type": "tensors"} | sections.pop("data", {})
+    return helpers.measure(folder, url_of(triton, protocol), server=server, data=data, load=load, **sections)
+
+
+def input_data(folder: Path, *entries: dict[str, Any]) -> dict[str, Any]:
+    """A `data` section of these requests, in turn."""
+    path = folder / "data.json"
+    path.write_text(json.dumps({"data": list(entries)}))
+    return {"fill": f"@{path}"}
+
+
+def slow_by(folder: Path, ms: int) -> dict[str, Any]:
+    return input_data(folder, {"DELAY_MS": [ms]})
+
+
+def kinds(run: Run) -> Counter[str]:
+    """Failures by code."""
+    return Counter(run.records.failures[place - 1].code for place in run.records.rows["failure"] if place)
+
+
+def check_ok(run: Run, count: int) -> None:
+    rows = run.records.rows
+    assert not kinds(run), run.records.failures
+    assert sorted(rows["id"].tolist()) == list(range(count))
+    assert (rows["status"] == 200).all()
+    for earlier, later in pairwise(("intended", "sent", "first_byte", "done")):
+        assert (rows[earlier] <= rows[later]).all(), f"{earlier} after {later}"
+
+
+def split(run: Run, stage: int | None = None) -> Breakdown:
+    """Its breakdown, whose parts have to add up."""
+    found = breakdown(run, run.records.rows["failure"] == 0, stage)
+    assert found is not None
+    assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute, rel=1e-9)
+    assert found.source == AVERAGES
+    assert min(found.client, found.network, found.queue, found.compute) >= 0
+    return found
+
+
+def stats(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
+    """What tritonclient says that the server counted."""
+    (found,) = oracle(triton.http, mode="statistics", model=model)["result"]["model_stats"]
+    spent = {f"{name} {unit}": int(one.get(unit, 0)) for name, one in found["inference_stats"].items() for unit in one}
+    return spent | {"inferences": found["inference_count"], "executions": found["execution_count"]}
+
+
+def quiet(oracle: Oracle, triton: Triton) -> None:
+    """Until `slow`, which does one request after the other, has nothing left to do that was asked before."""
+    delay = job_tensor("DELAY_MS", "INT32", [1], bytes(4))
+    assert "outputs" in oracle(triton.http, model="slow", inputs=[delay])
+
+
+def told(run: Run) -> dict[str, int]:
+    """The same, from the run's manifest."""
+    total: Counter[str] = Counter()
+    for stage in run.manifest.statistics:
+        assert stage is not None
+        total.update({"inferences": stage.inferences, "executions": stage.executions})
+        for name in stage.__struct_fields__[2:]:
+            spent = getattr(stage, name)
+            total.update({f"{name} count": spent.count, f"{name} ns": spent.ns})
+    return dict(total)
+
+
+def since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - before.get(name, 0) for name in after}
+
+
+# --- every protocol -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_request_is_answered_and_the_server_counted_as_many(
+    tmp_path: Path, triton: Triton, oracle: Oracle, protocol: str
+) -> None:
+    before = stats(oracle, triton, "identity")
+    data = {"fill": "random", "shape": {"INPUT0": [1, 100]}}
+    run, summary = measured(tmp_path, triton, protocol, "identity", closed(4, 200), data=data)
+    check_ok(run, 200)
+    assert told(run) == since(before, stats(oracle, triton, "identity"))
+    assert told(run)["success count"] == told(run)["inferences"] == 200
+    found = split(run)
+    assert (found.requests, found.counted) == (200, 200)
+    assert found.batch == 200 / told(run)["executions"]
+    assert summary.counts.ok == 200
+    assert run.manifest.server["name"] == "triton"
+    assert run.manifest.server["max_batch_size"] == 64
+    if protocol == "http":
+        assert (run.records.rows["bytes_out"] > 400).all() and (run.records.rows["bytes_in"] > 400).all()
+
+
+@pytest.mark.parametrize("protocol", ["http json", "grpc"])
+def test_batches_of_four(tmp_path: Path, triton: Triton, oracle: Oracle, protocol: str) -> None:
+    before = stats(oracle, triton, "identity")
+    run, _ = measured(tmp_path, triton, protocol, "identity", closed(2, 100), data={"batch": 4, "fill": "zeros"})
+    check_ok(run, 100)
+    counted = since(before, stats(oracle, triton, "identity"))
+    assert counted["inferences"] == told(run)["inferences"] == 400
+    assert counted["success count"] == 100
+    assert run.manifest.server["batch"] == 4
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_open_loop(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    run, summary = measured(
+        tmp_path, triton, protocol, "add_sub", {"type": "constant", "rate": 50, "duration": "500ms"}
+    )
+    check_ok(run, 25)
+    intended = np.sort(run.records.rows["intended"])
+    assert np.diff(intended).tolist() == [NS // 50] * 24
+    assert split(run).client >= 0
+    assert summary.counts.ok == 25
+
+
+def test_two_client_processes(tmp_path: Path, triton: Triton) -> None:
+    run, _ = measured(tmp_path, triton, "grpc", "identity", closed(8, 200), client={"processes": 2})
+    check_ok(run, 200)
+    assert set(run.records.rows["shard"].tolist()) == {0, 1}
+    assert told(run)["success count"] == 200
+
+
+def test_a_version_and_only_some_outputs(tmp_path: Path, triton: Triton) -> None:
+    both, _ = measured(tmp_path, triton, "http", "add_sub", closed(1, 20), server={"version": "1"})
+    one, _ = measured(
+        tmp_path, triton, "http", "add_sub", closed(1, 20), server={"version": "1", "outputs": ["OUTPUT1"]}
+    )
+    check_ok(both, 20)
+    check_ok(one, 20)
+    assert one.records.rows["bytes_in"].max() <= both.records.rows["bytes_in"].min() - 64
+
+
+# --- where tensors come from --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_arrays_from_an_npz(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    path = tmp_path / "in.npz"
+    np.savez(path, INPUT0=np.ones((3, 16), np.int32), INPUT1=np.ones((3, 16), np.int32))
+    run, _ = measured(tmp_path, triton, protocol, "add_sub", closed(2, 50), data={"fill": f"@{path}"})
+    check_ok(run, 50)
+    assert told(run)["inferences"] == 150
+    assert run.manifest.server["batch"] == 3
+
+
+def test_an_array_of_any_size_from_an_npy(tmp_path: Path, triton: Triton) -> None:
+    path = tmp_path / "in.npy"
+    np.save(path, np.ones(1000, np.float32))
+    run, _ = measured(tmp_path, triton, "http", "no_batch", closed(2, 50), data={"fill": f"@{path}"})
+    check_ok(run, 50)
+    assert (run.records.rows["bytes_in"] > 4000).all()
+
+
+@pytest.mark.parametrize("model", ["no_batch", "identity"])
+def test_perf_analyzers_json_with_a_dynamic_size(tmp_path: Path, triton: Triton, model: str) -> None:
+    data = input_data(
+        tmp_path,
+        {"INPUT0": {"content": [1, 2, 3], "shape": [3]}},
+        {"INPUT0": {"content": {"b64": "AACAPwAAAEAAAEBA"}, "shape": [3]}},
+        {"INPUT0": [1, 2, 3]},
+        {"INPUT0": {"b64": "AACAPwAAAEAAAEBA"}},
+        {"INPUT0": {"content": [1, 2, 3, 4], "shape": [4]}},
+    )
+    data["shape"] = {"INPUT0": [3] if model == "no_batch" else [1, 3]}
+    run, _ = measured(tmp_path, triton, "grpc", model, closed(1, 20), data=data)
+    check_ok(run, 20)
+    assert told(run)["inferences"] == 20
+    rows = run.records.rows
+    longer = rows["id"] % 5 == 4
+    assert (rows["bytes_in"][longer] > rows["bytes_in"][~longer].max()).all()
+
+
+def test_optional_inputs_are_left_out_unless_the_data_has_them(tmp_path: Path, triton: Triton) -> None:
+    """The model makes eight tokens unless told."""
+    run, _ = measured(tmp_path, triton, "grpc stream", "generator", closed(2, 10))
+    check_ok(run, 10)
+    assert set(run.records.rows["chunk_count"].tolist()) == {8}
+    data = input_data(tmp_path, {"text_input": ["la"], "max_tokens": [3]})
+    run, _ = measured(tmp_path, triton, "grpc stream", "generator", closed(2, 10), data=data)
+    check_ok(run, 10)
+    assert set(run.records.rows["chunk_count"].tolist()) == {3}
+
+
+def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
+    entries = [{"INPUT0": [n] * 16, "INPUT1": [1] * 16} for n in range(4)]
+    data = input_data(tmp_path, *entries) | {"batch": 2}
+    run, _ = measured(tmp_path, triton, "http", "add_sub", closed(2, 20), data=data)
+    check_ok(run, 20)
+    assert told(run)["inferences"] == 40
+    assert run.manifest.workload["distinct"] == 2
+
+
+# --- streams ------------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_arrivals_as_a_decoupled_model_gives_answers(tmp_path: Path, triton: Triton) -> None:
+    sizes = [0, 1, 5, 17]
+    data = input_data(tmp_path, *({"N": [size]} for size in sizes))
+    run, _ = measured(tmp_path, triton, "grpc stream", "square", closed(1, 100), data=data)
+    check_ok(run, 100)
+    rows = run.records.rows
+    assert rows["chunk_count"].tolist() == [sizes[id % 4] for id in rows["id"].tolist()]
+    assert run.chunk_total == 25 * sum(sizes)
+    none = rows["chunk_count"] == 0
+    assert (rows["first_token"][none] == MISSING).all()
+    assert (rows["first_token"][~none] >= rows["sent"][~none]).all()
+    assert (rows["last_token"][~none] <= rows["done"][~none]).all()
+
+
+def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, triton: Triton) -> None:
+    run, summary = helpers.measure(
+        tmp_path,
+        triton.http,
+        server={"model": "generator", "api": "generate", "parameters": {"delay_ms": 1}},
+        data={"type": "prompts", "prompts": ["la li lu"], "output": 7},
+        load=closed(4, 100),
+    )
+    check_ok(run, 100)
+    rows = run.records.rows
+    (count,) = tokenizer.load(None).count_batch([" la li lu la li lu la"])
+    assert set(rows["chunk_count"].tolist()) == {7}
+    assert set(rows["n_out"].tolist()) == {count}
+    assert summary.tokens_counted_by == {"tokenizer": 100}
+    assert summary.metrics["ttft"].count == 100
+    assert ((rows["first_token"] - rows["sent"]) >= NS // 1000).all()
+    assert summary.metrics["itl"].count == 600
+    assert told(run)["success count"] > 0
+
+
+def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
+    server = {"model": "generator", "api": "generate", "stream": False, "body": {"delay_ms": 0}}
+    data = {"type": "prompts", "prompts": ["la li lu"], "output": 1}
+    run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=closed(4, 100))
+    check_ok(run, 100)
+    (count,) = tokenizer.load(None).count_batch([" la"])
+    assert set(run.records.rows["n_out"].tolist()) == {count}
+
+
+def test_generate_in_one_piece_of_a_model_that_answers_often_fails_in_its_body(tmp_path: Path, triton: Triton) -> None:
+    server = {"model": "generator", "api": "generate", "stream": False}
+    data = {"type": "prompts", "prompts": ["la"], "output": 2}
+    run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=at_once(10))
+    assert kinds(run) == {"error_body": 10}
+    assert "exactly 1 response" in run.records.failures[0].message
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc stream"])
+def test_an_error_in_the_middle_of_a_stream(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    if protocol == "http":
+        server = {"model": "generator", "api": "generate", "body": {"fail_after": 2, "delay_ms": 0}}
+        data: dict[str, Any] = {"type": "prompts", "prompts": ["la"], "output": 4}
+        run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=at_once(20))
+    else:
+        data = input_data(tmp_path, {"text_input": ["la"], "fail_after": [2], "delay_ms": [0]})
+        run, _ = measured(tmp_path, triton, protocol, "generator", at_once(20), data=data)
+    assert kinds(run) == {"error_frame": 20}
+    assert {failure.message for failure in run.records.failures} == {"failed after 2 tokens"}
+    assert set(run.records.rows["chunk_count"].tolist()) == {2}
+
+
+# --- sequences ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
+    """A relay before the server: its URL, and what the server said over each connection."""
+    there, said = urlsplit(url), list[bytearray]()
+
+    def copy(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                heard += data
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def relay(client: socket.socket) -> None:
+        with client, socket.create_connection((there.hostname or "", there.port or 0)) as server:
+            said.append(bytearray())
+            back = threading.Thread(target=copy, args=(server, client, said[-1]))
+            back.start()
+            copy(client, server, bytearray())
+            back.join()
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=relay, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", said
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_sequences_side_by_side_are_each_sent_from_their_start_on(
+    tmp_path: Path, triton: Triton, oracle: Oracle
+) -> None:
+    """The model adds up what it is sent from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
+    entries = [{"INPUT": [10**turn]} for turn in range(5)]
+    data = {"type": "tensors", "sequence": 5} | input_data(tmp_path, *entries)
+    with overheard(triton.http) as (url, said):
+        server = {"model": "sequence", "api": "kserve-json"}
+        run, _ = helpers.measure(tmp_path, url, server=server, data=data, load=closed(3, 90))
+    check_ok(run, 90)
+    sums: dict[int, Counter[int]] = {}
+    for body in re.findall(rb'\{"model_name".*?\}\]\}', b"".join(said)):
+        values = {output["name"]: output["data"][0] for output in json.loads(body)["outputs"]}
+        sums.setdefault(values["SEQUENCE"], Counter())[values["SUM"]] += 1
+    assert sum(each.total() for each in sums.values()) == 90
+    assert len(sums) == 12  # four a user are made, and begun again when they have ended
+    for sequence, each in sums.items():
+        begun, *others = (each[total] for total in (1, 11, 111, 1111, 11111))
+        assert sorted(others, reverse=True) == others
+        assert begun + sum(others) == each.total()
+        if others[-1] < begun:  # the run was over before it was
+            assert others[-1] == begun - 1
+            last = job_tensor("INPUT", "INT32", [1, 1], bytes(4))
+            oracle(triton.http, model="sequence", inputs=[last], sequence={"id": sequence, "end": True})
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
+def test_sequences_end(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    """The server holds four at a time, and one without an end for 10 s: with 20 of them, that would fail."""
+    timeouts = {"timeouts": {"total": "5s"}}
+    run, _ = measured(tmp_path, triton, protocol, "sequence", closed(1, 100), data={"sequence": 5}, server=timeouts)
+    check_ok(run, 100)
+    assert told(run)["success count"] == 100
+
+
+# --- what the time went into --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_three_of_four_wait_in_the_queue_of_one_instance(
+    tmp_path: Path, triton: Triton, oracle: Oracle, protocol: str
+) -> None:
+    quiet(oracle, triton)
+    before = stats(oracle, triton, "slow")
+    run, _ = measured(tmp_path, triton, protocol, "slow", closed(4, 120), data=slow_by(tmp_path, 5))
+    check_ok(run, 120)
+    counted = since(before, stats(oracle, triton, "slow"))
+    assert told(run) == counted
+    found = split(run)
+    assert found.queue == pytest.approx(counted["queue ns"] / 120 / NS)
+    assert found.compute_infer == pytest.approx(counted["compute_infer ns"] / 120 / NS)
+    assert found.compute == pytest.approx(
+        (counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]) / 120 / NS
+    )
+    assert found.compute >= 0.005
+    assert 2.4 < found.queue / found.compute < 3.2
+    assert found.e2e == pytest.approx(4 * found.compute, rel=0.3)
+
+
+def test_statistics_of_each_stage(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
+    quiet(oracle, triton)
+    before = stats(oracle, triton, "slow")
+    load = {"type": "stages", "stages": [closed(1, 120), closed(4, 240)]}
+    run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 5))
+    check_ok(run, 360)
+    assert len(run.manifest.statistics) == 2
+    assert told(run) == since(before, stats(oracle, triton, "slow"))
+    alone, crowded = split(run, 0), split(run, 1)
+    assert alone.requests + crowded.requests == 360
+    assert alone.requests >= 120  # some of the second stage are counted before its beginning is seen
+    assert alone.queue < 1.3 * alone.compute
+    assert crowded.queue > 2.2 * crowded.compute
+
+
+def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
+    """The servers have counted different numbers before, so that whoever mixes them up is found out."""
+    measured(tmp_path, triton, "http", "identity", closed(1, 30))
+    with running(["identity"]) as other:
+        before = [stats(oracle, each, "identity") for each in (triton, other)]
+        server = {"model": "identity", "api": "kserve"}
+        load = closed(2, 80)
+        run, _ = helpers.measure(
+            tmp_path, [triton.http, other.http], server=server, data={"type": "tensors"}, load=load
+        )
+        check_ok(run, 80)
+        after = [stats(oracle, each, "identity") for each in (triton, other)]
+    counted = [since(*pair) for pair in zip(before, after, strict=True)]
+    assert [each["success count"] for each in counted] == [40, 40]
+    assert told(run) == {name: counted[0].get(name, 0) + counted[1].get(name, 0) for name in told(run)}
+    assert split(run).counted == 80
+
+
+def test_a_stored_run_has_the_same_breakdown(tmp_path: Path, triton: Triton) -> None:
+    run, _ = measured(tmp_path, triton, "grpc", "identity", closed(2, 50))
+    again, _ = conduct.open_run(str(run.folder))
+    assert split(again) == split(run)
+
+
+# --- failures -----------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "fine": ("", ""),
+    "INTERNAL": ("http_500", "grpc_INTERNAL"),
+    "UNAVAILABLE": ("http_503", "grpc_UNAVAILABLE"),
+    "NOT_FOUND": ("http_404", "grpc_NOT_FOUND"),
+    "INVALID_ARG": ("http_400", "grpc_INVALID_ARGUMENT"),
+}
+
+
+@pytest.mark.parametrize("protocol", [*BOTH, "http json", "grpc stream"])
+def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    data = input_data(tmp_path, *({"INPUT0": [word]} for word in WORDS))
+    run, summary = measured(tmp_path, triton, protocol, "failing", at_once(100), data=data)
+    code = 1 if protocol == "grpc" else 0
+    wanted = (
+        {"error_frame": 80}
+        if protocol == "grpc stream"
+        else {WORDS[word][code]: 20 for word in WORDS if word != "fine"}
+    )
+    assert kinds(run) == wanted
+    assert {failure.message for failure in run.records.failures} == {
+        f"told to fail with {word}" for word in WORDS if word != "fine"
+    }
+    assert (summary.counts.ok, summary.counts.failed) == (20, 80)
+    if not protocol.startswith("grpc"):
+        assert set(run.records.rows["status"].tolist()) == {200, 400, 404, 500, 503}
+
+
+def test_a_deadline_is_the_servers_to_keep(tmp_path: Path, triton: Triton) -> None:
+    load = at_once(20)
+    run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20), server={"deadline": "1ms"})
+    assert kinds(run) == {"grpc_DEADLINE_EXCEEDED": 20}
+
+
+def test_a_timeout_of_ours_ends_the_request(tmp_path: Path, triton: Triton) -> None:
+    entries = input_data(tmp_path, {"DELAY_MS": [0]}, {"DELAY_MS": [400]})
+    run, _ = measured(
+        tmp_path, triton, "grpc", "slow", closed(1, 4), data=entries, server={"timeouts": {"total": "150ms"}}
+    )
+    failed = kinds(run)
+    assert set(failed) == {"total_timeout"}
+    assert failed["total_timeout"] >= 2
+    assert len(run.records.rows) == 4
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: Oracle, protocol: str) -> None:
+    with running(["slow"]) as triton:
+
+        def kill() -> None:
+            while stats(oracle, triton, "slow").get("success count", 0) < 20:
+                pass
+            server = psutil.Process(triton.pid)
+            for process in (server, *server.children(recursive=True)):  # its models are processes of their own
+                process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        load = {"type": "constant", "rate": 100, "requests": 200}
+        run, summary = measured(tmp_path, triton, protocol, "slow", load, data=slow_by(tmp_path, 5))
+        killer.join()
+    assert len(run.records.rows) == 200
+    assert summary.counts.ok >= 20
+    failed = kinds(run)
+    assert summary.counts.ok + sum(failed.values()) == 200
+    assert set(failed) <= {"connect_refused", "closed", "reset", "cut_short"}, failed
+    assert failed["connect_refused"] > 0
+    assert run.manifest.statistics == (None,)
+    assert breakdown(run, run.records.rows["failure"] == 0) is None
+
+
+# --- what is wrong before t=0 -------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections: Any) -> str:
+    """The one line that says what is wrong; nothing is sent and no folder is left."""
+    output = folder / "runs"
+    output.mkdir()
+    with pytest.raises(UserError) as caught:
+        measured(output, triton, protocol, model, closed(1, 2), **sections)
+    assert not list(output.iterdir())
+    return f"{caught.value.what} | {caught.value.remedy}"
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    said = refused(tmp_path, triton, protocol, "identty")
+    assert "identty" in said
+    assert "did you mean identity?" in said
+    assert "no_batch" in said
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_a_version_that_is_not_there(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    said = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
+    assert "version 9 is not found" in said
+    assert "check server.version: the server has 1" in said
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_a_decoupled_model_without_a_stream(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    said = refused(tmp_path, triton, protocol, "square")
+    assert "decoupled" in said
+    assert "server.stream" in said
+
+
+def test_a_wrong_shape_names_the_expected_and_the_given(tmp_path: Path, triton: Triton) -> None:
+    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
+    assert "INPUT0" in said and "[-1, 16]" in said and "[1, 17]" in said
+
+
+def test_a_wrong_input_name_names_the_expected(tmp_path: Path, triton: Triton) -> None:
+    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
+    assert "INPUT2" in said and "INPUT0, INPUT1" in said
+
+
+@pytest.mark.parametrize("kind", ["npz", "json", "json with a shape"])
+def test_a_wrong_shape_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> None:
+    if kind == "npz":
+        np.savez(tmp_path / "in.npz", INPUT0=np.ones((1, 17), np.int32), INPUT1=np.ones((1, 16), np.int32))
+        data = {"fill": f"@{tmp_path / 'in.npz'}"}
+    elif kind == "json":
+        data = input_data(tmp_path, {"INPUT0": [1] * 17, "INPUT1": [1] * 16})
+    else:
+        data = input_data(tmp_path, {"INPUT0": {"content": [1] * 17, "shape": [17]}, "INPUT1": [1] * 16})
+    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in said and "16" in said and "17" in said
+
+
+def test_a_batch_in_a_file_that_is_too_large(tmp_path: Path, triton: Triton) -> None:
+    np.savez(tmp_path / "in.npz", INPUT0=np.ones((9, 16), np.int32), INPUT1=np.ones((9, 16), np.int32))
+    said = refused(tmp_path, triton, "grpc", "add_sub", data={"fill": f"@{tmp_path / 'in.npz'}"})
+    assert "9" in said and "8" in said
+
+
+@pytest.mark.parametrize("kind", ["npz", "json"])
+def test_a_wrong_name_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> None:
+    np.savez(tmp_path / "in.npz", INPUT=np.ones((1, 16), np.int32), INPUT1=np.ones((1, 16), np.int32))
+    data = input_data(tmp_path, {"INPUT": [1] * 16, "INPUT1": [1] * 16})
+    data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
+    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "has no INPUT0" in said and "it has INPUT, INPUT1" in said
+
+
+@pytest.mark.parametrize("kind", ["npz", "json"])
+def test_a_wrong_datatype_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> None:
+    np.savez(tmp_path / "in.npz", INPUT0=np.full((1, 16), 0.5), INPUT1=np.ones((1, 16), np.int32))
+    data = input_data(tmp_path, {"INPUT0": [0.5] * 16, "INPUT1": [1] * 16})
+    data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
+    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in said and "INT32" in said
+    assert ("float64" if kind == "npz" else "0.5") in said
+
+
+def test_a_batch_for_a_model_that_takes_none(tmp_path: Path, triton: Triton) -> None:
+    said = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
+    assert "takes no batches" in said
+
+
+def test_fp16_as_json_is_refused_before_anything_is_sent(tmp_path: Path, triton: Triton) -> None:
+    said = refused(tmp_path, triton, "http json", "all_types")
+    assert "FP16 cannot be sent as JSON" in said
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_the_other_protocols_port(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    wrong = triton._replace(http=triton.grpc.replace("grpc:", "http:"), grpc=triton.http.replace("http:", "grpc:"))
+    said = refused(tmp_path, wrong, protocol, "identity")
+    assert ("grpc://" if protocol == "http" else "http://") in said

@@ -1,0 +1,232 @@
+"""Tensors in shared memory, with the real Triton: over HTTP and gRPC, for every datatype, and however the run ends."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from helpers import measure
+from triton_server import Triton
+
+from inferometer.engine import kserve, shared_memory
+from inferometer.engine.ask import Place
+from inferometer.engine.shared_memory import FOLDER, PREFIX, Portion, Served
+from inferometer.records import Run
+from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.wire.kserve.control import ShmStatus
+from inferometer.wire.kserve.http import ShmRef
+from inferometer.wire.target import parse
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["triton_server"]
+
+PROTOCOLS = ["http", "grpc"]
+WAIT_S = 30
+
+
+class Seen(NamedTuple):
+    """A region at the end of a run, before it was taken away."""
+
+    refs: tuple[SharedRefs, ...]
+    content: bytes
+    registered: tuple[str, ...]
+
+    def at(self, ref: ShmRef) -> bytes:
+        return self.content[ref.offset : ref.offset + ref.byte_size]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """The regions of this test's runs."""
+    found: list[Seen] = []
+    whole = shared_memory.shared
+
+    @contextlib.contextmanager
+    def watched(served: Served, portions: Iterable[Portion]) -> Iterator[tuple[SharedRefs, ...]]:
+        with whole(served, portions) as refs:
+            yield refs
+            region = next(iter(refs[0].inputs[0].values())).region
+            names = tuple(one.name for one in registered(served.places[0].target.url))
+            found.append(Seen(refs, (FOLDER / region).read_bytes(), names))
+
+    monkeypatch.setattr(shared_memory, "shared", watched)
+    return found
+
+
+def registered(url: str) -> tuple[ShmStatus, ...]:
+    found: tuple[ShmStatus, ...] = kserve.question(Place(parse(url)), {}, "shm_status")
+    return found
+
+
+def shared_run(folder: Path, url: str | list[str], model: str, **sections: Any) -> Run:
+    server = {"api": "kserve", "model": model, "shared_memory": True} | sections.pop("server", {})
+    sections = {"data": {"type": "tensors"}, "load": {"type": "closed", "concurrency": 4, "requests": 40}} | sections
+    run, _ = measure(folder, url, server=server, **sections)
+    return run
+
+
+def assert_all_well(run: Run, seen: list[Seen], url: str, count: int = 40) -> None:
+    """Every request went well and was counted by Triton, and nothing is left of the region."""
+    assert run.records.failures == ()
+    assert len(run.records.rows) == count
+    (statistics,) = run.manifest.statistics
+    assert statistics is not None and statistics.success.count == count
+    (one,) = seen
+    region = next(iter(one.refs[0].inputs[0].values())).region
+    assert region in one.registered
+    assert registered(url) == ()
+    assert not (FOLDER / region).exists()
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_outputs_are_bit_for_bit_the_inputs(
+    triton: Triton, tmp_path: Path, seen: list[Seen], protocol: str, processes: int
+) -> None:
+    url = getattr(triton, protocol)
+    data = {"type": "tensors", "shape": {"INPUT0": [3, 5000]}}
+    run = shared_run(tmp_path, url, "identity", data=data, client={"processes": processes})
+    assert_all_well(run, seen, url)
+    assert int(run.records.rows["bytes_out"].max()) < 2000  # of 60 000 bytes of tensors
+    assert int(run.records.rows["bytes_in"].max()) < 2000
+    (one,) = seen
+    assert len(one.refs) == max(processes, 1)
+    compared = 0
+    for shard in one.refs:
+        for inputs, outputs in zip(shard.inputs, shard.outputs, strict=False):
+            raw = one.at(inputs["INPUT0"])
+            assert len(raw) == 60_000
+            assert one.at(outputs["OUTPUT0"])[: len(raw)] == raw
+            compared += 1
+    assert compared == 40
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "json"])
+def test_every_datatype_in_shared_memory(triton: Triton, tmp_path: Path, seen: list[Seen], protocol: str) -> None:
+    url = triton.grpc if protocol == "grpc" else triton.http
+    server = {"api": "kserve-json"} if protocol == "json" else {}
+    load = {"type": "closed", "concurrency": 1, "requests": 6}
+    run = shared_run(tmp_path, url, "all_types", load=load, server=server)
+    assert_all_well(run, seen, url, 6)
+    (one,) = seen
+    (shard,) = one.refs
+    for inputs, outputs in zip(shard.inputs, shard.outputs, strict=True):
+        assert len(inputs) == len(outputs) == 14
+        for name, ref in inputs.items():
+            raw = one.at(ref)
+            assert raw and one.at(outputs[name.replace("IN_", "OUT_")])[: len(raw)] == raw, name
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_two_outputs_of_known_size(triton: Triton, tmp_path: Path, seen: list[Seen], protocol: str) -> None:
+    url = getattr(triton, protocol)
+    run = shared_run(tmp_path, url, "add_sub")
+    assert_all_well(run, seen, url)
+    (one,) = seen
+    for inputs, outputs in zip(one.refs[0].inputs, one.refs[0].outputs, strict=False):
+        first, second = (np.frombuffer(one.at(inputs[name]), "<i4") for name in ("INPUT0", "INPUT1"))
+        assert outputs["OUTPUT0"].byte_size == 64
+        assert one.at(outputs["OUTPUT0"]) == (first + second).tobytes()
+        assert one.at(outputs["OUTPUT1"]) == (first - second).tobytes()
+
+
+def test_answers_of_a_decoupled_model(triton: Triton, tmp_path: Path, seen: list[Seen]) -> None:
+    """Each of a request's answers goes to its slot: the last one stays there."""
+    np.save(tmp_path / "n.npy", np.array([5], np.int32))
+    data = {"type": "tensors", "fill": f"@{tmp_path}/n.npy"}
+    run = shared_run(tmp_path / "runs", triton.grpc, "square", data=data, server={"stream": True})
+    assert run.records.failures == ()
+    assert int(run.records.rows["chunk_count"].sum()) == 200
+    (one,) = seen
+    slots = one.refs[0].outputs
+    assert len(slots) == 16
+    assert {one.at(slot["SQUARE"]) for slot in slots} == {np.int32(16).tobytes()}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_output_that_outgrows_its_slot_is_a_failure_in_the_servers_words(
+    triton: Triton, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_output_sizes", lambda *_: {"OUTPUT0": 8})
+    data = {"type": "tensors", "shape": {"INPUT0": [1, 100]}}
+    load = {"type": "closed", "concurrency": 1, "requests": 2}
+    run = shared_run(tmp_path, getattr(triton, protocol), "identity", data=data, load=load)
+    assert np.count_nonzero(run.records.rows["failure"]) == 2
+    assert "at least 400 bytes" in run.records.failures[0].message
+    assert registered(triton.http) == ()
+
+
+def test_two_urls_of_one_server(triton: Triton, tmp_path: Path, seen: list[Seen]) -> None:
+    urls = [triton.http, triton.http.replace("127.0.0.1", "localhost")]
+    run = shared_run(tmp_path, urls, "add_sub")
+    assert run.records.failures == ()
+    assert len(seen) == 1
+    assert registered(triton.http) == ()
+
+
+# --- ends ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_that_is_ended_with_requests_in_the_model(
+    triton: Triton, tmp_path: Path, protocol: str, number: signal.Signals
+) -> None:
+    """Triton lives on, and the region goes when the last of them is done; after SIGKILL, with the first run
+    that begins later."""
+    url = getattr(triton, protocol)
+    np.save(tmp_path / "delay.npy", np.array([400], np.int32))
+    config = {
+        "server": {"url": url, "model": "slow", "api": "kserve", "shared_memory": True},
+        "data": {"type": "tensors", "fill": "@delay.npy"},
+        "load": {"type": "closed", "concurrency": 3, "duration": "60s"},
+        "client": {"grace": "10ms"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "inferometer", "run", "run.yaml", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        before = inferences(url)
+        until(lambda: inferences(url) > before, process)
+        (one,) = registered(url)
+        assert one.name.startswith(f"{PREFIX}{process.pid}-")
+        process.send_signal(number)
+        process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    if number is signal.SIGKILL:
+        assert (FOLDER / one.name).exists()
+        assert registered(url) == (one,)
+        until(lambda: not another_run_leaves(tmp_path, url))
+    assert not (FOLDER / one.name).exists()
+    assert registered(url) == ()
+    assert kserve.question(Place(parse(url)), {}, "live")
+
+
+def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
+    shared_run(folder / "runs", url, "add_sub")
+    return registered(url)
+
+
+def inferences(url: str) -> int:
+    (found,) = kserve.question(Place(parse(url)), {}, "statistics", "slow", "")
+    return int(found.success.count)
+
+
+def until(happened: Any, process: subprocess.Popen[str] | None = None) -> None:
+    end = time.monotonic() + WAIT_S
+    while not happened():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

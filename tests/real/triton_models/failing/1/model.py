@@ -1,0 +1,18 @@
+"""A Triton error code's name (INVALID_ARG, UNAVAILABLE, ...) makes an error of that code, RAISE raises; the rest is given back."""
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()) for request in requests]
+
+
+def answer(given):
+    word = given[0].decode()
+    if word == "RAISE":
+        raise ValueError("told to raise")
+    if word.isupper():
+        error = pb_utils.TritonError(f"told to fail with {word}", getattr(pb_utils.TritonError, word))
+        return pb_utils.InferenceResponse(error=error)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", given)])

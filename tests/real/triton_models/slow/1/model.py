@@ -1,0 +1,15 @@
+"""Sleeps for DELAY_MS and gives it back."""
+
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(pb_utils.get_input_tensor_by_name(request, "DELAY_MS").as_numpy()) for request in requests]
+
+
+def answer(delay):
+    time.sleep(int(delay[0]) / 1000)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT_MS", delay)])

@@ -1,0 +1,262 @@
+"""What NVIDIA's own client gets from a server: run by the Triton environment's Python, it knows nothing of inferometer.
+
+Reads one job a line from standard input (JSON), and prints one answer a line. A job has `url` (http://... or grpc://...), and:
+
+    mode        infer (unless told), metadata, config, statistics, index, shared_memory
+    protocol    http (binary tensors), http-json, grpc
+    model, version, id, priority, timeout, parameters
+    inputs      [{name, datatype, shape, data}]; data is the raw tensor in base64
+    outputs     names of the outputs wanted; all of them where it is left out
+    stream      true: over ModelStreamInfer; the answer has `responses`, empty where the model gave none
+    sequence    {id, start, end}
+    classes     how many, for the classification extension
+
+An answer has `outputs` ([{name, datatype, shape, data}], with `model`, `version` and `id`), or `responses` (a list of those),
+or `result` (the server's own JSON; over gRPC it is protobuf's, without zeros and with 64-bit integers as strings), or `error`
+and the `status` that the client saw; `broken` is an error of the oracle's own. `shared_memory` is an inference whose inputs
+and outputs lie in system shared memory: it says, too, which regions were registered then and afterwards.
+"""
+
+import base64
+import json
+import queue
+import sys
+import traceback
+import uuid
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient import utils
+from tritonclient.utils import shared_memory
+
+WAIT_S = 30
+
+
+def main():
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+def answer(job):
+    library, place = module(job), urlsplit(job["url"]).netloc
+    try:
+        with library.InferenceServerClient(place) as client:
+            return MODES[job.get("mode", "infer")](client, job)
+    except utils.InferenceServerException as error:
+        return {"error": error.message(), "status": error.status()}
+    except Exception:
+        return {"broken": traceback.format_exc()}
+
+
+def module(job):
+    return grpcclient if job["protocol"] == "grpc" else httpclient
+
+
+# --- asking about the server --------------------------------------------------------------------------------------------
+
+
+def metadata(client, job):
+    if job.get("model"):
+        return {"result": plain(client.get_model_metadata, job, job["model"], job.get("version", ""))}
+    return {"result": plain(client.get_server_metadata, job)}
+
+
+def config(client, job):
+    found = plain(client.get_model_config, job, job["model"], job.get("version", ""))
+    return {"result": found["config"] if job["protocol"] == "grpc" else found}
+
+
+def statistics(client, job):
+    return {"result": plain(client.get_inference_statistics, job, job.get("model", ""), job.get("version", ""))}
+
+
+def index(client, job):
+    found = plain(client.get_model_repository_index, job)
+    return {"result": found["models"] if job["protocol"] == "grpc" else found}
+
+
+def plain(ask, job, *words):
+    return ask(*words, as_json=True) if job["protocol"] == "grpc" else ask(*words)
+
+
+# --- inference ----------------------------------------------------------------------------------------------------------
+
+
+def infer(client, job):
+    words = wishes(job) | {"model_name": job["model"], "inputs": inputs(job), "outputs": outputs(job)}
+    if job.get("stream"):
+        return {"responses": streamed(client, words)}
+    if job["protocol"] == "grpc":
+        words["client_timeout"] = WAIT_S
+    return view(client.infer(**words), job)
+
+
+def wishes(job):
+    sequence = job.get("sequence", {})
+    return {
+        "model_version": job.get("version", ""),
+        "request_id": job.get("id", ""),
+        "sequence_id": sequence.get("id", 0),
+        "sequence_start": sequence.get("start", False),
+        "sequence_end": sequence.get("end", False),
+        "priority": job.get("priority", 0),
+        "timeout": job.get("timeout"),
+        "parameters": job.get("parameters"),
+    }
+
+
+def inputs(job):
+    made = []
+    for given in job["inputs"]:
+        tensor = module(job).InferInput(given["name"], given["shape"], given["datatype"])
+        array = to_array(given)
+        if job["protocol"] == "grpc":
+            tensor.set_data_from_numpy(array)
+        else:
+            tensor.set_data_from_numpy(array, binary_data=job["protocol"] == "http")
+        made.append(tensor)
+    return made
+
+
+def outputs(job):
+    names, classes = job.get("outputs"), job.get("classes", 0)
+    if names is None and job["protocol"] != "http-json":
+        return None
+    if names is None:  # without a list the client asks for binary data
+        names = all_outputs(job)
+    if job["protocol"] == "grpc":
+        return [grpcclient.InferRequestedOutput(name, class_count=classes) for name in names]
+    binary = job["protocol"] == "http"
+    return [httpclient.InferRequestedOutput(name, binary_data=binary, class_count=classes) for name in names]
+
+
+def all_outputs(job):
+    with httpclient.InferenceServerClient(urlsplit(job["url"]).netloc) as client:
+        found = client.get_model_metadata(job["model"], job.get("version", ""))
+    return [output["name"] for output in found["outputs"]]
+
+
+def streamed(client, words):
+    """All responses up to the final one, which is left out where it is an empty marker. An error is a response, too."""
+    came, responses = queue.Queue(), []
+    client.start_stream(callback=lambda result, error: came.put((result, error)), stream_timeout=WAIT_S)
+    client.async_stream_infer(**words, enable_empty_final_response=True)
+    last = False
+    while not last:
+        result, error = came.get(timeout=WAIT_S)
+        if error is not None:
+            responses.append({"error": error.message(), "status": error.status()})
+            break
+        last = result.get_response().parameters["triton_final_response"].bool_param
+        if result.get_response().outputs:
+            responses.append(view(result, {"protocol": "grpc"}))
+    client.stop_stream()
+    return responses
+
+
+def view(result, job):
+    response = result.get_response(as_json=True) if job["protocol"] == "grpc" else result.get_response()
+    return {
+        "outputs": [
+            {
+                "name": output["name"],
+                "datatype": output["datatype"],
+                "shape": [int(length) for length in output["shape"]],
+                "data": to_raw(result.as_numpy(output["name"]), output["datatype"]),
+            }
+            for output in response.get("outputs", [])
+        ],
+        "model": response["model_name"],
+        "version": response.get("model_version", ""),
+        "id": response.get("id", ""),
+    }
+
+
+def to_array(tensor):
+    raw, shape = base64.b64decode(tensor["data"]), tensor["shape"]
+    if tensor["datatype"] == "BYTES":
+        return utils.deserialize_bytes_tensor(raw).reshape(shape)
+    return np.frombuffer(raw, utils.triton_to_np_dtype(tensor["datatype"])).reshape(shape)
+
+
+def to_raw(array, datatype):
+    if datatype == "BYTES":
+        packed = utils.serialize_byte_tensor(array)
+        return base64.b64encode(packed.item() if packed.size else b"").decode()
+    assert array.dtype == utils.triton_to_np_dtype(datatype), (array.dtype, datatype)
+    return base64.b64encode(array.tobytes()).decode()
+
+
+# --- shared memory --------------------------------------------------------------------------------------------------------
+
+
+def in_shared_memory(client, job):
+    """Each output is given as much room as the first input."""
+    given, asked, places = inputs(job), [], {}
+    with ExitStack() as stack:
+        for tensor, source in zip(given, job["inputs"], strict=True):
+            array = to_array(source)
+            region, handle = registered(stack, client, array.nbytes)
+            shared_memory.set_shared_memory_region(handle, [array])
+            tensor.set_shared_memory(region, array.nbytes)
+        for name in job["outputs"]:
+            size = to_array(job["inputs"][0]).nbytes
+            region, places[name] = registered(stack, client, size)
+            asked.append(module(job).InferRequestedOutput(name))
+            asked[-1].set_shared_memory(region, size)
+        during = status(client, job)
+        result = client.infer(job["model"], given, outputs=asked)
+        tensors = [from_region(result, name, handle, job) for name, handle in places.items()]
+    return {"outputs": tensors, "registered": during, "afterwards": status(client, job)}
+
+
+def registered(stack, client, size):
+    """A region of shared memory, registered with the server until the stack unwinds."""
+    name = f"oracle-{uuid.uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
+    stack.callback(shared_memory.destroy_shared_memory_region, handle)
+    client.register_system_shared_memory(name, f"/{name}", size)
+    stack.callback(client.unregister_system_shared_memory, name)
+    return name, handle
+
+
+def status(client, job):
+    found = plain(client.get_system_shared_memory_status, job)
+    if job["protocol"] == "grpc":
+        found = list(found.get("regions", {}).values())
+    return [
+        {
+            "name": each["name"],
+            "key": each["key"],
+            "byte_size": int(each["byte_size"]),
+            "offset": int(each.get("offset", 0)),
+        }
+        for each in found
+    ]
+
+
+def from_region(result, name, handle, job):
+    output = result.get_output(name)
+    if job["protocol"] == "grpc":
+        output = {"shape": list(output.shape), "datatype": output.datatype}
+    array = shared_memory.get_contents_as_numpy(
+        handle, utils.triton_to_np_dtype(output["datatype"]), output["shape"]
+    ).copy()
+    return {"name": name} | output | {"data": to_raw(array, output["datatype"])}
+
+
+MODES = {
+    "infer": infer,
+    "metadata": metadata,
+    "config": config,
+    "statistics": statistics,
+    "index": index,
+    "shared_memory": in_shared_memory,
+}
+
+
+if __name__ == "__main__":
+    main()

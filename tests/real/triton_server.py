@@ -1,0 +1,156 @@
+"""A real Triton Inference Server with the models of triton_models, and NVIDIA's own client to ask for a second opinion.
+
+A test file that says
+
+    pytest_plugins = ["triton_server"]
+
+has two fixtures, made once a session (with pytest-xdist: once a worker): `triton`, a server with all of the models, and
+`oracle`, which says what tritonclient gets from it (triton_oracle.py has the jobs). Both skip where Triton is not installed.
+The server is shared: what it counts, tests compare before and after. (Test files import more from here before pytest does,
+so its assertions stay as they are: PYTEST_DONT_REWRITE.)
+"""
+
+import base64
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from real_server import INSTALLED, ROOT
+
+MODELS = Path(__file__).parent / "triton_models"
+PYTHON = INSTALLED / "triton/bin/python"
+LOG_TAIL = 6000
+STOP_S = 30
+
+Job = dict[str, Any]
+Oracle = Callable[..., Job]
+"""oracle(url, model="identity", inputs=[tensor(...)], ...) -> the answer of triton_oracle.py to that job."""
+
+
+class Triton(NamedTuple):
+    http: str
+    """http://127.0.0.1:PORT"""
+    grpc: str
+    """grpc://127.0.0.1:PORT"""
+    metrics: str
+    """http://127.0.0.1:PORT/metrics"""
+    pid: int
+    log: Path
+
+    def said(self) -> str:
+        """The end of its log, for the message of a failed assertion."""
+        return self.log.read_text(errors="replace")[-LOG_TAIL:]
+
+
+@contextlib.contextmanager
+def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator[Triton]:
+    """A server with these models of triton_models (all of them, unless told), and with more options of tritonserver's."""
+    _need_triton()
+    script = ROOT / "tools/real_servers/triton/serve.py"
+    command = [PYTHON, script, "--models", MODELS, *models, *options]
+    with tempfile.TemporaryDirectory(prefix="triton-log-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as errors, _process(command, errors) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, f"Triton did not start: {log.read_text(errors='replace')[-LOG_TAIL:]}"
+            yield Triton(**json.loads(line), log=log)
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[Oracle]:
+    """A process of triton_oracle.py, which answers one job after the other."""
+    _need_triton()
+    with _process([PYTHON, Path(__file__).parent / "triton_oracle.py"], None) as process:
+
+        def ask(url: str, **job: Any) -> Job:
+            assert process.stdin is not None and process.stdout is not None
+            protocol = "grpc" if url.startswith("grpc:") else "http"
+            process.stdin.write(json.dumps({"url": url, "protocol": protocol} | job) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, f"the oracle ended with status {process.wait(STOP_S)}"
+            answer: Job = json.loads(line)
+            assert "broken" not in answer, answer["broken"]
+            return answer
+
+        yield ask
+
+
+def tensor(name: str, datatype: str, shape: Iterable[int], raw: bytes) -> Job:
+    """An input of a job, from the tensor's bytes as they travel."""
+    return {"name": name, "datatype": datatype, "shape": list(shape), "data": base64.b64encode(raw).decode()}
+
+
+def values(answer: Job, name: str) -> list[Any]:
+    """An output's elements in an answer of the oracle's; BYTES as bytes, BF16 as raw 16 bits."""
+    output = next((each for each in answer.get("outputs", []) if each["name"] == name), None)
+    assert output is not None, answer
+    raw = base64.b64decode(output["data"])
+    if output["datatype"] == "BYTES":
+        return split_bytes(raw)
+    return list(np.frombuffer(raw, NUMPY[output["datatype"]]).tolist())
+
+
+def split_bytes(raw: bytes) -> list[bytes]:
+    """The elements of a BYTES tensor: each has its length before it."""
+    elements = []
+    while raw:
+        end = 4 + int.from_bytes(raw[:4], "little")
+        elements.append(raw[4:end])
+        raw = raw[end:]
+    return elements
+
+
+def join_bytes(elements: Iterable[bytes]) -> bytes:
+    return b"".join(len(element).to_bytes(4, "little") + element for element in elements)
+
+
+NUMPY = {
+    "BOOL": "?",
+    **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    "BF16": "<u2",
+}
+
+
+def _need_triton() -> None:
+    if not (INSTALLED / "triton/installed.txt").exists():
+        pytest.skip(f"{INSTALLED / 'triton'} is not there: tools/real_servers/install.sh triton")
+
+
+@contextlib.contextmanager
+def _process(command: list[Any], errors: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends when its standard input closes, or else is ended."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdout:
+        try:
+            yield process
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+
+
+@pytest.fixture(scope="session")
+def triton() -> Iterator[Triton]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Iterator[Oracle]:
+    with asking() as ask:
+        yield ask
