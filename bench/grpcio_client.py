@@ -1,7 +1,7 @@
 """The peer: a closed loop of unary calls in grpcio, as load generators write it.
 
-`grpcio_client.py threads|asyncio ADDRESS CONCURRENCY SECONDS` prints JSON: calls, CPU seconds, p50 latency. asyncio is
-grpc.aio on its own poller; threads share one channel, as tritonclient's do.
+`grpcio_client.py threads|asyncio ADDRESS CONCURRENCY CONNECTIONS SECONDS` prints JSON: calls, CPU seconds, p50 latency. asyncio
+is grpc.aio on its own poller. Users share the connections in turn; one for all is what tritonclient makes of it.
 """
 
 import asyncio
@@ -17,49 +17,61 @@ PATH = "/inference.GRPCInferenceService/ModelInfer"
 MESSAGE = b"\x0a\x01m\x3a\xc8\x01" + bytes(200)
 
 
-def with_threads(address: str, concurrency: int, seconds: float) -> list[float]:
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def with_threads(address: str, concurrency: int, connections: int, seconds: float) -> list[float]:
     taken: list[float] = []
-    with grpc.insecure_channel(address) as channel:
-        call = channel.unary_unary(PATH)
+    channels = [grpc.insecure_channel(address, OWN_CONNECTION) for _ in range(connections)]
+    calls = [channel.unary_unary(PATH) for channel in channels]
+    for call in calls:
         call(MESSAGE)
-        end = time.perf_counter() + seconds
+    end = time.perf_counter() + seconds
 
-        def user() -> None:
-            while (start := time.perf_counter()) < end:
-                call(MESSAGE)
-                taken.append(time.perf_counter() - start)
+    def user(number: int) -> None:
+        call = calls[number % connections]
+        while (start := time.perf_counter()) < end:
+            call(MESSAGE)
+            taken.append(time.perf_counter() - start)
 
-        users = [threading.Thread(target=user) for _ in range(concurrency)]
-        for thread in users:
-            thread.start()
-        for thread in users:
-            thread.join()
+    users = [threading.Thread(target=user, args=(number,)) for number in range(concurrency)]
+    for thread in users:
+        thread.start()
+    for thread in users:
+        thread.join()
+    for channel in channels:
+        channel.close()
     return taken
 
 
-async def with_asyncio(address: str, concurrency: int, seconds: float) -> list[float]:
+async def with_asyncio(address: str, concurrency: int, connections: int, seconds: float) -> list[float]:
     taken: list[float] = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary(PATH)
+    channels = [grpc.aio.insecure_channel(address, OWN_CONNECTION) for _ in range(connections)]
+    calls = [channel.unary_unary(PATH) for channel in channels]
+    for call in calls:
         await call(MESSAGE)
-        end = time.perf_counter() + seconds
+    end = time.perf_counter() + seconds
 
-        async def user() -> None:
-            while (start := time.perf_counter()) < end:
-                await call(MESSAGE)
-                taken.append(time.perf_counter() - start)
+    async def user(number: int) -> None:
+        call = calls[number % connections]
+        while (start := time.perf_counter()) < end:
+            await call(MESSAGE)
+            taken.append(time.perf_counter() - start)
 
-        await asyncio.gather(*(user() for _ in range(concurrency)))
+    await asyncio.gather(*(user(number) for number in range(concurrency)))
+    for channel in channels:
+        await channel.close()
     return taken
 
 
 if __name__ == "__main__":
-    kind, address, concurrency, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+    kind, address = sys.argv[1:3]
+    concurrency, connections, seconds = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     begin = time.process_time()
     found = (
-        with_threads(address, concurrency, seconds)
+        with_threads(address, concurrency, connections, seconds)
         if kind == "threads"
-        else asyncio.run(with_asyncio(address, concurrency, seconds))
+        else asyncio.run(with_asyncio(address, concurrency, connections, seconds))
     )
     cpu = time.process_time() - begin
     print(json.dumps({"calls": len(found), "cpu": cpu, "p50": sorted(found)[len(found) // 2]}))

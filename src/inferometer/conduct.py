@@ -23,7 +23,7 @@ from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.engine import before, shared_memory, spool
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.engine.shared_memory import Served
 from inferometer.errors import UserError
 from inferometer.fleet.crew import Crew, Snapshot

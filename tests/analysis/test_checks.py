@@ -155,11 +155,24 @@ def test_rate_of_a_run_with_nothing_sent() -> None:
     assert check(opened(lambda rows: made.never_sent(rows, slice(None), 1), **everything), "rate").status == "fail"
 
 
-def test_concurrency_fails_when_answers_were_replaced_late() -> None:
+@pytest.mark.parametrize(("late", "status"), [(90_000, "warn"), (120_000, "fail")])
+def test_concurrency_fails_when_answers_were_replaced_late_and_warns_when_it_is_only_their_shortness(
+    late: int, status: str
+) -> None:
+    rows, chunks = made.closed_rows()
+    rows["intended"] = rows["sent"] - late
     plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
-    found = check(closed(plan=(plan,)), "concurrency")
-    assert found.status == "fail" and found.value == pytest.approx(0.8, rel=0.01)
+    found = check(summarise(made.run(rows, chunks, plan=(plan,))), "concurrency")
+    assert found.status == status and found.value == pytest.approx(0.8, rel=0.01)
     assert check(closed(), "concurrency").value == pytest.approx(1, abs=0.01)
+
+
+def test_concurrency_after_failures_points_to_them() -> None:
+    rows, chunks = made.closed_rows()
+    made.fail(rows, slice(0, 5))
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
+    found = check(summarise(made.run(rows, chunks, plan=(plan,), failures=(Failure("reset", ""),))), "concurrency")
+    assert found.status == "fail" and "see the failures" in found.message
 
 
 def test_concurrency_does_not_apply_with_think_time_or_without_a_replacement() -> None:

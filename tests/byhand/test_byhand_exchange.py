@@ -8,9 +8,8 @@ from command import cli
 from helpers import STREAM, Client, answer, polite, scripted
 from kserve_peers import over_grpc
 
-from inferometer.byhand import exchange
-from inferometer.byhand.exchange import Instants
-from inferometer.engine.ask import Place
+from inferometer.engine import exchange
+from inferometer.engine.exchange import Instants, Place
 from inferometer.errors import UserError
 from inferometer.types import Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder, request_head

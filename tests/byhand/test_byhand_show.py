@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from inferometer.byhand import classes, export, show, spent, tokens
-from inferometer.byhand.exchange import Instants
 from inferometer.byhand.options import Options
 from inferometer.byhand.result import Class, Given, Response, Result, ServerSide, Spoken
+from inferometer.engine.exchange import Instants
 from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec, from_numpy

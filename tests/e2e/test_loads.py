@@ -176,7 +176,8 @@ def test_at_the_cap_requests_are_dropped_if_asked_and_the_run_is_invalid(tmp_pat
 
 
 def test_a_cap_that_is_never_reached_changes_nothing(tmp_path: Path, sim: str) -> None:
-    run, _ = run_load(tmp_path, sim, {"type": "constant", "rate": 50, "duration": "200ms", "max_concurrency": 50})
+    load = {"type": "constant", "rate": 50, "duration": "200ms", "max_concurrency": 50}
+    run, _ = run_load(tmp_path, sim, load, client={"connections": 10})
     assert (run.records.rows["held"] == 0).all()
 
 

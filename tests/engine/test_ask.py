@@ -13,7 +13,8 @@ from grpc_peers import BIG, HEAD, OK, Peer, following, framed, grpcio
 from helpers import Client, answer, scripted
 
 from inferometer.engine import ask
-from inferometer.engine.ask import Place, Reply
+from inferometer.engine.ask import Reply
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.types import Fail
 from inferometer.wire.target import parse

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,17 +85,37 @@ def test_where_the_server_allows_few_streams_more_connections_are_opened(tmp_pat
     assert (rows["held"][rows["attempts"] == 2] > 0).all()  # grpcio counts a stream a little longer than it lasts
 
 
-def test_several_connections_are_used_in_turn(tmp_path: Path) -> None:
-    peers: list[str] = []
+def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> tuple[list[int], int]:
+    """How many calls went over each connection, and the most that shared one at a time."""
+    counts: dict[str, int] = {}
+    under_way: dict[str, int] = {}
+    most = 0
 
     def note(message: bytes, context: grpc.ServicerContext) -> bytes:
-        peers.append(context.peer())
+        nonlocal most
+        peer = context.peer()
+        counts[peer] = counts.get(peer, 0) + 1
+        under_way[peer] = under_way.get(peer, 0) + 1
+        most = max(most, under_way[peer])
+        time.sleep(0.005)  # so that those that share a connection are there together
+        under_way[peer] -= 1
         return message
 
+    load = {"type": "closed", "concurrency": concurrency, "requests": 48}
     with grpcio(Unary=note) as url:
-        _, summary = run(tmp_path, url, client={"connections": 3}, load=one(requests=12))
-    assert summary.counts.ok == 12
-    assert sorted(peers.count(peer) for peer in set(peers)) == [4, 4, 4]
+        _, summary = run(tmp_path, url, client={"connections": connections}, load=load)
+    assert summary.counts.ok == 48
+    return sorted(counts.values()), most
+
+
+def test_a_call_goes_over_a_connection_that_is_idle(tmp_path: Path) -> None:
+    counts, most = calls_by_connection(tmp_path, concurrency=4, connections=4)
+    assert len(counts) == 4 and most == 1
+
+
+def test_calls_share_connections_evenly_where_there_are_fewer(tmp_path: Path) -> None:
+    counts, most = calls_by_connection(tmp_path, concurrency=6, connections=3)
+    assert len(counts) == 3 and 2 <= most <= 4
 
 
 def test_without_a_connection_opened_before_one_is_when_it_is_needed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from grpc_peers import HEAD, OK, Peer, following, framed, one, run, said
 from h2.settings import SettingCodes
 from helpers import Client, measure, scripted
 
+from inferometer.engine.spool import Control
 from inferometer.errors import UserError
 from inferometer.records import MISSING
 
@@ -476,9 +478,20 @@ def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: P
     assert connections <= 6
 
 
+def interrupt_when_running(folder: Path) -> None:
+    """Ctrl-C as soon as the users have asked."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for path in folder.glob("*/spool/0.control"):
+            if path.stat().st_size and Control(path, create=False)["sent"]:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+        time.sleep(0.01)
+
+
 def test_what_waits_for_a_stream_when_the_run_is_ended_is_cancelled(tmp_path: Path) -> None:
     with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt_when_running, args=(tmp_path,)).start()
         done, summary = run(
             tmp_path,
             url,
@@ -554,7 +567,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_before_the_start(tmp
         while client.sock.recv(65536):
             pass
 
-    with scripted(silent) as url, pytest.raises(UserError, match=r"no answer on 1 of 1 connections within 0\.2 s"):
+    with scripted(silent) as url, pytest.raises(UserError, match=r"no answer on 2 of 2 connections within 0\.2 s"):
         run(tmp_path, url.replace("http", "grpc", 1), server={"timeouts": {"connect": "200ms"}})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from inferometer.engine import kserve
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.observe.statistics import Watch
 from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse

@@ -13,7 +13,7 @@ from real_server import started
 from inferometer.analysis.breakdown import breakdown
 from inferometer.config.schema import Server
 from inferometer.engine import ask, before, kserve
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random

@@ -14,7 +14,8 @@ from triton_server import tensor as job_tensor
 
 from inferometer.config.schema import Server
 from inferometer.engine import ask, before, kserve
-from inferometer.engine.ask import Place, Reply
+from inferometer.engine.ask import Reply
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
 from inferometer.wire.kserve import control, grpc, http

@@ -16,7 +16,7 @@ from helpers import measure
 from triton_server import Triton
 
 from inferometer.engine import kserve, shared_memory
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.engine.shared_memory import FOLDER, PREFIX, Portion, Served
 from inferometer.records import Run
 from inferometer.wire.kserve.calls import SharedRefs

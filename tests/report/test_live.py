@@ -23,11 +23,13 @@ OPEN = {"type": "constant", "rate": 50, "duration": "10s"}
 
 
 def snapshot(**values: Any) -> Snapshot:
-    fields = {
+    fields: dict[str, Any] = {
         "started": True, "elapsed": 2.0, "sent": 100, "ok": 90, "failed": 0, "in_flight": 10, "queued": 0, "stage": 0,
         "stopping": False, "t0": 1, "rows": np.zeros(0, ROW), "peeks": np.zeros((0, 2), np.int64),
     }  # fmt: skip
-    return Snapshot(**(fields | values))
+    fields |= values
+    rows, peeks = fields.pop("rows"), fields.pop("peeks")
+    return Snapshot(rows=lambda: rows, peeks=lambda: peeks, **fields)
 
 
 def answered(count: int, **values: int) -> np.ndarray[Any, Any]:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inferometer.byhand import exchange, files, spent
+from inferometer.byhand import files, spent
 from inferometer.byhand.result import Result
 from inferometer.byhand.whom import Whom
+from inferometer.engine import exchange
 from inferometer.errors import UserError
 from inferometer.types import Event, Fail, Request, ServerTiming
 from inferometer.wire import calls, protobuf

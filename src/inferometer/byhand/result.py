@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inferometer.byhand.exchange import Instants
+from inferometer.engine.exchange import Instants
 from inferometer.tensors import Tensor
 from inferometer.types import Usage
 

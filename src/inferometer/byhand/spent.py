@@ -4,10 +4,10 @@ import time
 
 import msgspec
 
-from inferometer.byhand.exchange import Instants
 from inferometer.byhand.result import ServerSide
 from inferometer.byhand.whom import Whom
 from inferometer.engine import kserve
+from inferometer.engine.exchange import Instants
 from inferometer.errors import UserError
 from inferometer.records import Spent
 from inferometer.types import ServerTiming

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from inferometer.byhand import classes, exchange, inputs, spent
-from inferometer.byhand.exchange import Instants
+from inferometer.byhand import classes, inputs, spent
 from inferometer.byhand.options import Options
 from inferometer.byhand.result import Given, Response, Result
 from inferometer.byhand.whom import Whom
+from inferometer.engine import exchange
+from inferometer.engine.exchange import Instants
 from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor

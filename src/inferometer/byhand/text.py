@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from inferometer.byhand import exchange, spent
+from inferometer.byhand import spent
 from inferometer.byhand.result import Result, Spoken
 from inferometer.byhand.whom import Whom
+from inferometer.engine import exchange
 from inferometer.types import Decoder, Event, Request, ServerTiming, Tokens, Usage
 from inferometer.wire import calls, openai
 from inferometer.wire.calls import Asked

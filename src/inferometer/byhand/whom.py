@@ -7,8 +7,8 @@ import msgspec
 from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
 from inferometer.engine import before
-from inferometer.engine.ask import Place
 from inferometer.engine.before import Reached
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.types import Fail
 from inferometer.wire.failures import meaning

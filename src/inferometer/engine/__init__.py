@@ -12,6 +12,7 @@ agenda.py         what is due when, on one timer
 spool.py          rows and chunks on disk as they happen, and the few numbers that processes tell each other
 health.py         how this process fares meanwhile
 before.py         what happens before t=0: names, limits, TLS, the model
-ask.py            one exchange by hand, blocking, with its instants; kserve.py: questions to a KServe v2 server
+exchange.py       one exchange, blocking, with its instants; ask.py: a question and its whole answer
+kserve.py         questions to a KServe v2 server
 shared_memory.py  tensors in system shared memory
 """

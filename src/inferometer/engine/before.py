@@ -11,8 +11,8 @@ import msgspec
 from inferometer import __version__
 from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
-from inferometer.engine import ask, kserve
-from inferometer.engine.ask import Address, Place
+from inferometer.engine import ask, exchange, kserve
+from inferometer.engine.exchange import Address, Place
 from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.wire import protobuf, reflection
@@ -49,7 +49,7 @@ def reach(server: Server, patience: float | None = None) -> Reached:
     places = [place_of(target, server, context, patience) for target in targets]
     addresses = []
     for place in places:
-        sock, address = ask.connect(place)
+        sock, address = exchange.connect(place)
         sock.close()
         addresses.append(address)
     model, facts, descriptors = server.model or "", None, b""

@@ -48,50 +48,63 @@ class Call(msgspec.Struct):
 
 class Channel:
     __slots__ = (
-        *("_heard", "_http2", "_is_closing", "_is_gone", "_is_opened", "_kept", "_limit", "_owner", "_quiet_from"),
-        *("calls", "link"),
+        *("_heard", "_http2", "_is_gone", "_is_opened", "_kept", "_limit", "_outbox", "_owner", "_quiet_from", "_unsent"),
+        *("calls", "is_closing", "link"),
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._http2 = Client()
-        self._limit = self._http2.max_streams
+        self._outbox = self._http2.outbox
+        self._limit = self._outbox.max_streams
         self._heard = 0
         self._quiet_from = -1  # what had been heard when it was last idle; -1: it never was
         self._kept = False  # it has been idle: the server may have closed it without our knowing
         self._is_opened = False
-        self._is_closing = False
+        self.is_closing = False
         self._is_gone = False
+        self._unsent: list[Flight] = []  # queued, and not yet handed to the kernel
         self.link: Link  # set by the owner
         self.calls: dict[int, Call] = {}
 
     @property
     def has_room(self) -> bool:
-        return len(self.calls) < self._http2.max_streams and not self._is_closing
+        return len(self.calls) < self._limit and not self.is_closing
 
     def established(self) -> None:
         self._http2.start()
         self._flush()
 
     def start(self, flight: Flight, head: bytes, answer: StreamAnswer) -> None:
-        """Send a request on a stream of its own."""
+        """Queue a request on a stream of its own; `flush` sends it, with all that are queued by then."""
         flight.attempts += 1
         flight.bytes_out = len(head) + len(flight.data) + 18
         flight.sent = now()
         if not self.calls:
             self._quiet_from = self._heard if self._kept else -1
-        self.calls[self._http2.request(head, flight.data)] = Call(flight, answer)
-        self._flush()
-        if self._http2.is_closing and not self._is_closing:  # the stream ids have run out
+        self.calls[self._outbox.request(head, flight.data, True)] = Call(flight, answer)
+        self._unsent.append(flight)
+        if self._outbox.is_closing and not self.is_closing:  # the stream ids have run out
             self._close_soon()
 
+    def flush(self) -> None:
+        """Send what was queued: it counts as sent now."""
+        unsent = self._unsent
+        if unsent:
+            at = now()
+            for flight in unsent:
+                flight.sent = at
+            unsent.clear()
+        self._flush()
+
     def _flush(self) -> None:
-        link, take = self.link, self._http2.take
+        link, take = self.link, self._outbox.take
         while not link.is_writing and link.is_open:
             data = take(_AT_ONCE)
-            if not data:
+            if data:
+                link.write(data)
+            if len(data) < _AT_ONCE // 2:  # that was all there is
                 return
-            link.write(data)
 
     def drained(self) -> None:
         self._flush()
@@ -108,27 +121,28 @@ class Channel:
             events = self._http2.feed(data)
         except Http2Error as error:
             broken, events = error, error.events  # what was said before still holds
-        if self._http2.is_closing and not self._is_closing:  # before any answer lets another request go
+        if self._outbox.is_closing and not self.is_closing:  # before any answer lets another request go
             self._close_soon()
         for event in events:
-            self._frame(event, at, delay)
+            if event.__class__ is not GoAway:  # that is seen to
+                self._frame(event, at, delay)  # type: ignore[arg-type]
         self._flush()
         if broken is not None:
             fail = Fail("malformed_http2", bounded(broken.message))
             self._gone(fail, fail)
             return
-        if self._http2.max_streams != self._limit:
-            self._limit = self._http2.max_streams
+        if self._outbox.max_streams != self._limit:
+            self._limit = self._outbox.max_streams
             if self._is_opened:
                 self._owner.has_room_again(self)
         if not self._is_opened and self._http2.settings_received:
             self._open()
-        if self._is_closing and not self.calls:
+        if self.is_closing and not self.calls:
             self._gone(None, None)
 
     def _open(self) -> None:
         """The server's settings are here. One that goes away in the same breath is not open for anything."""
-        if self._is_closing:
+        if self.is_closing:
             fail = Fail("closed", "the server goes away as soon as it is connected to")
             self._gone(fail, fail)
         else:
@@ -149,29 +163,28 @@ class Channel:
                 return
         self._gone(Fail("closed", ""), Fail("cut_short", ""))
 
-    def _frame(self, event: Headers | Data | Reset | GoAway, at: int, delay: int) -> None:
-        if isinstance(event, GoAway):  # seen to
-            return
+    def _frame(self, event: Headers | Data | Reset, at: int, delay: int) -> None:
         stream = event.stream
         call = self.calls.get(stream)
         if call is None:  # given up
             return
-        if isinstance(event, Reset):
-            self._reset(stream, call, event, at)
+        kind = event.__class__
+        if kind is Reset:
+            self._reset(stream, call, event, at)  # type: ignore[arg-type]
             return
         flight = call.flight
         if not flight.first_byte:
             flight.first_byte = at
         if delay > flight.read_delay:
             flight.read_delay = delay
-        if isinstance(event, Data):
-            flight.bytes_in += len(event.data)
-            said = call.answer.data(event.data, event.end)
+        if kind is Data:
+            flight.bytes_in += len(event.data)  # type: ignore[union-attr]
+            said = call.answer.data(event.data, event.end)  # type: ignore[union-attr]
         else:
-            said = call.answer.headers(event.headers, event.end)
+            said = call.answer.headers(event.headers, event.end)  # type: ignore[union-attr]
         ending = note(flight, said, at) if said else None
         if ending is not None:
-            if not event.end:  # a failure that the answer's own content tells
+            if not event.end:  # type: ignore[union-attr]  # a failure that the answer's own content tells
                 self._http2.reset(stream)
             self._end(stream, call, at, ending)
 
@@ -189,7 +202,7 @@ class Channel:
             self._end(stream, call, at, Fail("stream_reset", what))
 
     def _close_soon(self) -> None:
-        self._is_closing = True
+        self.is_closing = True
         self._owner.closing(self)
 
     # --- trouble ---
@@ -206,7 +219,7 @@ class Channel:
                 self._end(stream, call, now(), fail)
                 break
         self._flush()
-        if self._is_closing and not self.calls:
+        if self.is_closing and not self.calls:
             self._gone(None, None)
 
     def lost(self, error: OSError) -> None:
@@ -220,7 +233,7 @@ class Channel:
         """It is no more: what it carried has failed, unless the server cannot have seen it."""
         if self._is_gone:
             return
-        self._is_gone = self._is_closing = True
+        self._is_gone = self.is_closing = True
         self.link.shut()
         calls, self.calls = self.calls, {}
         was_closed_while_idle = self._quiet_from == self._heard

@@ -1,4 +1,8 @@
-"""The HTTP/2 channels to one base URL. Requests go over them in turn; where all are full another one is opened."""
+"""The HTTP/2 channels to one base URL. A request goes over one that is idle, else over one that has room, else over a new one.
+
+An idle one first, because the kernel has one stamp for all that lies in a socket: answers that share a channel and come at
+the same time get the stamp of the last of them.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +25,9 @@ class Channels:
         self._on_ended = on_ended
         self._begun = Countdown(dial.loop)
         self._ready: list[Channel] = []
+        self._idle: list[Channel] = []  # of those; the last used is the first to be used again
         self._turn = 0
+        self._dirty: list[Channel] = []  # with requests that are queued and not yet sent
         self._opening: set[Channel] = set()
         self._closing: set[Channel] = set()
         self._waiting: deque[tuple[Flight, int]] = deque()  # for a channel with room, and since when
@@ -43,17 +49,33 @@ class Channels:
     # --- the run ---
 
     def carry(self, flight: Flight) -> None:
-        """Send `flight` over the next channel that has room, or over a new one."""
+        """Send `flight` over a channel that is idle, over the next that has room, or over a new one."""
+        idle = self._idle
+        while idle:
+            channel = idle.pop()
+            if not channel.is_closing and channel.has_room:
+                self._start(channel, flight)
+                return
         ready = self._ready
         for _ in ready:
             self._turn = turn = (self._turn + 1) % len(ready)
             channel = ready[turn]
             if channel.has_room:
-                channel.start(flight, self._head, self._answer())
+                self._start(channel, flight)
                 return
         self._waiting.append((flight, now()))
         if not self._opening:
             self._open()
+
+    def _start(self, channel: Channel, flight: Flight) -> None:
+        channel.start(flight, self._head, self._answer())
+        self._dirty.append(channel)
+
+    def flush(self) -> None:
+        """Requests that go over one channel at the same time are handed to the kernel in one piece."""
+        dirty, self._dirty = self._dirty, []
+        for channel in dirty:
+            channel.flush()
 
     def flights(self) -> Iterator[tuple[Carrier, Flight]]:
         for channel in (*self._ready, *self._closing):
@@ -88,14 +110,17 @@ class Channels:
         self._let_go(self._refused, channel)
         self._let_go(self._waiting, channel)
         if not channel.calls:  # nothing had to go, or the server allows nothing: then it is not asked for more
+            self._idle.append(channel)
             self._unrefuse()
         elif self._refused or self._waiting:
             self._open_another()
 
     def ended(self, channel: Channel, flight: Flight, at: int, event: End | Fail, answer: StreamAnswer) -> None:
-        self._on_ended(flight, at, event, answer)
         if self._waiting:
             self._let_go(self._waiting, channel)
+        if not channel.calls:
+            self._idle.append(channel)
+        self._on_ended(flight, at, event, answer)
 
     def refused(self, channel: Channel, flight: Flight) -> None:
         at = now()
@@ -151,7 +176,9 @@ class Channels:
         while those and channel.has_room:
             flight, since = those.popleft()
             flight.held += now() - since
-            channel.start(flight, self._head, self._answer())
+            self._start(channel, flight)
+        if self._dirty:
+            self.flush()
 
     def give_up(self, flight: Flight, fail: Fail) -> None:
         """A request that no channel has carried yet has failed; so have the channels that did not open in time."""

@@ -50,10 +50,17 @@ class Connection:
 
     def start(self, flight: Flight) -> None:
         """Send a request; the connection carries it until the owner hears of its end."""
+        self.take(flight)
+        self.send(flight)
+
+    def take(self, flight: Flight) -> None:
+        """Be ready for a request, and carry it from now on."""
         self.flight = flight
         self.decoder.reset()
         flight.attempts += 1
         flight.bytes_out = len(flight.data)
+
+    def send(self, flight: Flight) -> None:
         flight.sent = now()
         self.link.write(flight.data)
 

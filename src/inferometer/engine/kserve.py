@@ -8,7 +8,7 @@ import msgspec
 
 from inferometer.config.schema import TENSOR_APIS, Server
 from inferometer.engine import ask
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning

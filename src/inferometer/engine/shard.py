@@ -87,6 +87,7 @@ class Shard:
         self._stage = -1
         self._launched = self._sent = self._ok = self._failed = self._in_flight = 0
         self._queue: deque[tuple[Flight, int, int]] = deque()
+        self._is_settling = False
         self._finished = loop.create_future()
         self._health: Health | None = None
         self._parent = os.getppid()
@@ -239,7 +240,10 @@ class Shard:
             return
         self._in_flight += 1
         self._sent += 1
-        self._carriers[flight.url].carry(flight)
+        carriers = self._carriers[flight.url]
+        carriers.carry(flight)
+        if not self._is_settling:
+            carriers.flush()
 
     def _release_queued(self) -> None:
         while self._queue and self._in_flight < self._queue[0][1]:
@@ -269,10 +273,14 @@ class Shard:
                 self.texts.append((self._spool.rows, text))
             self._record(flight, event)
         self._in_flight -= len(over)
+        self._is_settling = True
         if self._queue:
             self._release_queued()
         for flight, event, _ in over:
             self._drivers[flight.stage].freed(flight, flight.done, event.__class__ is Fail)
+        self._is_settling = False
+        for carriers in self._carriers:
+            carriers.flush()
         if not self._in_flight:
             self._end_if_idle()
 

@@ -27,7 +27,7 @@ import msgspec
 
 from inferometer.config.schema import Server
 from inferometer.engine import ask, kserve
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements

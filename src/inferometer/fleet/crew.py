@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -45,9 +45,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     stage: int
     stopping: bool
     t0: int
-    rows: np.ndarray[tuple[int], np.dtype[np.void]]
-    """What ended since the last snapshot (at most the latest of it), times by the monotonic clock."""
-    peeks: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    rows: Callable[[], np.ndarray[tuple[int], np.dtype[np.void]]]
+    """What ended since this was last asked (at most the latest of it), times by the monotonic clock. Reading it takes a while."""
+    peeks: Callable[[], np.ndarray[tuple[int, int], np.dtype[np.int64]]]
     """Of some requests in flight: time to first token and latest gap, ns."""
 
 
@@ -234,9 +234,12 @@ class Crew:
             stage=min(control["stage"] for control in self._controls),
             stopping=self._stop > 0,
             t0=self._t0,
-            rows=self._new_rows(),
-            peeks=np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)]),
+            rows=self._new_rows,
+            peeks=self._peeks,
         )
+
+    def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        return np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)])
 
     def _new_rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         parts = []

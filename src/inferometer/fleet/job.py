@@ -37,9 +37,7 @@ _USERS_PER_PROCESS = 512
 """What one process is trusted with before another is started; about half of what it can do."""
 _MAX_OPENED = 256
 """Connections that an open loop opens before t=0: 1 for every 20 requests a second, up to this. Not more: there are servers
-that keep a thread for each idle one."""
-_STREAMS_PER_CHANNEL = 8
-"""HTTP/2 carries many requests over a connection; so many share one where the user does not say."""
+that keep a thread for each idle one. Over gRPC, which shares connections, a closed loop opens no more than this either."""
 _SEQUENCES_PER_USER = 4
 
 
@@ -184,7 +182,7 @@ def opened_before(plan: Plan, config: Config) -> int:
     if config.client.connections != "auto":
         return config.client.connections
     most = max(_opened_for(stage) for stage in plan.stages)
-    return math.ceil(most / _STREAMS_PER_CHANNEL) if config.server.urls[0].startswith("grpc") else most
+    return min(most, _MAX_OPENED) if config.server.urls[0].startswith("grpc") else most
 
 
 def _opened_for(stage: OpenStage | ClosedStage) -> int:

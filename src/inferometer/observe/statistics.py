@@ -7,7 +7,7 @@ requests that are under way then are counted where they end: a stage's figures a
 from collections.abc import Mapping
 
 from inferometer.engine import kserve
-from inferometer.engine.ask import Place
+from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.records import Spent, StageStatistics
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference

@@ -64,9 +64,10 @@ class LiveView:
     def progress(self, snapshot: Snapshot) -> None:
         self._last = snapshot
         at = time.monotonic()
-        if len(snapshot.rows):
-            self._recent.append((at, snapshot.rows))
-            self._note_failures(snapshot.rows)
+        rows = snapshot.rows()
+        if len(rows):
+            self._recent.append((at, rows))
+            self._note_failures(rows)
         self._counts.append((at, snapshot.sent))
         while self._recent and self._recent[0][0] < at - _WINDOW:
             self._recent.popleft()
@@ -177,7 +178,7 @@ class LiveView:
     def _percentiles(self) -> dict[str, tuple[float, float]]:
         """Of what ended in the last seconds; where no stream did, of streams still in flight."""
         rows = np.concatenate([rows for _, rows in self._recent])[-_MOST_ROWS:] if self._recent else np.zeros(0, ROW)
-        peeks = self._last.peeks if self._last is not None else np.zeros((0, 2), np.int64)
+        peeks = self._last.peeks() if self._last is not None else np.zeros((0, 2), np.int64)
         start = np.where(rows["open_loop"] > 0, rows["intended"], rows["sent"])
         sent = rows["sent"] > 0
         first = (rows["first_token"] > 0) & sent

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail, Tokens
 from inferometer.wire import server_timing
@@ -39,7 +41,9 @@ STATUS = (
 _FRAME = struct.Struct(">BI")
 _UNSEEN = ((0, b""),)
 _ONE = Tokens(1)
+_ONE_ARRIVAL = (_ONE,)
 _END = End(keep_alive=True)
+_ENDED = (_END,)
 _UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
 _MAX_TIMEOUT = 99_999_999
 _NOT_METADATA = {
@@ -175,31 +179,45 @@ def unpacked(flag: int, message: bytes, encoding: bytes) -> bytes:
     raise ValueError(f"a message is compressed by {encoding.decode('latin-1') or 'nobody knows what'!r}")
 
 
-class GrpcAnswer:
-    """What one stream's frames mean. `streamed`: each message counts as an arrival; `check` may call a message an error."""
+Fields = tuple[tuple[bytes, bytes], ...]
 
-    __slots__ = ("_check", "_encoding", "_is_begun", "_messages", "_streamed", "count", "kept", "status", "trailers")
 
-    def __init__(self, streamed: bool = False, check: Check | None = None, kept: list[bytes] | None = None) -> None:
-        self._streamed = streamed
-        self._check = check
-        self._messages = Messages(keep=check is not None or kept is not None)
-        self._encoding = b""
-        self._is_begun = False
-        self.kept = kept
-        """Where messages are kept; None: nowhere."""
-        self.status = 0
-        self.count = 0
-        self.trailers: tuple[tuple[bytes, bytes], ...] = ()
+class _Seen:
+    """The headers and trailers of the last answer that was well. The codec gives the same object for the same block, and
+    servers send the same blocks again and again: nearly always it is enough to see that it is that object."""
+
+    head: Fields = ()
+    end: Fields = ()
+
+
+class GrpcAnswer(msgspec.Struct, gc=False):
+    """What one stream's frames mean."""
+
+    streamed: bool = False
+    """Each message counts as an arrival."""
+    check: Check | None = None
+    """May call a message an error."""
+    kept: list[bytes] | None = None
+    """Where messages are kept; None: nowhere."""
+    status: int = 0
+    count: int = 0
+    trailers: Fields = ()
+    messages: Messages | None = None
+    """Made where they do not come whole."""
+    encoding: bytes = b""
+    is_begun: bool = False
 
     @property
     def text(self) -> str:
         return ""
 
-    def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
-        if self._is_begun or end:
+    def headers(self, headers: Fields, end: bool) -> Sequence[Event]:
+        if self.is_begun or end:
             return self._finish(headers, end)
-        self._is_begun = True
+        self.is_begun = True
+        if headers is _Seen.head:
+            self.status = 200
+            return ()
         kind = b""
         for name, value in headers:
             if name == b":status":
@@ -207,24 +225,34 @@ class GrpcAnswer:
             elif name == b"content-type":
                 kind = value
             elif name == b"grpc-encoding":
-                self._encoding = value
+                self.encoding = value
         if self.status != 200:
             return (_http_failure(self.status, headers),)
         if not kind.startswith(b"application/grpc"):
             shown = kind.decode("latin-1") or "no content type"
             return (Fail("not_grpc", bounded(f"the server answers with {shown}"), True),)
+        if not self.encoding:
+            _Seen.head = headers
         return ()
 
     def data(self, data: bytes, end: bool) -> Sequence[Event]:
+        if self.messages is None:
+            is_looked_at = self.check is not None or self.kept is not None
+            if not is_looked_at and not end and len(data) >= 5:
+                flag, length = _FRAME.unpack_from(data)
+                if not flag and len(data) == 5 + length:  # one whole message: nearly always
+                    self.count += 1
+                    return _ONE_ARRIVAL if self.streamed else ()
+            self.messages = Messages(keep=is_looked_at)
         events: list[Event] = []
-        for flag, message in self._messages.feed(data):
+        for flag, message in self.messages.feed(data):
             self.count += 1
-            if flag or self._check is not None or self.kept is not None:
+            if flag or self.check is not None or self.kept is not None:
                 wrong = self._look(flag, message)
                 if wrong is not None:
                     events.append(wrong)
                     return events
-            if self._streamed:
+            if self.streamed:
                 events.append(_ONE)
         if end:
             events.append(Fail("cut_short", "the stream ended without trailers", True))
@@ -232,17 +260,19 @@ class GrpcAnswer:
 
     def _look(self, flag: int, message: bytes) -> Fail | None:
         try:
-            message = unpacked(flag, message, self._encoding)
+            message = unpacked(flag, message, self.encoding)
         except ValueError as error:
             return Fail("malformed_grpc", bounded(str(error)), True)
         if self.kept is not None:
             self.kept.append(message)
-        said = self._check(message) if self._check is not None else ""
+        said = self.check(message) if self.check is not None else ""
         return Fail("error_frame", bounded(said), True) if said else None
 
-    def _finish(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
+    def _finish(self, headers: Fields, end: bool) -> Sequence[Event]:
         """The trailers, which may be all there is."""
         self.trailers = headers
+        if headers is _Seen.end and self.messages is None and (self.count == 1 or self.streamed):
+            return _ENDED
         status = message = timing = None
         for name, value in headers:
             if name == b"grpc-status":
@@ -254,17 +284,24 @@ class GrpcAnswer:
             elif name == b":status":
                 self.status = int(value) if value.isdigit() else 0
         if status == b"0":
-            if self._messages.is_within:
-                return (Fail("cut_short", "the stream ended in the middle of a message", True),)
-            if self.count != 1 and not self._streamed:
-                return (_not_one_answer(self.count),)
-            said = server_timing.parse(timing) if timing is not None else None
-            return (said, _END) if said is not None else (_END,)
+            return self._ended_well(headers, timing)
         if status is None:
             if self.status not in (0, 200):
                 return (_http_failure(self.status, headers),)
             return (Fail("malformed_grpc", "the answer has no grpc-status", True),)
         return (Fail(f"grpc_{status_name(status)}", _told(message or b""), True),)
+
+    def _ended_well(self, headers: Fields, timing: bytes | None) -> Sequence[Event]:
+        """The server says so: is the answer there?"""
+        if self.messages is not None and self.messages.is_within:
+            return (Fail("cut_short", "the stream ended in the middle of a message", True),)
+        if self.count != 1 and not self.streamed:
+            return (_not_one_answer(self.count),)
+        said = server_timing.parse(timing) if timing is not None else None
+        if said is not None:
+            return (said, _END)
+        _Seen.end = headers
+        return _ENDED
 
 
 def status_name(status: bytes) -> str:
@@ -287,6 +324,6 @@ def _not_one_answer(count: int) -> Fail:
     return Fail("cut_short", "the call ended well but without an answer", True)
 
 
-def _http_failure(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> Fail:
+def _http_failure(status: int, headers: Fields) -> Fail:
     message = next((value for name, value in headers if name == b"grpc-message"), b"")
     return Fail(f"http_{status}", _told(message), True)

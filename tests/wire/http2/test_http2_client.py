@@ -54,7 +54,7 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
     first = client.take()
     assert first.startswith(frames.PREFACE)
     client = Client()
-    client._outbox.hurry(first[len(frames.PREFACE) :])
+    client.outbox.hurry(first[len(frames.PREFACE) :])
     (_, _, _, settings), (kind, _, stream, window) = written(client)
     assert dict(frames.iter_settings(settings)) == {
         frames.ENABLE_PUSH: 0,
@@ -300,7 +300,7 @@ def test_goaway_refuses_what_is_above_its_last_stream_and_lets_the_rest_finish()
 
 def test_the_ids_run_out() -> None:
     client = greeted()
-    client._outbox.next = 2**31 - 3
+    client.outbox.next = 2**31 - 3
     assert client.request(BLOCK, b"") == 2**31 - 3
     assert not client.is_closing
     assert client.request(BLOCK, b"") == 2**31 - 1

@@ -65,7 +65,7 @@ def told(pieces: list[bytes]) -> tuple[list[Event], str]:
 
 def check(reader: Client) -> None:
     """What it keeps is bounded by a frame, and its sums are right."""
-    outbox = reader._outbox
+    outbox = reader.outbox
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
     assert reader.blocked == sum(len(part) for stream in outbox.streams.values() for part in stream.queue or ())

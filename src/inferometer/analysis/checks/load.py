@@ -1,5 +1,7 @@
 """Did the client offer the load that it was asked to offer, when it was asked to?"""
 
+from typing import Literal
+
 import numpy as np
 
 from inferometer.analysis import stability
@@ -30,15 +32,6 @@ def lag(facts: Facts) -> Check | None:
     return judge("lag", p99, limit, late, bad)
 
 
-def _worst(name: str, found: list[tuple[float, str, str]]) -> Check | None:
-    """Of (share reached, in words, what to do) by stage, the least."""
-    if not found:
-        return None
-    share, words, remedy = min(found)
-    passed = share >= SHARE
-    return Check(name, "pass" if passed else "fail", share, SHARE, words if passed else f"Only {words}. {remedy}")
-
-
 def rate(facts: Facts) -> Check | None:
     """Against the instants of the plan, not its nominal rate: a Poisson plan has more or fewer by chance, and rightly so."""
     rows = facts.run.records.rows
@@ -46,7 +39,11 @@ def rate(facts: Facts) -> Check | None:
     for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
         if (result := _rate(rows[rows["stage"] == stage], _allowed_lag(facts))) is not None:
             found.append(result)
-    return _worst("rate", found)
+    if not found:
+        return None
+    share, words, remedy = min(found)
+    passed = share >= SHARE
+    return Check("rate", "pass" if passed else "fail", share, SHARE, words if passed else f"Only {words}. {remedy}")
 
 
 def _rate(rows: Columns, allowed: float) -> tuple[float, str, str] | None:
@@ -101,23 +98,44 @@ def stable(facts: Facts) -> Check | None:
 FAILED = "After a failure a user waits before it asks again: see the failures."
 
 
+TURN_AROUND = 0.0001
+"""Seconds that a client which is not busy may take to ask again; with answers that are not much longer it shows."""
+
+
 def concurrency(facts: Facts) -> Check | None:
     rows = facts.run.records.rows
     found = []
     for stage, plan in enumerate(facts.run.manifest.plan):
         if plan.open or plan.think or not plan.concurrency:
             continue
-        reached = in_flight(rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)], plan.concurrency, plan.ramp_up)
+        own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
+        reached = in_flight(own, plan.concurrency, plan.ramp_up)
         if reached is not None:
-            words = f"{reached:,.1f} requests were in flight on average of {plan.concurrency:,} asked"
-            failed = (rows["failure"] > 0)[rows["stage"] == stage].any()
-            remedy = (
-                FAILED
-                if failed
-                else "The client could not replace answers fast enough: use more client.processes or another machine, or a lower concurrency."
-            )
-            found.append((reached / plan.concurrency, words, remedy))
-    return _worst("concurrency", found)
+            words = f"{reached:,.3g} requests were in flight on average of {plan.concurrency:,} asked"
+            found.append((reached / plan.concurrency, words, own))
+    if not found:
+        return None
+    share, words, own = min(found, key=lambda each: each[0])
+    if share >= SHARE:
+        return Check("concurrency", "pass", share, SHARE, words)
+    status, remedy = _why_fewer(own)
+    return Check("concurrency", status, share, SHARE, f"Only {words}. {remedy}")
+
+
+def _why_fewer(rows: Columns) -> tuple[Literal["warn", "fail"], str]:
+    """What kept requests from being replaced at once."""
+    if (rows["failure"] > 0).any():
+        return "fail", "After a failure a user waits before it asks again: see the failures."
+    median = float(np.median(rows["sent"] - rows["intended"])) / NS
+    if median <= TURN_AROUND:
+        return (
+            "warn",
+            f"Answers are so short that the {format_seconds(median)} count which the client takes to ask again: latencies hold, but a higher concurrency gives more throughput.",
+        )
+    return (
+        "fail",
+        "The client could not replace answers fast enough: use more client.processes or another machine, or a lower concurrency.",
+    )
 
 
 def in_flight(rows: Columns, asked: int, ramp_up: float) -> float | None:

@@ -54,7 +54,7 @@ class Client:
     __slots__ = (
         *("_block", "_block_flags", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_error"),
         *("_expects", "_expects_on", "_half", "_kept", "_kept_size", "_known", "_max_frame", "_max_list"),
-        *("_needs", "_outbox", "_reader", "_received", "_streams", "_window", "settings_received"),
+        *("_needs", "_reader", "_received", "_streams", "_window", "outbox", "settings_received"),
     )
 
     def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
@@ -64,8 +64,9 @@ class Client:
         if not MIN_MAX_FRAME <= max_frame <= frames.MAX_MAX_FRAME:
             raise ValueError(f"frames of {max_frame} bytes: it has to be within 16384 and 16777215")
         self.settings_received = False
-        self._outbox = Outbox()
-        self._streams = self._outbox.streams
+        self.outbox = Outbox()
+        """What is to be written. Its `is_closing`, `max_streams`, `request` and `take` are the same as here, without a detour."""
+        self._streams = self.outbox.streams
         self._reader = Reader(max_header_list)
         self._known = self._reader.known
         self._max_list = max_header_list
@@ -95,27 +96,25 @@ class Client:
             frames.MAX_HEADER_LIST_SIZE: self._max_list,
         }
         more = self._window - frames.DEFAULT_WINDOW
-        self._outbox.hurry(
-            frames.PREFACE + frames.settings(settings) + (frames.window_update(0, more) if more else b"")
-        )
+        self.outbox.hurry(frames.PREFACE + frames.settings(settings) + (frames.window_update(0, more) if more else b""))
 
     def request(self, block: bytes, body: bytes, end: bool = True) -> int:
         """Queue a request; the stream's id. Not once the connection `is_closing`."""
-        return self._outbox.request(block, body, end)
+        return self.outbox.request(block, body, end)
 
     def send(self, stream: int, body: bytes, end: bool) -> None:
         """Queue more of a request's body. Nothing happens where the stream is over by now."""
-        self._outbox.send(stream, body, end)
+        self.outbox.send(stream, body, end)
 
     def reset(self, stream: int, code: int = CANCEL) -> None:
         """Give a stream up. Nothing happens where it is over by now."""
         there = self._streams.get(stream)
         if there is not None:
-            self._outbox.reset(there, code)
+            self.outbox.reset(there, code)
 
     def take(self, limit: int = 1 << 20) -> bytes:
         """The next bytes to write, at most about `limit`; b"": nothing now."""
-        return self._outbox.take(limit)
+        return self.outbox.take(limit)
 
     @property
     def open_streams(self) -> int:
@@ -124,17 +123,17 @@ class Client:
     @property
     def max_streams(self) -> int:
         """Streams that the server lets us have open; a very large number while it has set no limit."""
-        return self._outbox.max_streams
+        return self.outbox.max_streams
 
     @property
     def is_closing(self) -> bool:
         """The server goes away, broke the connection, or the ids ran out: no new request."""
-        return self._outbox.is_closing
+        return self.outbox.is_closing
 
     @property
     def blocked(self) -> int:
         """Bytes of bodies that wait for the server's windows or their turn."""
-        return self._outbox.blocked
+        return self.outbox.blocked
 
     # --- what was read -----------------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class Client:
                 if kept[:5] == b"HTTP/"
                 else Http2Error(PROTOCOL_ERROR, "the server closed the connection in the middle of a frame")
             )
-            self._outbox.fail(self._error.code, self._error.message)
+            self.outbox.fail(self._error.code, self._error.message)
             raise self._error
 
     def feed(self, data: bytes) -> list[Event]:
@@ -172,7 +171,7 @@ class Client:
         except Http2Error as error:
             error.events = events
             self._error = error
-            self._outbox.fail(error.code, error.message)
+            self.outbox.fail(error.code, error.message)
             raise
         return events
 
@@ -213,7 +212,7 @@ class Client:
         elif kind == SETTINGS:
             self._on_settings(flags, number, payload)
         elif kind in control.HANDLERS:  # what we do not know is to be ignored
-            control.HANDLERS[kind](self._outbox, flags, number, payload, events)
+            control.HANDLERS[kind](self.outbox, flags, number, payload, events)
 
     def _keep(self, rest: bytes, needs: int) -> None:
         self._kept.append(rest)
@@ -247,9 +246,9 @@ class Client:
             self._top_up()
         stream = self._streams.get(number)
         if stream is None:
-            control.check_closed(self._outbox, DATA, number)
+            control.check_closed(self.outbox, DATA, number)
         elif not stream.is_answered:
-            control.give_up(self._outbox, stream, PROTOCOL_ERROR, "the server sent a body before its headers", events)
+            control.give_up(self.outbox, stream, PROTOCOL_ERROR, "the server sent a body before its headers", events)
             stream = None
         else:
             stream.received += length
@@ -261,7 +260,7 @@ class Client:
         if stream is not None:
             if flags & END_STREAM:
                 events.append(Data(number, data[start:stop], True))
-                self._outbox.finish(stream)
+                self.outbox.finish(stream)
             elif length:
                 events.append(Data(number, data[start:stop], False))
         return stop
@@ -269,16 +268,16 @@ class Client:
     def _top_up(self) -> None:
         if self._received > self._window:
             raise Http2Error(FLOW_CONTROL_ERROR, "the server sent more than the connection's window")
-        self._outbox.hurry(frames.window_update(0, self._received))
+        self.outbox.hurry(frames.window_update(0, self._received))
         self._received = 0
 
     def _top_up_stream(self, stream: Stream, events: list[Event]) -> Stream | None:
         """The stream, unless this was the end of it."""
         if stream.received > self._window:
             message = "the server sent more than the stream's window"
-            control.give_up(self._outbox, stream, FLOW_CONTROL_ERROR, message, events)
+            control.give_up(self.outbox, stream, FLOW_CONTROL_ERROR, message, events)
             return None
-        self._outbox.hurry(frames.window_update(stream.number, stream.received))
+        self.outbox.hurry(frames.window_update(stream.number, stream.received))
         stream.received = 0
         return stream
 
@@ -302,7 +301,7 @@ class Client:
         if stream is not None and (body or end):
             events.append(Data(self._data_stream, data[at : at + body], end))
             if end:
-                self._outbox.finish(stream)
+                self.outbox.finish(stream)
         return at + there
 
     # --- headers ---
@@ -320,7 +319,7 @@ class Client:
             self._on_block(number, payload[start:stop], flags & END_STREAM, events)
         else:
             if number not in self._streams:
-                control.check_closed(self._outbox, HEADERS, number)
+                control.check_closed(self.outbox, HEADERS, number)
             self._block.append(payload[start:stop])
             self._block_flags = flags
             self._expects, self._expects_on = CONTINUATION, number
@@ -356,29 +355,29 @@ class Client:
                 ) from None
         stream = self._streams.get(number)
         if stream is None:
-            control.check_closed(self._outbox, HEADERS, number)
+            control.check_closed(self.outbox, HEADERS, number)
         elif block.fault:
-            control.give_up(self._outbox, stream, block.code, block.fault, events)
+            control.give_up(self.outbox, stream, block.code, block.fault, events)
         elif stream.is_answered:
             if block.status or not end:
                 what = "a second :status" if block.status else "trailers that do not end the answer"
-                control.give_up(self._outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
+                control.give_up(self.outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
             else:
                 events.append(Headers(number, block.headers, True))
-                self._outbox.finish(stream)
+                self.outbox.finish(stream)
         elif block.status >= 200:
             stream.is_answered = True
             events.append(Headers(number, block.headers, end == END_STREAM))
             if end:
-                self._outbox.finish(stream)
+                self.outbox.finish(stream)
         elif not block.status or end or block.status == 101:
             what = "headers without a :status" if not block.status else f"a status {block.status} as its answer"
-            control.give_up(self._outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
+            control.give_up(self.outbox, stream, PROTOCOL_ERROR, "the server sent " + what, events)
 
     # --- the rest ---
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        is_ack = control.on_settings(self._outbox, flags, number, payload)
+        is_ack = control.on_settings(self.outbox, flags, number, payload)
         if is_ack and not self.settings_received:
             raise Http2Error(PROTOCOL_ERROR, "the server acknowledged our SETTINGS before it sent its own")
         self.settings_received = True

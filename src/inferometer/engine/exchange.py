@@ -1,0 +1,325 @@
+"""One exchange, blocking: a request over HTTP/1.1 or gRPC on a connection of its own, with the instants of its parts.
+
+It serves what is asked before t=0 and after the run (ask.py) and `inferometer infer`. The codecs and the stamps are those of a
+run. What bytes mean is told as they come (`heard`). What keeps an answer from coming is a UserError; an answer that is a
+failure is returned.
+"""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from inferometer.engine.tls import tls_reason
+from inferometer.errors import UserError
+from inferometer.timing import clock
+from inferometer.timing.clock import now
+from inferometer.types import Decoder, End, Event, Fail, StreamAnswer
+from inferometer.units import format_seconds
+from inferometer.wire.failures import meaning
+from inferometer.wire.http2 import Client, Data, GoAway, Headers, Http2Error, Reset, code_name
+from inferometer.wire.target import Target
+
+Address = tuple[int, tuple[object, ...]]
+Heard = Callable[[int, Sequence[Event]], None]
+"""What bytes that came at an instant (CLOCK_MONOTONIC ns) mean."""
+
+_READ = 65_536  # below what malloc maps anew for every read
+_FRAME_HEAD = 9
+_SETTINGS = 4
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where to ask."""
+
+    target: Target
+    context: ssl.SSLContext | None = None
+    connect_timeout: float = 10.0
+    timeout: float = 60.0
+    """For each piece that is read or written; 0: no limit."""
+
+
+class Instants(msgspec.Struct):
+    """CLOCK_MONOTONIC ns, each not before the one above it."""
+
+    connect_from: int = 0
+    connected: int = 0
+    """TLS included."""
+    written: int = 0
+    """The last byte of the request was given to the kernel."""
+    first_byte: int = 0
+    """Of the answer; gRPC: not of what a connection begins with."""
+    done: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    tls: bool = False
+    by_kernel: bool = False
+    """The kernel stamped what came in; else it is stamped when it was read."""
+
+    @property
+    def sent(self) -> int:
+        """The request starts when the connection stands."""
+        return self.connected
+
+
+# --- connecting ------------------------------------------------------------------------------------------------------
+
+
+def connect(place: Place) -> tuple[socket.socket, Address]:
+    """A connection to the first of the name's addresses that takes one, TLS included."""
+    target = place.target
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        raise UserError(
+            f"{target.url}: the name {target.host} does not resolve", "check the host in server.url"
+        ) from None
+    problem: OSError = OSError("no address")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(place.connect_timeout or None)
+        try:
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            problem = error
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if target.tls and place.context is not None:
+            sock = _encrypted(target, sock, place.context)
+        return sock, (int(family), tuple(address))
+    raise _unreachable(target, problem, place.connect_timeout) from None
+
+
+def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
+    try:
+        return context.wrap_socket(sock, server_hostname=target.host)
+    except OSError as error:
+        sock.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
+            raise UserError(f"{target.url}: {tls_reason(error)}", remedy) from None
+        reason = (
+            tls_reason(error)
+            if isinstance(error, ssl.SSLError)
+            else "no answer"
+            if isinstance(error, TimeoutError)
+            else str(error)
+        )
+        plain = "grpc" if target.grpc else "http"
+        raise UserError(
+            f"{target.url}: no TLS there: {reason}", f"check the port, or write {plain}:// instead of {plain}s://"
+        ) from None
+
+
+def _unreachable(target: Target, error: OSError, timeout: float) -> UserError:
+    if isinstance(error, ConnectionRefusedError):
+        return UserError(f"{target.url}: connection refused", "start the server, or check host and port")
+    if isinstance(error, TimeoutError):
+        waited = format_seconds(timeout) if timeout else "the system's limit"
+        return UserError(
+            f"{target.url}: no connection within {waited}", "check host and port, or raise server.timeouts.connect"
+        )
+    return UserError(f"{target.url}: {error.strerror or error}", "check host and port")
+
+
+@contextlib.contextmanager
+def _connected(place: Place) -> Iterator["_Wire"]:
+    """A wire to the place; whatever happens, its sockets are closed in the end."""
+    with contextlib.ExitStack() as opened:
+        primed = clock.prime() if not place.target.tls else None
+        if primed is not None:
+            opened.enter_context(primed)
+        offset = clock.wall_offset()
+        instants = Instants(tls=place.target.tls, connect_from=now())
+        sock = opened.enter_context(connect(place)[0])
+        instants.connected = now()
+        sock.settimeout(place.timeout or None)
+        if primed is not None:
+            clock.ask_for_stamps(sock)
+        yield _Wire(place, sock, instants, offset if primed is not None else None)
+
+
+class _Wire:
+    """A connected socket, read with stamps where the kernel gives them (not through TLS)."""
+
+    def __init__(self, place: Place, sock: socket.socket, instants: Instants, offset: int | None) -> None:
+        """`offset`: from our clock to the kernel's stamps; None: there are none."""
+        self.instants = instants
+        self._place = place
+        self._sock = sock
+        self._offset = offset
+        self._last = 0  # when bytes came
+        self._is_refused = False  # the server has closed before it took all
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:  # sendall would have the timeout for all of it, however much that is
+                count = self._sock.send(rest)
+                self.instants.bytes_out += count
+                rest = rest[count:]
+        except TimeoutError:
+            raise self._late("took no more bytes") from None
+        except OSError:
+            self._is_refused = True  # what the server said before that is still to be read
+
+    def all_is_written(self) -> None:
+        """The request's last byte was among those that were just written."""
+        if not self.instants.written and not self._is_refused:
+            self.instants.written = now()
+
+    def read(self) -> tuple[bytes, int]:
+        """The next bytes and when they arrived; none: the server closed, and the instant is that of its last bytes."""
+        try:
+            if self._offset is None:
+                data, stamp = self._sock.recv(_READ), 0
+            else:
+                data, ancillary, _, _ = self._sock.recvmsg(_READ, clock.CMSG_SPACE)
+                stamp = clock.stamp_of(ancillary)
+        except TimeoutError:
+            raise self._late("did not answer" if not self.instants.first_byte else "sent nothing more") from None
+        except ssl.SSLEOFError:
+            data, stamp = b"", 0
+        except ssl.SSLError as error:
+            raise UserError(
+                f"{self._place.target.url}: {tls_reason(error)}", "check server.tls: the server may want a certificate"
+            ) from None
+        except OSError:
+            data, stamp = b"", 0
+        at = now()
+        if not data:
+            return b"", self._last or at
+        if stamp and self._offset is not None:
+            self.instants.by_kernel = True
+            at = min(at, stamp - self._offset)
+        self.instants.bytes_in += len(data)
+        self._last = max(at, self._last, self.instants.connected)  # stamps are older than our clock's reading
+        return data, self._last
+
+    def ended(self, at: int) -> Instants:
+        """The instants, in order: a server may answer before it has read all."""
+        found = self.instants
+        found.first_byte = found.first_byte or at
+        found.written = min(found.written or found.first_byte, found.first_byte)
+        found.done = at
+        return found
+
+    def _late(self, what: str) -> UserError:
+        return UserError(
+            f"{self._place.target.url}: the server {what} within {format_seconds(self._place.timeout)}",
+            "check that it is alive, or raise server.timeouts.connect",
+        )
+
+
+def _ending(events: Sequence[Event]) -> End | Fail | None:
+    return next((event for event in events if isinstance(event, End | Fail)), None)
+
+
+# --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
+
+
+def over_http(place: Place, request: bytes, decoder: Decoder, heard: Heard) -> tuple[Instants, Fail | None]:
+    """Send a whole request and feed the decoder until it says how the answer ended."""
+    with _connected(place) as wire:
+        wire.write(request)
+        wire.all_is_written()
+        start = b""
+        ending: End | Fail | None = None
+        while ending is None:
+            data, at = wire.read()
+            if data:
+                wire.instants.first_byte = wire.instants.first_byte or at
+            if len(start) < _FRAME_HEAD:
+                start += data[:_FRAME_HEAD]
+            events = decoder.feed(data) if data else decoder.eof()
+            heard(at, events)
+            ending = _ending(events)
+        if not isinstance(ending, Fail):
+            return wire.ended(at), None
+        if _is_http2(start):
+            raise _speaks_http2(place.target)
+        return wire.ended(at), ending
+
+
+def _is_http2(start: bytes) -> bool:
+    """It begins with a SETTINGS frame of stream 0."""
+    return len(start) >= _FRAME_HEAD and start[3] == _SETTINGS and start[5:_FRAME_HEAD] == bytes(4)
+
+
+def _speaks_http2(target: Target) -> UserError:
+    return UserError(
+        f"{target.url}: speaks HTTP/2 (gRPC?), not HTTP/1.1",
+        f"write grpc{'s' * target.tls}://{target.authority}, or give the server's HTTP port",
+    )
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def over_grpc(
+    place: Place, block: bytes, body: bytes, answer: StreamAnswer, heard: Heard
+) -> tuple[Instants, Fail | None]:
+    """Make one call and tell the answer's frames until it says how it ended."""
+    client = Client()
+    with _connected(place) as wire:
+        client.start()
+        stream = client.request(block, body)
+        ending: End | Fail | None = None
+        while ending is None:
+            _flush(client, wire)
+            data, at = wire.read()
+            events, broken = _events(client, data)
+            for event in events:
+                if isinstance(event, GoAway) or event.stream != stream:
+                    continue
+                wire.instants.first_byte = wire.instants.first_byte or at
+                said = _said(event, answer)
+                heard(at, said)
+                ending = _ending(said)
+                if ending is not None:  # whatever follows, that was it
+                    break
+            if ending is None and (broken is not None or not data):
+                raise _no_answer(place.target, client, broken, is_begun=wire.instants.first_byte > 0)
+        _flush(client, wire)
+        return wire.ended(at), ending if isinstance(ending, Fail) else None
+
+
+def _flush(client: Client, wire: _Wire) -> None:
+    while data := client.take():
+        wire.write(data)
+    if not client.blocked:
+        wire.all_is_written()
+
+
+def _events(client: Client, data: bytes) -> tuple[Sequence[Headers | Data | Reset | GoAway], Http2Error | None]:
+    """What the bytes say (none: the server closed), and what is wrong with those after that."""
+    try:
+        if data:
+            return client.feed(data), None
+        client.eof()
+    except Http2Error as error:
+        return error.events, error
+    return (), None
+
+
+def _said(event: Headers | Data | Reset, answer: StreamAnswer) -> Sequence[Event]:
+    if isinstance(event, Reset):
+        return (Fail("stream_reset", event.message or code_name(event.code)),)
+    if isinstance(event, Headers):
+        return answer.headers(event.headers, event.end)
+    return answer.data(event.data, event.end)
+
+
+def _no_answer(target: Target, client: Client, broken: Http2Error | None, is_begun: bool) -> UserError:
+    """Why there will be none: the server broke the rules, or closed."""
+    to_http = f"check the port, or write http{'s' * target.tls}://{target.authority} for an HTTP server"
+    if broken is not None:
+        return UserError(f"{target.url}: {broken.message}", to_http)
+    if is_begun:
+        return UserError(f"{target.url}: {meaning('cut_short')}", "check the server's log")
+    if client.settings_received:
+        return UserError(f"{target.url}: {meaning('closed')}", "check the server's log")
+    return UserError(f"{target.url}: {meaning('closed')}: is it a gRPC server?", to_http)

@@ -1,0 +1,218 @@
+"""One blocking exchange: what ends it, what is told of it, and what it leaves behind."""
+
+import ssl
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trustme
+from grpc_peers import HEAD, OK, Peer, following, framed
+from helpers import Client, answer, polite, scripted
+
+from inferometer.engine import ask, exchange
+from inferometer.engine.exchange import Place
+from inferometer.errors import UserError
+from inferometer.types import Event, Fail
+from inferometer.wire.grpc import GrpcAnswer, header_block
+from inferometer.wire.http1 import ResponseDecoder, request_head
+from inferometer.wire.openai import StreamedAnswer
+from inferometer.wire.target import parse
+
+REQUEST = request_head("POST", "/", "x", {"Content-Length": "0"}) + b"\r\n"
+
+
+def ignore(at: int, events: Sequence[Event]) -> None:
+    pass
+
+
+def over_http(url: str, request: bytes = REQUEST, timeout: float = 5.0, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
+    place = Place(parse(url), context, timeout=timeout)
+    return exchange.over_http(place, request, ResponseDecoder(StreamedAnswer()), ignore)
+
+
+def over_grpc(url: str, timeout: float = 5.0):  # type: ignore[no-untyped-def]
+    place = Place(parse(url), timeout=timeout)
+    kept: list[bytes] = []
+    block = header_block("/t.S/Down", "x", False, {})
+    return *exchange.over_grpc(place, block, framed(b""), GrpcAnswer(True, None, kept), ignore), kept
+
+
+def test_an_answer_that_was_whole_before_the_server_broke_http2_is_one() -> None:
+    def script(peer: Peer) -> None:
+        stream = peer.request()
+        if stream is not None:
+            peer.h2.send_headers(stream, HEAD)
+            peer.h2.send_data(stream, framed(b"abc"))
+            peer.h2.send_headers(stream, OK, end_stream=True)
+            peer.sock.sendall(
+                peer.h2.data_to_send() + b"\x00\x00\x01\x09\x04\x00\x00\x00\x01x"
+            )  # CONTINUATION of nothing
+            peer.request()
+
+    with following(script) as url:
+        _, fail, kept = over_grpc(url)
+    assert fail is None
+    assert kept == [b"abc"]
+
+
+def test_what_came_before_the_server_broke_http2_is_told_and_then_the_error() -> None:
+    def script(peer: Peer) -> None:
+        stream = peer.request()
+        if stream is not None:
+            peer.h2.send_headers(stream, HEAD)
+            peer.h2.send_data(stream, framed(b"abc"))
+            peer.sock.sendall(peer.h2.data_to_send() + b"\x00\x00\x01\x09\x04\x00\x00\x00\x01x")
+            peer.request()
+
+    kept: list[bytes] = []
+    with following(script) as url, pytest.raises(UserError, match="CONTINUATION"):
+        place = Place(parse(url), timeout=5)
+        exchange.over_grpc(
+            place, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcAnswer(True, None, kept), ignore
+        )
+    assert kept == [b"abc"]
+
+
+def test_a_stream_that_closes_in_the_middle() -> None:
+    def script(peer: Peer) -> None:
+        stream = peer.request()
+        if stream is not None:
+            peer.head(stream, HEAD)
+            peer.data(stream, framed(b"abc"))
+
+    with following(script) as url, pytest.raises(UserError, match="closed in the middle of the answer"):
+        over_grpc(url)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_server_that_begins_and_sends_nothing_more(kind: str) -> None:
+    def http(client: Client) -> None:
+        client.request()
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+        client.request()
+
+    def grpc(peer: Peer) -> None:
+        stream = peer.request()
+        if stream is not None:
+            peer.head(stream, HEAD)
+            peer.request()
+
+    with pytest.raises(UserError, match="sent nothing more within 100") as caught:
+        if kind == "http":
+            with scripted(http) as url:
+                over_http(url, timeout=0.1)
+        else:
+            with following(grpc) as url:
+                over_grpc(url, timeout=0.1)
+    assert "server.timeouts.connect" in caught.value.remedy
+
+
+def test_settings_in_pieces_that_the_decoder_fails_at_later() -> None:
+    class Patient:
+        """Fails when the server closes."""
+
+        status, text = 0, ""
+
+        def reset(self) -> None: ...
+
+        def feed(self, data: bytes) -> Sequence[Event]:
+            return ()
+
+        def eof(self) -> Sequence[Event]:
+            return (Fail("cut_short", ""),)
+
+    def script(client: Client) -> None:
+        client.request()
+        for at in range(9):
+            client.send(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"[at : at + 1])
+            threading.Event().wait(0.005)
+
+    with scripted(script) as url, pytest.raises(UserError, match="speaks HTTP/2"):
+        exchange.over_http(Place(parse(url)), REQUEST, Patient(), ignore)
+
+
+def test_a_slow_reader_has_the_timeout_for_each_piece_and_not_for_all() -> None:
+    body = bytes(40 << 20)
+
+    def script(client: Client) -> None:
+        left = len(body) + len(REQUEST) - 10
+        while left > 0:
+            left -= len(client.sock.recv(1 << 20))
+            threading.Event().wait(0.01)
+        client.send(answer())
+
+    with scripted(script) as url:
+        instants, fail = over_http(url, REQUEST + body, timeout=0.25)
+    assert fail is None
+    assert instants.written - instants.sent > 250_000_000
+    assert instants.bytes_out == len(REQUEST) + len(body)
+
+
+def test_a_request_that_the_server_did_not_take_counts_only_what_it_took() -> None:
+    body = bytes(64 << 20)
+
+    def script(client: Client) -> None:
+        client.sock.recv(100)
+        client.send(b"HTTP/1.1 413 No\r\nContent-Length: 7\r\n\r\ntoo big")
+
+    with scripted(script) as url:
+        instants, fail = over_http(url, REQUEST + body)
+    assert fail is not None
+    assert instants.bytes_out < len(body)
+    assert instants.connected <= instants.written <= instants.first_byte <= instants.done
+
+
+def test_the_kernel_stamps_what_is_not_encrypted() -> None:
+    with scripted(polite) as url:
+        instants, _ = over_http(url)
+    assert instants.by_kernel and not instants.tls
+
+
+def test_tls_alerts_in_words() -> None:
+    authority = trustme.CA()
+    mine = authority.issue_cert("127.0.0.1")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    wanting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    mine.configure_cert(wanting)
+    authority.configure_trust(wanting)
+    wanting.verify_mode = ssl.CERT_REQUIRED
+    with scripted(polite, wanting) as url, pytest.raises(UserError) as caught:
+        over_http(url, context=context)
+    assert "certificate required" in caught.value.what
+    assert "server.tls" in caught.value.remedy
+
+
+def test_nothing_stays_open_where_nobody_listens() -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    held = []
+    for _ in range(3):
+        with pytest.raises(UserError, match="refused") as caught:
+            over_http("http://127.0.0.1:1")
+        held.append(caught)  # the traceback keeps the frames' sockets from being collected
+    assert descriptors() == before
+
+
+def test_what_follows_a_whole_answer_does_not_spoil_it() -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(answer(b"abc", "Connection: close\r\n") + b"garbage")
+
+    with scripted(script) as url:
+        reply = ask.http(Place(parse(url)), "GET", "/", {})
+    assert (reply.status, reply.body) == (200, b"abc")
+
+
+def test_an_answer_that_ends_with_the_close_is_done_with_its_last_byte() -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+        threading.Event().wait(0.05)
+
+    with scripted(script) as url:
+        reply = ask.http(Place(parse(url)), "GET", "/", {})
+    assert reply.done == reply.pieces[-1][0]
