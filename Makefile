@@ -25,7 +25,7 @@ demo: setup
 	@$(BIN)/python tools/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check

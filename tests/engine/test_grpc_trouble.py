@@ -482,7 +482,7 @@ def interrupt_when_running(folder: Path) -> None:
     """Ctrl-C as soon as the users have asked."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        for path in folder.glob("*/spool/0.control"):
+        for path in folder.rglob("0.control"):
             if path.stat().st_size and Control(path, create=False)["sent"]:
                 os.kill(os.getpid(), signal.SIGINT)
                 return

@@ -23,6 +23,11 @@ class Agenda:
         if self._heap[0][1] == self._pushed and not self._running:
             self._timer.arm(deadline)
 
+    def catch_up(self) -> None:
+        """Call what is due, if anything is: for long work to ask now and then."""
+        if self._heap and not self._running and self._heap[0][0] <= now():
+            self._due()
+
     def close(self) -> None:
         self._timer.close()
         self._heap.clear()

@@ -74,13 +74,13 @@ class Shard:
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
-        self._inbox = Inbox(loop, self._settle)
+        self.agenda = Agenda(loop)
+        self._inbox = Inbox(loop, self._settle, self.agenda.catch_up)
         self._over: list[tuple[Flight, End | Fail, str | None]] = []  # ended, and not yet settled
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
         self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
-        self.agenda = Agenda(loop)
         self.stopping = False
         self.texts: list[tuple[int, str]] = []
         self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]

@@ -36,7 +36,7 @@ _CHUNKS_PER_PROCESS = 40_000
 _USERS_PER_PROCESS = 512
 """What one process is trusted with before another is started; about half of what it can do."""
 _MAX_OPENED = 256
-"""Connections that an open loop opens before t=0: 1 for every 20 requests a second, up to this. Not more: there are servers
+"""Connections that an open loop opens before t=0: 1 for every 2 requests a second, up to this. Not more: there are servers
 that keep a thread for each idle one. Over gRPC, which shares connections, a closed loop opens no more than this either."""
 _SEQUENCES_PER_USER = 4
 
@@ -189,7 +189,7 @@ def _opened_for(stage: OpenStage | ClosedStage) -> int:
     if isinstance(stage, ClosedStage):
         return min(stage.concurrency, stage.requests) if stage.requests else stage.concurrency
     rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
-    return max(1, min(math.ceil(rate / 20), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
+    return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
 
 
 def _most_at_once(stage: OpenStage | ClosedStage) -> int:
