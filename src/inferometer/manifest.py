@@ -30,6 +30,7 @@ def redacted(config: Config, model: str) -> dict[str, object]:
     server["model"] = model
     server["headers"] = dict.fromkeys(server["headers"], REMOVED)
     server["body"] = _without_secrets(server["body"])
+    server["parameters"] = _without_secrets(server["parameters"])
     return tree
 
 

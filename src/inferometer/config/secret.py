@@ -1,10 +1,13 @@
 """What no file and no screen may show: which names stand for secrets, and a server's words without ours in them."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from inferometer.config.schema import Server
+from inferometer.errors import UserError
 
 REMOVED = "(removed)"
 _NAME = re.compile(r"key|token$|secret|password|authorization|cookie|credential", re.IGNORECASE)
@@ -27,7 +30,7 @@ def words(server: Server, headers: dict[str, str]) -> tuple[str, ...]:
             found.append(unquote(urlsplit(url).password or ""))
         except ValueError:
             continue
-    found += _in_body(server.body)
+    found += _in_body(server.body) + _in_body(server.parameters)
     return tuple(sorted({word for word in found if len(word) >= _SHORTEST}, key=len, reverse=True))
 
 
@@ -37,6 +40,15 @@ def _in_body(tree: Any, secret: bool = False) -> list[str]:
     if isinstance(tree, list):
         return [word for value in tree for word in _in_body(value, secret)]
     return [tree] if secret and isinstance(tree, str) else []
+
+
+@contextlib.contextmanager
+def hidden(secrets: tuple[str, ...]) -> Iterator[None]:
+    """Errors that hold a server's words come out without the secrets."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(hide(error.what, secrets), error.remedy) from None
 
 
 def hide(text: str, secrets: tuple[str, ...]) -> str:

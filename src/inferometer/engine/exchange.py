@@ -78,7 +78,11 @@ def connect(place: Place) -> tuple[socket.socket, Address]:
         ) from None
     problem: OSError = OSError("no address")
     for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # a system without IPv6, or out of descriptors
+            problem = error
+            continue
         sock.settimeout(place.connect_timeout or None)
         try:
             sock.connect(address)

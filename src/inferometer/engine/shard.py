@@ -67,7 +67,7 @@ class Shard:
         self._calls = task.calls
         self._distinct = len(task.calls.tails)
         self.sequence = task.calls.sequence
-        self._sequences = 0  # begun
+        self._free = deque(range(0, self._distinct, self.sequence) if self.sequence else ())  # sequences, by their first
         self._turns: dict[tuple[int, int], int] = {}  # the place among the tails of each stage's users
         self._is_text = task.calls.is_text
         self._is_numbered = task.calls.decoder is not None
@@ -159,7 +159,8 @@ class Shard:
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        planned = self._stage < len(self._drivers) and not self.stopping
+        more = self._stage < len(self._drivers) or any(driver.is_within_sequences for driver in self._drivers)
+        planned = more and not self.stopping
         if not planned and not self._in_flight and not self._queue and not self._finished.done():
             self._finished.set_result(None)
 
@@ -225,10 +226,16 @@ class Shard:
         """The user's next request: its sequence's next, or the first of a sequence that nobody is in."""
         turn = self._turns.get((stage, user), -1) + 1
         if turn % self.sequence == 0:
-            turn = self._sequences * self.sequence % self._distinct
-            self._sequences += 1
+            # All are taken only where more than three stages end their sequences while the next one runs.
+            turn = self._free.popleft() if self._free else 0
         self._turns[stage, user] = turn
         return turn
+
+    def _leave_sequence(self, flight: Flight) -> None:
+        """After the answer to its last request, others may have it."""
+        following = self._turns[flight.stage, flight.user] + 1
+        if following % self.sequence == 0:
+            self._free.append(following - self.sequence)
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Its time has come: send it, unless the cap holds it back."""
@@ -272,6 +279,8 @@ class Shard:
             if text is not None:
                 self.texts.append((self._spool.rows, text))
             self._record(flight, event)
+            if self.sequence:
+                self._leave_sequence(flight)
         self._in_flight -= len(over)
         self._is_settling = True
         if self._queue:
@@ -392,7 +401,7 @@ class Shard:
         if not self.stopping:
             self._stop(now())
         for carriers in self._carriers:
-            for carrier, flight in list(carriers.flights()):
+            for carrier, flight in reversed(list(carriers.flights())):  # those that wait first: others' ends make room for them
                 carrier.give_up(flight, CANCELLED)
         self._end_if_idle()
 

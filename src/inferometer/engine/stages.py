@@ -120,6 +120,10 @@ class OpenLoop:
     def freed(self, flight: Flight, at: int, failed: bool) -> None:
         """An answer came: nothing to do, the plan decides."""
 
+    @property
+    def is_within_sequences(self) -> bool:
+        return False
+
 
 class ClosedLoop:
     """Keeps so many requests in flight."""
@@ -183,6 +187,11 @@ class ClosedLoop:
         self._begun += length
         self._left[user] = length - 1
         return True
+
+    @property
+    def is_within_sequences(self) -> bool:
+        """Somebody has begun a sequence and is to send the rest of it, stage over or not."""
+        return any(self._left)
 
     def freed(self, flight: Flight, at: int, failed: bool) -> None:
         """A user's answer came at `at`: ask again, after a pause if the user thinks or the server fails."""

@@ -48,7 +48,7 @@ _UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
 _MAX_TIMEOUT = 99_999_999
 _NOT_METADATA = {
     *("connection", "content-length", "content-type", "host", "keep-alive", "proxy-connection", "te"),
-    *("transfer-encoding", "upgrade"),
+    *("transfer-encoding", "upgrade", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"),
 }
 """Headers that belong to HTTP/1.1, or to gRPC itself."""
 
@@ -78,7 +78,8 @@ def header_block(
     headers.append((b"grpc-accept-encoding", b"identity,deflate,gzip"))
     own = {name.lower(): value for name, value in metadata.items()}  # of two that differ in case alone, the last
     for name in own.keys() & _NOT_METADATA:
-        raise UserError(f"server.headers: {name} cannot stand in a gRPC call", "leave it out: HTTP/2 has its own ways")
+        remedy = "leave it out: HTTP/2 has its own ways, and gRPC server.deadline and server.compression"
+        raise UserError(f"server.headers: {name} cannot stand in a gRPC call", remedy)
     headers += [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
     return encode(headers)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import httptools
 
-from inferometer.types import End, Event, Fail, ServerTiming
+from inferometer.types import End, Event, Fail
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.target import Target
@@ -149,15 +149,17 @@ class TimedResponseDecoder(ResponseDecoder):
 
     def reset(self) -> None:
         super().reset()
-        self._timing: ServerTiming | None = None
+        self._timing = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) == len(server_timing.NAME) and name.lower() == server_timing.NAME:
-            self._timing = server_timing.parse(value)
+            self._timing += b"," + value  # lines of one name are one list
 
     def _complete(self, keep_alive: bool) -> None:
-        if self._timing is not None:
-            self._events.append(self._timing)
+        if self._timing:
+            timing, self._timing = server_timing.parse(self._timing), b""
+            if timing is not None:
+                self._events.append(timing)
         super()._complete(keep_alive)
 
 
@@ -174,3 +176,10 @@ def error_message(body: bytes) -> str:
                 return bounded(inner["message"])
             return bounded(inner if isinstance(inner, str) else json.dumps(inner))
     return bounded(body.decode("utf-8", "replace"))
+
+
+def not_json(body: bytes, error: str) -> Fail:
+    """A body, or an event's data, that is not the JSON which was promised."""
+    if body.lstrip()[:1] in (b"{", b"["):
+        return Fail("malformed_json", bounded(f"{error}: {body[:200].decode('utf-8', 'replace')}"))
+    return Fail("not_json", bounded(body[:400].decode("utf-8", "replace")))

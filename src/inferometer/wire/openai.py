@@ -14,7 +14,7 @@ from inferometer import __version__
 from inferometer.config.schema import Server
 from inferometer.types import Calls, Decoder, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import ResponseDecoder, error_message, numbered
+from inferometer.wire.http1 import ResponseDecoder, error_message, not_json, numbered
 from inferometer.wire.sse import EventStream
 from inferometer.wire.target import Target
 
@@ -148,6 +148,10 @@ class StreamedAnswer:
             self._message(name, data, events)
         if events and isinstance(events[-1], Fail):
             return events.pop()  # type: ignore[return-value]
+        return self._why_not()
+
+    def _why_not(self) -> Fail | None:
+        """The stream is over: why it is no whole answer, if it is none."""
         if self._ended:
             return None
         return Fail("truncated", "") if self._messages else _not_a_stream(self._head)
@@ -213,7 +217,7 @@ class WholeAnswer:
         try:
             answer = _decode(body)
         except msgspec.MsgspecError as error:
-            return _not_json(body, str(error))
+            return not_json(body, str(error))
         if answer.error is not None:
             return Fail("error_body", error_message(body))
         if not answer.choices:
@@ -229,18 +233,12 @@ def _not_a_stream(head: bytes) -> Fail:
     try:
         answer = _decode(head)
     except msgspec.MsgspecError as error:
-        return _not_json(head, str(error)) if head.strip() else Fail("truncated", "the body is empty")
+        return not_json(head, str(error)) if head.strip() else Fail("truncated", "the body is empty")
     if answer.error is not None:
         return Fail("error_body", error_message(head))
     if answer.choices:
         return Fail("not_streamed", "set server.stream to false to measure it so")
     return Fail("error_body", error_message(head))
-
-
-def _not_json(body: bytes, error: str) -> Fail:
-    if body.lstrip()[:1] in (b"{", b"["):
-        return Fail("malformed_json", bounded(f"{error}: {body[:200].decode('utf-8', 'replace')}"))
-    return Fail("not_json", bounded(body[:400].decode("utf-8", "replace")))
 
 
 # --- a shard's requests as bytes -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from answers import http
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
@@ -348,6 +348,7 @@ def test_one_body_serves_answer_after_answer_and_keeps_little() -> None:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
+@example([b'"outputs"'])
 def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes]) -> None:
     body = CountedAnswer()
     for piece in pieces:

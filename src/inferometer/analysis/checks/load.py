@@ -7,7 +7,7 @@ import numpy as np
 from inferometer.analysis import stability
 from inferometer.analysis.checks.facts import Check, Facts, judge
 from inferometer.analysis.metrics import stages_of
-from inferometer.records import MISSING, Columns
+from inferometer.records import MISSING, Columns, StagePlan
 from inferometer.units import NS, format_seconds
 
 SHARE = 0.95
@@ -95,9 +95,6 @@ def stable(facts: Facts) -> Check | None:
     )
 
 
-FAILED = "After a failure a user waits before it asks again: see the failures."
-
-
 TURN_AROUND = 0.0001
 """Seconds that a client which is not busy may take to ask again; with answers that are not much longer it shows."""
 
@@ -109,7 +106,7 @@ def concurrency(facts: Facts) -> Check | None:
         if plan.open or plan.think or not plan.concurrency:
             continue
         own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
-        reached = in_flight(own, plan.concurrency, plan.ramp_up)
+        reached = in_flight(own, plan)
         if reached is not None:
             words = f"{reached:,.3g} requests were in flight on average of {plan.concurrency:,} asked"
             found.append((reached / plan.concurrency, words, own))
@@ -138,16 +135,20 @@ def _why_fewer(rows: Columns) -> tuple[Literal["warn", "fail"], str]:
     )
 
 
-def in_flight(rows: Columns, asked: int, ramp_up: float) -> float | None:
-    """Requests in flight on average, from when `asked` had been sent (and the ramp-up was over) to the last send.
+def in_flight(rows: Columns, plan: StagePlan) -> float | None:
+    """Requests in flight on average, from when those asked for had been sent (and the ramp-up was over) to the last send.
 
-    After the last send nobody replaces an answer, and the number falls as it must. None where nothing was replaced.
+    After the last send nobody replaces an answer, and the number falls as it must; so it does after the stage's time is up,
+    when users only end their sequences. None where nothing was replaced.
     """
+    asked = plan.concurrency
     if len(rows) <= asked:
         return None
     sent = rows["sent"]
     full = np.partition(sent, asked - 1)[asked - 1]
-    begin, end = max(full, sent.min() + round(ramp_up * NS)), sent.max()
+    begin, end = max(full, sent.min() + round(plan.ramp_up * NS)), sent.max()
+    if plan.duration:
+        end = min(end, sent.min() + round(plan.duration * NS))
     if end <= begin:
         return None
     done = np.where(rows["done"] == MISSING, end, rows["done"])

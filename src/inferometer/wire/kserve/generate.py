@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from inferometer.types import Event, Fail, Tokens
-from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import error_message
+from inferometer.wire.http1 import error_message, not_json
 from inferometer.wire.kserve.control import model_path
-from inferometer.wire.sse import EventStream
+from inferometer.wire.openai import StreamedAnswer
 
 
 def generate_path(model: str, version: str = "", stream: bool = False) -> str:
@@ -39,7 +38,6 @@ class _Answer(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Answer).decode
 _ONE = Tokens(1)
-_KEPT = 4096
 
 
 def _text(output: Any) -> str:
@@ -51,36 +49,12 @@ def _text(output: Any) -> str:
     return "" if output is None else str(output)
 
 
-class StreamedText:
-    """The body of a streamed answer."""
+class StreamedText(StreamedAnswer):
+    """The body of a streamed answer: events as of OpenAI's, which mean something else."""
 
-    __slots__ = ("_head", "_messages", "_stream", "_texts")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._stream = EventStream()
-        self.reset()
-
-    def reset(self) -> None:
-        self._stream.reset()
-        self._texts: list[str] = []
-        self._messages = 0
-        self._head = b""  # the start of a body that is no event stream, to say what it is
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def feed(self, piece: bytes, events: list[Event]) -> None:
-        for name, data in self._stream.feed(piece):
-            self._message(name, data, events)
-        if not self._messages and len(self._head) < _KEPT:
-            self._head += piece
-
-    def finish(self, events: list[Event]) -> Fail | None:
-        for name, data in self._stream.finish():
-            self._message(name, data, events)
-        if events and isinstance(events[-1], Fail):
-            return events.pop()  # type: ignore[return-value]
+    def _why_not(self) -> Fail | None:
         return None if self._messages else _not_a_stream(self._head)
 
     def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
@@ -91,7 +65,7 @@ class StreamedText:
         try:
             answer = _decode(data)
         except msgspec.MsgspecError as error:
-            events.append(_malformed(str(error), data))
+            events.append(not_json(data, str(error)))
             return
         if answer.error is not None:
             events.append(Fail("error_frame", error_message(data)))
@@ -128,11 +102,11 @@ class WholeText:
         try:
             answer = _decode(body)
         except msgspec.MsgspecError as error:
-            return _malformed(str(error), body)
+            return not_json(body, str(error))
         if answer.error is not None:
             return Fail("error_body", error_message(body))
         if answer.text_output is None:
-            return _malformed("no text_output", body)
+            return not_json(body, "no text_output")
         self._text = _text(answer.text_output)
         return None
 
@@ -144,13 +118,7 @@ def _not_a_stream(head: bytes) -> Fail:
     try:
         answer = _decode(head)
     except msgspec.MsgspecError as error:
-        return _malformed(str(error), head)
+        return not_json(head, str(error))
     if answer.text_output is not None and answer.error is None:
         return Fail("not_streamed", "set server.stream to false to measure it so")
     return Fail("error_body", error_message(head))
-
-
-def _malformed(error: str, data: bytes) -> Fail:
-    if data.lstrip()[:1] in (b"{", b"["):
-        return Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}"))
-    return Fail("not_json", bounded(data[:400].decode("utf-8", "replace")))

@@ -292,9 +292,10 @@ class CountedAnswer:
         head, whole = self._head, self.received <= _KEPT
         if head[:2] == b"\x1f\x8b" or head[:1] == b"\x78":
             head, whole = _start_of(head, whole)
-        if b'"outputs"' in head and not _ERROR_FIRST.match(head):
+        is_object = head.lstrip()[:1] == b"{"
+        if is_object and b'"outputs"' in head and not _ERROR_FIRST.match(head):
             return None
-        if not whole and b'"model_name"' in head:
+        if is_object and not whole and b'"model_name"' in head:
             return None  # what comes before the outputs is longer than what is kept
         return _no_answer(head, whole)
 
