@@ -22,6 +22,7 @@ from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.schema import Config, Measure, Tensors
+from inferometer.config.secret import hidden, words
 from inferometer.engine import before, shared_memory, spool
 from inferometer.engine.exchange import Place
 from inferometer.engine.shared_memory import Served
@@ -42,6 +43,8 @@ from inferometer.workload import tensors
 
 SPOOL = "spool"
 _DRAFT = "draft.json"
+_PATIENCE = 2.0
+"""Seconds for a server's statistics: the run goes on meanwhile, and nobody looks at it."""
 
 
 class Show(Protocol):
@@ -61,7 +64,8 @@ def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     plan = schedule.plan(config.load, config.seed)
     shards = how_many(config, plan)
     with contextlib.ExitStack() as held:
-        shared = held.enter_context(_shared(config, reached, plan, shards))
+        with hidden(words(config.server, reached.secrets)):
+            shared = held.enter_context(_shared(config, reached, plan, shards))
         folder = store.new_folder(config.output)
         job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared)
         return _measure(job, plan, folder, show, held)
@@ -129,7 +133,9 @@ def _statistics(config: Config, reached: before.Reached) -> Watch | None:
     """Who asks a KServe server what it spent its time on."""
     if reached.facts is None:
         return None
-    return Watch(*_asked(config, reached), reached.model, config.server.version or "")
+    places, headers = _asked(config, reached)
+    places = [msgspec.structs.replace(place, connect_timeout=_PATIENCE, timeout=_PATIENCE) for place in places]
+    return Watch(places, headers, reached.model, config.server.version or "")
 
 
 def _shared(

@@ -10,7 +10,7 @@ import synthetic_run as made
 from inferometer.analysis.checks import CHECKS, Check
 from inferometer.analysis.checks.load import in_flight
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.records import CANCELLED, DROPPED, Columns, Failure, Outcome
+from inferometer.records import CANCELLED, DROPPED, Columns, Failure, Outcome, StagePlan
 
 MS, SECOND = made.MS, made.SECOND
 
@@ -184,9 +184,18 @@ def test_in_flight_is_counted_after_the_ramp_and_before_the_drain() -> None:
     rows = made.blank(4)
     rows["sent"] = np.array([0, 1, 3, 4]) * SECOND  # two users, the second a second later
     rows["done"] = np.array([3, 4, 6, 9]) * SECOND
-    assert in_flight(Columns.of(rows), 2, ramp_up=1.0) == 2.0
-    assert in_flight(Columns.of(rows[::-1]), 2, ramp_up=1.0) == 2.0
-    assert in_flight(Columns.of(rows), 2, ramp_up=9.0) is None
+    plan = StagePlan(type="closed", open=False, concurrency=2, ramp_up=1.0)
+    assert in_flight(Columns.of(rows), plan) == 2.0
+    assert in_flight(Columns.of(rows[::-1]), plan) == 2.0
+    assert in_flight(Columns.of(rows), msgspec.structs.replace(plan, ramp_up=9.0)) is None
+
+
+def test_in_flight_is_counted_until_the_stage_is_over_though_sequences_go_on() -> None:
+    rows = made.blank(7)
+    rows["sent"] = np.array([0, 0, 1, 1, 2, 3, 4]) * SECOND  # two users; when 2 s are over, one has a sequence to end
+    rows["done"] = np.array([1, 1, 2, 2, 3, 4, 5]) * SECOND
+    plan = StagePlan(type="closed", open=False, concurrency=2, duration=2.0)
+    assert in_flight(Columns.of(rows), plan) == 2.0
 
 
 # --- client ----------------------------------------------------------------------------------------------------------

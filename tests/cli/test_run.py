@@ -16,6 +16,7 @@ import trustme
 import yaml
 from command import Said, assert_one_line, cli
 from helpers import STREAM, Client, answer, polite, scripted
+from kserve_peers import over_http
 
 from inferometer.serve.background import running
 from inferometer.serve.settings import Fixed, Settings
@@ -375,6 +376,41 @@ def test_no_secret_is_in_any_file_or_on_the_screen(
     messages = str(pq.read_table(tmp_path / "runs" / "LATEST" / "requests.parquet")["message"].to_pylist())
     assert "refused" in messages
     assert not [secret for secret in SECRETS if secret in messages or secret[:8] in messages]
+
+
+@pytest.mark.parametrize(("api", "status"), [("kserve", 401), ("completions", 400)])
+def test_no_secret_is_on_the_screen_where_the_server_refuses_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str, status: int
+) -> None:
+    monkeypatch.setenv("SOME_KEY", KEY)
+
+    def refusing(client: Client) -> None:
+        while request := client.request():
+            text = json.dumps({"error": f"refused: {request[1]}"}).encode()
+            client.send(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(text), text))
+
+    data = ("--set", "data.type=tensors", "--set", "server.model=m") if api == "kserve" else ("--prompt", "hi")
+    with scripted(refusing) as url:
+        said = cli(
+            "run", url, "--requests", "4", "--concurrency", "1", "--set", f"output={tmp_path / 'runs'}",
+            "--set", f"server.api={api}", "--set", "server.api_key_env=SOME_KEY", *data,
+        )  # fmt: skip
+    assert said.status == 2, said
+    assert "refused" in said.err
+    assert KEY not in said.err + said.out
+
+
+def test_a_parameter_that_is_called_a_secret_is_in_no_file(tmp_path: Path) -> None:
+    with scripted(over_http()) as url:
+        said = cli(
+            "run", url, "--model", "pair", "--requests", "4", "--concurrency", "1", "--set", "server.api=kserve",
+            "--set", "data.type=tensors", "--set", f"server.parameters={{api_key: {FIELD}, priority: 1}}",
+            "--set", f"output={tmp_path / 'runs'}",
+        )  # fmt: skip
+    assert said.status in (0, 1), said
+    places = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(b"priority" in data for data in places.values())
+    assert not [path for path, data in places.items() if FIELD.encode() in data]
 
 
 def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

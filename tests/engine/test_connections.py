@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import NO_USAGE, Client, answer, measure, polite, scripted
 
+from inferometer.engine import connection
 from inferometer.errors import UserError
 from inferometer.records import MISSING
 
@@ -73,6 +74,22 @@ def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_
     rows = np.sort(run.records.rows, order="id")
     assert rows["attempts"].tolist() == [1, 2, 1]
     assert rows["held"][1] > 0
+
+
+def test_a_connection_that_closes_long_after_the_send_was_not_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALE_WITHIN", 0)  # so that any time is long
+
+    def script(client: Client) -> None:
+        client.request()
+        client.send(answer())
+        client.request()
+
+    with scripted(script) as url:
+        run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    assert summary.counts.by_failure == {"closed": 1}
+    assert run.records.rows["attempts"].tolist() == [1, 1]
 
 
 def test_a_fresh_connection_that_closes_without_a_word_is_a_failure_not_a_retry(tmp_path: Path) -> None:
@@ -219,6 +236,22 @@ def test_several_base_urls_are_served_in_turn(tmp_path: Path) -> None:
         run, _ = measure(tmp_path, [one, two], load={"type": "closed", "concurrency": 2, "requests": 10})
     assert hits == [5, 5]
     assert np.array_equal(run.records.rows["url"], run.records.rows["id"] % 2)
+
+
+def test_a_connection_that_the_server_closes_before_it_is_warmed_is_passed_over(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        if client.number != 1:
+            polite(client)
+
+    with scripted(script) as url:
+        _, summary = measure(
+            tmp_path,
+            url,
+            server={"timeouts": {"connect": "3s"}},
+            client={"warm": True, "connections": 70},  # they are opened in two goes: time enough to hear of the close
+            load={"type": "closed", "concurrency": 1, "requests": 2},
+        )
+    assert summary.counts.failed == 0
 
 
 def test_connections_are_opened_and_warmed_before_the_start(tmp_path: Path) -> None:

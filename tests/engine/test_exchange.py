@@ -1,9 +1,11 @@
 """One blocking exchange: what ends it, what is told of it, and what it leaves behind."""
 
+import socket
 import ssl
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -216,3 +218,22 @@ def test_an_answer_that_ends_with_the_close_is_done_with_its_last_byte() -> None
     with scripted(script) as url:
         reply = ask.http(Place(parse(url)), "GET", "/", {})
     assert reply.done == reply.pieces[-1][0]
+
+
+def test_an_address_of_a_family_that_this_system_does_not_have_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo
+
+    def found(*asked: Any, **more: Any) -> list[Any]:
+        return [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0)), *real(*asked, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with scripted(polite) as url:
+        sock, (family, _) = exchange.connect(Place(parse(url)))
+        sock.close()
+    assert family == socket.AF_INET
+
+
+def test_no_address_of_a_family_that_this_system_has_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))])
+    with pytest.raises(UserError, match="http://x:1: Address family not supported"):
+        exchange.connect(Place(parse("http://x:1")))

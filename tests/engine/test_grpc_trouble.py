@@ -504,6 +504,31 @@ def test_what_waits_for_a_stream_when_the_run_is_ended_is_cancelled(tmp_path: Pa
     assert {failure.code for failure in done.records.failures} == {"cancelled"}
 
 
+def test_what_waits_is_not_sent_when_those_before_it_are_cancelled(tmp_path: Path) -> None:
+    """One stream at a time, and a second connection that says nothing: when the grace is over, nothing new is sent."""
+    asked: list[int] = []
+
+    def script(client: Client) -> None:
+        if client.number == 1:
+            asked.extend(Peer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1}).requests())
+        elif client.number:
+            while client.sock.recv(65536):
+                pass
+
+    with scripted(script) as url:
+        threading.Thread(target=interrupt_when_running, args=(tmp_path,)).start()
+        done, _ = run(
+            tmp_path,
+            url.replace("http", "grpc", 1),
+            server={"timeouts": {"connect": 0, "total": "3s"}},
+            client={"connections": 1, "grace": "100ms"},
+            load={"type": "closed", "concurrency": 3, "requests": 9},
+        )
+    assert {failure.code for failure in done.records.failures} == {"cancelled"}
+    assert len(done.records.rows["id"]) == 3
+    assert asked == [1]
+
+
 def test_an_answer_that_comes_before_the_connection_breaks_under_our_writing_is_heard(tmp_path: Path) -> None:
     """The server has allowed all of a large request, answers after its headers, and closes with the rest unread."""
 

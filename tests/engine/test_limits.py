@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from helpers import Client, scripted
 
+from inferometer.config import from_mapping
 from inferometer.engine import before
 from inferometer.engine.link import out_of_sockets
 from inferometer.errors import UserError
+from inferometer.fleet.job import Job, make_task
+from inferometer.wire.target import parse
 
 
 @pytest.fixture
@@ -36,6 +39,25 @@ def test_more_connections_than_files_is_said_before_the_run() -> None:
         before.raise_file_limit(hard + 1)
     assert str(hard) in caught.value.what
     assert "client.processes" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("scheme", "files"), [("grpc", 4), ("http", 500)])
+def test_requests_that_share_connections_need_no_file_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, files: int
+) -> None:
+    needed: list[int] = []
+    monkeypatch.setattr(before, "raise_file_limit", needed.append)
+    config = from_mapping(
+        {
+            "server": {"url": f"{scheme}://x:1", "api": "kserve", "model": "m"},
+            "data": {"type": "tensors", "inputs": [{"name": "A", "datatype": "INT32", "shape": [1]}]},
+            "load": {"type": "closed", "concurrency": 500, "requests": 500},
+            "client": {"connections": 4},
+        }
+    )
+    reached = before.Reached((parse(f"{scheme}://x:1"),), ((2, ("x", 1)),), "m", {})
+    make_task(Job(config, reached, 1, tmp_path, "0a"), 0)
+    assert needed == [files]
 
 
 @pytest.mark.parametrize(

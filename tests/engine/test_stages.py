@@ -343,3 +343,17 @@ def test_a_sequence_that_was_begun_is_ended_after_the_stage_is_over() -> None:
     answered(world, loop, 30)
     assert len(world.released) == 10
     assert world.next_stage == [T0 + 7 * MS]
+
+
+def test_whoever_thinks_within_a_sequence_is_still_waited_for() -> None:
+    world = World()
+    world.sequence = 2
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=3 * MS, think=5 * MS))
+    loop.start(world.now, world.then)
+    world.until(T0 + MS)
+    loop.freed(world.released[0], world.now, False)
+    world.until(T0 + 4 * MS)
+    assert world.next_stage == [T0 + 3 * MS]
+    assert loop.is_within_sequences  # it thinks: nothing is in flight
+    world.until(T0 + 6 * MS)
+    assert len(world.released) == 2 and not loop.is_within_sequences

@@ -8,7 +8,7 @@ from test_plan import OPEN, s
 
 from inferometer import schedule
 from inferometer.config.schema import Closed, Constant, Stages, StageSpec
-from inferometer.types import ClosedStage, OpenStage, Stage
+from inferometer.types import ClosedStage, OpenStage, Plan, Stage
 
 CLOSED = st.builds(
     Closed,
@@ -130,3 +130,13 @@ def test_how_many_parts_there_can_be(load: Closed | Constant | Stages, most: int
         schedule.shard(whole, 0, most + 1)
     with pytest.raises(ValueError, match="part 1 of 1"):
         schedule.shard(whole, 1, 1)
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 6), st.integers(0, 20))
+def test_requests_are_shared_out_in_whole_sequences(sequence: int, users: int, parts: int, more: int) -> None:
+    parts = min(parts, users)
+    whole = Plan((ClosedStage(concurrency=users, requests=sequence * (users + more)),))
+    stages = [schedule.shard(whole, k, parts, sequence).stages[0] for k in range(parts)]
+    shares = [stage.requests for stage in stages if isinstance(stage, ClosedStage)]
+    assert sum(shares) == sequence * (users + more)
+    assert all(share % sequence == 0 and share >= sequence for share in shares)

@@ -124,7 +124,9 @@ def test_of_names_that_differ_in_case_alone_the_last_one_counts() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["Connection", "host", "TE", "Transfer-Encoding", "Content-Length", "content-type"])
+@pytest.mark.parametrize(
+    "name", ["Connection", "host", "TE", "Transfer-Encoding", "Content-Length", "content-type", "grpc-timeout"]
+)
 def test_headers_that_a_call_cannot_have_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=name.lower()):
         grpc.header_block("/a/b", "h", False, {name: "x"})

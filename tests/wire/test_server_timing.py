@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.types import ServerTiming
+from inferometer.types import End, Event, Fail, ServerTiming
+from inferometer.wire.http1 import TimedResponseDecoder
 from inferometer.wire.server_timing import parse
 
 
@@ -44,3 +45,27 @@ def test_any_two_times(queue: float, compute: float) -> None:
     assert parse(f"queue;dur={queue!r}, compute;dur={compute!r}".encode()) == ServerTiming(
         round(queue * 1e6), round(compute * 1e6)
     )
+
+
+class Nothing:
+    """A body of no interest."""
+
+    text = ""
+
+    def reset(self) -> None: ...
+
+    def feed(self, piece: bytes, events: list[Event]) -> None: ...
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        return None
+
+
+def test_several_header_lines_are_one_list() -> None:
+    head = b"HTTP/1.1 200 OK\r\nServer-Timing: queue;dur=1\r\nserver-timing: compute;dur=2\r\nContent-Length: 0\r\n\r\n"
+    assert TimedResponseDecoder(Nothing()).feed(head) == [ServerTiming(1_000_000, 2_000_000), End(True)]
+
+
+def test_what_early_hints_say_is_not_said_again_by_the_answer() -> None:
+    decoder = TimedResponseDecoder(Nothing())
+    decoder.feed(b"HTTP/1.1 103 Early Hints\r\nServer-Timing: queue;dur=1\r\n\r\n")
+    assert decoder.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") == [End(True)]

@@ -48,6 +48,7 @@ class Window(msgspec.Struct, frozen=True):
     start: float
     end: float
     span: float
+    """From start to end, less what lies between the windows of stages that ended by being stable."""
     requests: dict[str, int]
 
 
@@ -92,6 +93,8 @@ def summarise(run: Run) -> Summary:
     metrics = _metrics(run, everything, gaps.values, as_inf)
     checks = examine(Facts(run, settings.limits(run.manifest), steady, metrics, gaps))
     window, throughput = _throughput(run, everything, range(len(run.manifest.plan)), settled)
+    if settled and several:
+        window, throughput = _together(window, stages)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
         schema=1,
@@ -196,6 +199,17 @@ def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tupl
     """A stage that ended by being stable counts from the first stable window to the last."""
     first, last = (settled.get(stage, stability.Found()).settled for stage in (stages.start, stages.stop - 1))
     return (first[0] if first else start), (last[1] if last else end)
+
+
+def _together(window: Window, stages: tuple[StageSummary, ...]) -> tuple[Window, Throughput]:
+    """Of the stages' windows alone: what was done before a stage was stable counts for the whole as little as for the stage."""
+    span = sum(stage.window.span for stage in stages)
+    rates = {}
+    for name in Throughput.__struct_fields__:
+        known = [(getattr(stage.throughput, name), stage.window.span) for stage in stages]
+        done = [rate * seconds for rate, seconds in known if rate is not None]
+        rates[name] = sum(done) / span if done and span else None
+    return msgspec.structs.replace(window, span=span), Throughput(**rates)
 
 
 def _total(tokens: NDArray[np.int32]) -> int | None:

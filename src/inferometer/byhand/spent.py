@@ -37,11 +37,14 @@ def parts(instants: Instants) -> tuple[Part, ...]:
 
 
 class Statistics:
-    """A model's statistics: taken before the request, and compared with those after it."""
+    """A model's statistics: taken before the request, and compared with those after it.
+
+    Not of decoupled models, whose sums end when the model has taken the request, before or after its answers.
+    """
 
     def __init__(self, whom: Whom) -> None:
         self._whom = whom
-        self._before = self._ask()
+        self._before = None if _is_decoupled(whom) else self._ask()
 
     def since(self) -> ServerSide | None:
         """What the model spent on the requests since; None where the server does not say.
@@ -67,6 +70,11 @@ class Statistics:
         except UserError:  # not offered, or broken: the request can be made all the same
             return None
         return found
+
+
+def _is_decoupled(whom: Whom) -> bool:
+    facts = whom.reached.facts
+    return facts is not None and facts.config is not None and facts.config.decoupled
 
 
 def _between(before: tuple[ModelStatistics, ...], after: tuple[ModelStatistics, ...] | None) -> ServerSide | None:

@@ -41,7 +41,9 @@ def main() -> None:
 
     \b
     inferometer run http://127.0.0.1:8000        measure what runs there
+    inferometer run grpc://127.0.0.1:8001        the same for a tensor server: Triton, KServe v2
     inferometer run bench.yaml --set load.rate=50
+    inferometer infer http://127.0.0.1:8000 --prompt Hello    one request by hand
     inferometer report runs/LATEST               the same report again
 
     Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input.

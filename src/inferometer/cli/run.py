@@ -17,7 +17,7 @@ def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Para
         try:
             return kind(value)
         except ValueError:
-            raise click.BadParameter(f"{value!r} is not a valid {'integer' if kind is int else 'float'}.") from None
+            raise click.BadParameter(f"{value!r} is neither a {'whole ' * (kind is int)}number nor a range (START:END[:STEP]).") from None
 
     return read
 
@@ -79,6 +79,8 @@ def command(
     inferometer run http://127.0.0.1:8000                    16 in flight for 30 s
     inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
     inferometer run http://127.0.0.1:8000 --concurrency 1:8:2 --duration 10s
+    inferometer run grpc://127.0.0.1:8001 --model resnet     a tensor server: KServe v2, over gRPC
+    inferometer run http://127.0.0.1:8000 --set server.api=kserve --model resnet
     inferometer run bench.yaml --set load.rate=50 --json out.json
 
     Results go to a folder of their own under runs/ (see `output` in docs/config.md). Ctrl-C ends the run early and reports

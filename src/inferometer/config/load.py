@@ -53,7 +53,7 @@ def read_tree(path: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
             f"{path!r}: {reason}" if not path.isprintable() else f"{path}: {reason}",
-            "give the path of a YAML file, or a URL that starts with http",
+            "give the path of a YAML file, or a URL: http://HOST:PORT, grpc://HOST:PORT",
         ) from None
     try:
         tree = _copy(yaml.load(text, _Loader))
@@ -262,10 +262,10 @@ def _check_protocol(config: Config, source: str) -> None:
             )
         for stage in stages:
             least = data.sequence * stage.concurrency if isinstance(stage, Closed) else 0
-            if 0 < stage.requests < least:
+            if stage.requests and (stage.requests < least or stage.requests % data.sequence):
                 raise UserError(
-                    f"{source}: load.requests: {stage.requests} are not a sequence of {data.sequence} for each user",
-                    f"give at least {least}, or fewer users; only whole sequences are sent",
+                    f"{source}: load.requests: {stage.requests} are not whole sequences of {data.sequence}, one for each user at least",
+                    f"give a multiple of {data.sequence}, {least} or more",
                 )
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(

@@ -10,7 +10,7 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.config.schema import Server
-from inferometer.config.secret import hide, words
+from inferometer.config.secret import hidden, words
 from inferometer.engine import ask, exchange, kserve
 from inferometer.engine.exchange import Address, Place
 from inferometer.engine.kserve import ModelFacts
@@ -44,6 +44,11 @@ def reach(server: Server, patience: float | None = None) -> Reached:
     `patience` is for each read of an answer, in seconds (0: no limit); None: as long as connecting may take.
     """
     secrets = _secrets(server)
+    with hidden(words(server, secrets)):
+        return _reach(server, secrets, patience)
+
+
+def _reach(server: Server, secrets: dict[str, str], patience: float | None) -> Reached:
     context = tls_context(server)
     targets = tuple(parse(url) for url in server.urls)
     places = [place_of(target, server, context, patience) for target in targets]
@@ -54,11 +59,10 @@ def reach(server: Server, patience: float | None = None) -> Reached:
         addresses.append(address)
     model, facts, descriptors = server.model or "", None, b""
     headers = request_headers(targets[0], server, secrets)
-    hidden = words(server, secrets)
     if server.api == "grpc":
         descriptors = _descriptors(places[0], server, headers)
     elif server.api in ("chat", "completions"):
-        model = model or _first_model(places[0], headers, hidden)
+        model = model or _first_model(places[0], headers)
     else:
         facts = kserve.discover(places[0], headers, server)
         model = facts.metadata.name
@@ -134,7 +138,7 @@ def tls_context(server: Server) -> ssl.SSLContext:
     return context
 
 
-def _first_model(place: Place, headers: dict[str, str], hidden: tuple[str, ...]) -> str:
+def _first_model(place: Place, headers: dict[str, str]) -> str:
     target = place.target
     path = target.prefix + "/v1/models"
     name_it = "or name the model: server.model, or --model on the command line"
@@ -150,8 +154,8 @@ def _first_model(place: Place, headers: dict[str, str], hidden: tuple[str, ...])
         )
     if answer.status != 200:
         raise UserError(
-            f"{target.url}: GET {path}: status {answer.status}: {hide(error_message(body), hidden)}",
-            f"check the URL's path, {name_it}",
+            f"{target.url}: GET {path}: status {answer.status}: {error_message(body)}",
+            f"check the URL's path, {name_it}; for a tensor server --set server.api=kserve",
         )
     try:
         models = [entry["id"] for entry in json.loads(body)["data"]]

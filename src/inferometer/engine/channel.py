@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from inferometer.engine.connection import STALE_WITHIN
 from inferometer.engine.flight import Flight, note
 from inferometer.engine.link import Link
 from inferometer.timing.clock import now
@@ -240,7 +241,7 @@ class Channel:
         at = now()
         for call in calls.values():
             flight = call.flight
-            if was_closed_while_idle and flight.attempts == 1:
+            if was_closed_while_idle and flight.attempts == 1 and at - flight.sent <= STALE_WITHIN:
                 self._owner.refused(self, flight)
                 continue
             fail = begun if flight.first_byte else unanswered

@@ -53,7 +53,7 @@ class Channels:
         idle = self._idle
         while idle:
             channel = idle.pop()
-            if not channel.is_closing and channel.has_room:
+            if not channel.calls and channel.has_room:
                 self._start(channel, flight)
                 return
         ready = self._ready

@@ -11,6 +11,10 @@ from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 from inferometer.wire.failures import bounded
 
+STALE_WITHIN = 500_000_000
+"""ns after a send in which the news must come that the server had closed the connection before. Later than that, it has
+looked at the request and closed without an answer."""
+
 
 class Owner(Protocol):
     """Who is told what became of a connection (pool.py)."""
@@ -113,7 +117,7 @@ class Connection:
 
     def _is_stale(self, flight: Flight) -> bool:
         """The server closed it while it was idle, before this request reached it: hand it back to be sent again."""
-        if not self._kept or flight.attempts > 1:
+        if not self._kept or flight.attempts > 1 or now() - flight.sent > STALE_WITHIN:
             return False
         self.flight = None
         self.link.shut()

@@ -19,6 +19,7 @@ from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Event, Fail, StreamAnswer
 from inferometer.units import format_seconds
 from inferometer.wire.failures import meaning
+from inferometer.wire.http1 import FRAME_HEAD, HTTP2, is_http2
 from inferometer.wire.http2 import Client, Data, GoAway, Headers, Http2Error, Reset, code_name
 from inferometer.wire.target import Target
 
@@ -27,8 +28,6 @@ Heard = Callable[[int, Sequence[Event]], None]
 """What bytes that came at an instant (CLOCK_MONOTONIC ns) mean."""
 
 _READ = 65_536  # below what malloc maps anew for every read
-_FRAME_HEAD = 9
-_SETTINGS = 4
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -236,26 +235,21 @@ def over_http(place: Place, request: bytes, decoder: Decoder, heard: Heard) -> t
             data, at = wire.read()
             if data:
                 wire.instants.first_byte = wire.instants.first_byte or at
-            if len(start) < _FRAME_HEAD:
-                start += data[:_FRAME_HEAD]
+            if len(start) < FRAME_HEAD:
+                start += data[:FRAME_HEAD]
             events = decoder.feed(data) if data else decoder.eof()
             heard(at, events)
             ending = _ending(events)
         if not isinstance(ending, Fail):
             return wire.ended(at), None
-        if _is_http2(start):
+        if is_http2(start):
             raise _speaks_http2(place.target)
         return wire.ended(at), ending
 
 
-def _is_http2(start: bytes) -> bool:
-    """It begins with a SETTINGS frame of stream 0."""
-    return len(start) >= _FRAME_HEAD and start[3] == _SETTINGS and start[5:_FRAME_HEAD] == bytes(4)
-
-
 def _speaks_http2(target: Target) -> UserError:
     return UserError(
-        f"{target.url}: speaks HTTP/2 (gRPC?), not HTTP/1.1",
+        f"{target.url}: {HTTP2}",
         f"write grpc{'s' * target.tls}://{target.authority}, or give the server's HTTP port",
     )
 

@@ -79,7 +79,7 @@ def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelF
         over_http = "use its gRPC port (grpc://) with server.stream: true, or api: generate"
         raise UserError(
             f"{url}: the model {model} is decoupled: a request may have any number of answers",
-            "set server.stream to true" if place.target.grpc else over_http,
+            "have them streamed: inferometer run ... --set server.stream=true" if place.target.grpc else over_http,
         )
     return ModelFacts(about, _with_optional(metadata, config), config)
 

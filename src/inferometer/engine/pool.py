@@ -91,7 +91,7 @@ class Pool:
         ready = list(self._idle)
         self._idle.clear()
         for first in range(0, len(ready), AT_ONCE):
-            batch = ready[first : first + AT_ONCE]
+            batch = [each for each in ready[first : first + AT_ONCE] if each.link.is_open]  # and not closed meanwhile
             failed = await self._begun.all(
                 len(batch),
                 lambda batch=batch: batch.pop().start(_warming(request)),  # type: ignore[misc]

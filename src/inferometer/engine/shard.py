@@ -67,7 +67,7 @@ class Shard:
         self._calls = task.calls
         self._distinct = len(task.calls.tails)
         self.sequence = task.calls.sequence
-        self._free = deque(range(0, self._distinct, self.sequence) if self.sequence else ())  # sequences, by their first
+        self._free = deque(range(0, self._distinct, self.sequence or self._distinct))  # sequences, by their first
         self._turns: dict[tuple[int, int], int] = {}  # the place among the tails of each stage's users
         self._is_text = task.calls.is_text
         self._is_numbered = task.calls.decoder is not None
@@ -401,7 +401,8 @@ class Shard:
         if not self.stopping:
             self._stop(now())
         for carriers in self._carriers:
-            for carrier, flight in reversed(list(carriers.flights())):  # those that wait first: others' ends make room for them
+            under_way = list(carriers.flights())
+            for carrier, flight in reversed(under_way):  # those that wait first: the end of others makes room for them
                 carrier.give_up(flight, CANCELLED)
         self._end_if_idle()
 

@@ -93,7 +93,7 @@ async def _run(job: Job, number: int) -> Facts:
 
 def make_task(job: Job, shard: int) -> Task:
     config, reached = job.config, job.reached
-    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards)
+    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards, _sequence(config) or 1)
     sequenced = _sequenced(job, shard)
     shared = job.shared[shard] if job.shared else None
     requests = _requests(config, plan)
@@ -101,7 +101,8 @@ def make_task(job: Job, shard: int) -> Task:
         requests = _in_rounds(requests, len(shared.outputs))
     asked = Asked(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
     connections = opened_before(plan, config)
-    before.raise_file_limit(max(connections, *(_most_at_once(stage) for stage in plan.stages)))
+    own = 0 if reached.targets[0].grpc else max(map(_most_at_once, plan.stages))  # gRPC: requests share them
+    before.raise_file_limit(max(connections, own))
     return Task(
         shard=shard,
         plan=plan,
@@ -124,7 +125,7 @@ def make_task(job: Job, shard: int) -> Task:
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
     """What each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
-        part = schedule.shard(plan, shard, shards)
+        part = schedule.shard(plan, shard, shards, _sequence(config) or 1)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in _requests(config, part)])
         at_once = max(_most_at_once(stage) or _opened_for(stage) for stage in part.stages)
         yield Portion(payloads, at_once, _sequence(config))

@@ -20,6 +20,8 @@ LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
 TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max"}
+STAGE_COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
+STAGE_COLUMNS_OF_ONE_ANSWER = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p95", "p99"))
 MARK = "*"
 """Beside a percentile of too few values."""
 
@@ -247,13 +249,14 @@ def _failures(summary: Summary) -> RenderableType:
 
 
 def _stages(run: Run, summary: Summary) -> RenderableType:
-    columns = ["ok", "failed", "req/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p99"]
-    table = _table("stages, ms", columns)
+    streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
+    columns = STAGE_COLUMNS if streamed or settings.asks_for_text(run.manifest) else STAGE_COLUMNS_OF_ONE_ANSWER
+    table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
-        shown = [stage.metrics[name] for name in ("ttft", "ttft", "itl", "itl", "e2e")]
+        shown = [(stage.metrics[name], column) for name, column in columns]
         cells = [
-            words.milliseconds(found.value(p)) + (MARK if p in found.unsupported else " ")
-            for found, p in zip(shown, ("p50", "p99", "p50", "p99", "p99"), strict=True)
+            words.milliseconds(found.value(column)) + (MARK if column in found.unsupported else " ")
+            for found, column in shown
         ]
         counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
         label = words.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)

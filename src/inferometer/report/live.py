@@ -6,6 +6,7 @@ It reads what the shards have recorded so far, in the parent process, and costs 
 import time
 from collections import Counter, deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -87,9 +88,7 @@ class LiveView:
     def _render(self) -> Panel:
         snapshot = self._last
         if snapshot is None or not snapshot.started:
-            return Panel(
-                Text("preparing: prompts, connections ...", style="dim"), title=self._title, border_style="dim"
-            )
+            return self._panel(Text("preparing: prompts, connections ...", style="dim"), "dim")
         share, eta = self._share(snapshot)
         bar = Table.grid(padding=(0, 2), expand=True)
         bar.add_column(ratio=1)
@@ -131,9 +130,12 @@ class LiveView:
         if self._failed:
             kinds = "   ".join(f"{code} {count}" for code, count in self._failed.most_common(5))
             parts += ["", Text(kinds, style="red")]
-        return Panel(
-            Group(*parts), title=self._title, subtitle=f"last {_WINDOW:.0f} s", border_style="cyan", padding=(1, 2)
-        )
+        return self._panel(Group(*parts), "cyan", subtitle=f"last {_WINDOW:.0f} s", padding=(1, 2))
+
+    def _panel(self, inside: RenderableType, color: str, **more: Any) -> Panel:
+        """Beside it is room for the ^C that a terminal echoes: on a line of its own it would shift what is drawn next."""
+        width = max(self._console.width - len("^C^C"), 1)
+        return Panel(inside, title=self._title, border_style=color, width=width, **more)
 
     def _line(self, snapshot: Snapshot) -> str:
         share, _ = self._share(snapshot)

@@ -89,14 +89,17 @@ def _points(spec: StageSpec, last: float, most: int, rng: np.random.Generator) -
     return process.evenly(last, most)
 
 
-def shard(whole: Plan, k: int, of: int) -> Plan:
-    """Part k (from 0) of so many: every instant, user, id and place under the cap belongs to exactly one part."""
+def shard(whole: Plan, k: int, of: int, unit: int = 1) -> Plan:
+    """Part k (from 0) of so many: every instant, user, id and place under the cap belongs to exactly one part.
+
+    A closed stage's requests are shared out in units of so many, which are whole sequences.
+    """
     if not 0 <= k < of <= max_shards(whole):
         raise ValueError(f"part {k} of {of}: this plan has at most {max_shards(whole)}")
-    return Plan(tuple(_shard(stage, k, of) for stage in whole.stages))
+    return Plan(tuple(_shard(stage, k, of, unit) for stage in whole.stages))
 
 
-def _shard(stage: Stage, k: int, of: int) -> Stage:
+def _shard(stage: Stage, k: int, of: int, unit: int) -> Stage:
     first_id, id_step = stage.first_id + k * stage.id_step, stage.id_step * of
     if isinstance(stage, OpenStage):
         return msgspec.structs.replace(
@@ -107,7 +110,7 @@ def _shard(stage: Stage, k: int, of: int) -> Stage:
     return msgspec.structs.replace(
         stage,
         concurrency=concurrency,
-        requests=_share(stage.requests, k, of),
+        requests=_share(stage.requests // unit, k, of) * unit,
         ramp_up=stagger * of * concurrency,
         ramp_offset=stage.ramp_offset + k * stagger,
         first_id=first_id,

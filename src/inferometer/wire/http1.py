@@ -19,6 +19,11 @@ _MAX_KEPT = 4096
 """Bytes of a failed answer that are kept for its message."""
 
 
+HTTP2 = "speaks HTTP/2 (gRPC?), not HTTP/1.1"
+FRAME_HEAD = 9
+"""Bytes that say whether it is HTTP/2."""
+_SETTINGS = 4
+
 _END_KEPT, _END = End(keep_alive=True), End(keep_alive=False)
 
 
@@ -35,6 +40,11 @@ class Body(Protocol):
 
     @property
     def text(self) -> str: ...
+
+
+def is_http2(start: bytes) -> bool:
+    """It begins with a SETTINGS frame of stream 0."""
+    return len(start) >= FRAME_HEAD and start[3] == _SETTINGS and start[5:FRAME_HEAD] == bytes(4)
 
 
 def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
@@ -99,7 +109,8 @@ class ResponseDecoder:
         except httptools.HttpParserUpgrade:
             events.append(Fail("malformed_http", "the server switched protocols"))
         except httptools.HttpParserError as error:
-            events.append(Fail("malformed_http", bounded(f"{error}; the answer starts with {self._head[:60]!r}")))
+            said = f"{error}; the answer starts with {self._head[:60]!r}"
+            events.append(Fail("malformed_http", bounded(HTTP2 if is_http2(self._head) else said)))
         return events
 
     def eof(self) -> Sequence[Event]:

@@ -82,7 +82,9 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int) -> TensorInput:
     else:
         wrong = tensors.misfit(Tensor(one.name, one.datatype, tuple(given), b""), one)
         if wrong:
-            raise UserError(f"data.shape: {wrong}", "give a size for every dimension, the batch included")
+            raise UserError(
+                f"data.shape: {wrong}", "give every dimension, the batch included; those that are -1 are free"
+            )
         if any(size < 0 for size in given):
             raise UserError(f"data.shape: {one.name}: {tensors.shown(given)} has a size below 0", "give every size")
         shape = list(given)

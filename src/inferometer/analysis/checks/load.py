@@ -109,17 +109,17 @@ def concurrency(facts: Facts) -> Check | None:
         reached = in_flight(own, plan)
         if reached is not None:
             words = f"{reached:,.3g} requests were in flight on average of {plan.concurrency:,} asked"
-            found.append((reached / plan.concurrency, words, own))
+            found.append((reached / plan.concurrency, words, own, plan.concurrency))
     if not found:
         return None
-    share, words, own = min(found, key=lambda each: each[0])
+    share, words, own, asked = min(found, key=lambda each: each[0])
     if share >= SHARE:
         return Check("concurrency", "pass", share, SHARE, words)
-    status, remedy = _why_fewer(own)
+    status, remedy = _why_fewer(own, asked)
     return Check("concurrency", status, share, SHARE, f"Only {words}. {remedy}")
 
 
-def _why_fewer(rows: Columns) -> tuple[Literal["warn", "fail"], str]:
+def _why_fewer(rows: Columns, asked: int) -> tuple[Literal["warn", "fail"], str]:
     """What kept requests from being replaced at once."""
     if (rows["failure"] > 0).any():
         return "fail", "After a failure a user waits before it asks again: see the failures."
@@ -129,10 +129,13 @@ def _why_fewer(rows: Columns) -> tuple[Literal["warn", "fail"], str]:
             "warn",
             f"Answers are so short that the {format_seconds(median)} count which the client takes to ask again: latencies hold, but a higher concurrency gives more throughput.",
         )
-    return (
-        "fail",
-        "The client could not replace answers fast enough: use more client.processes or another machine, or a lower concurrency.",
-    )
+    slow = f"The client took {format_seconds(median)} (median) to replace an answer"
+    if asked == 1:
+        return (
+            "fail",
+            f"{slow}: latencies hold, but the throughput is the client's as well. Leave it a core of its own, or use another machine.",
+        )
+    return "fail", f"{slow}: use more client.processes or another machine, or a lower concurrency."
 
 
 def in_flight(rows: Columns, plan: StagePlan) -> float | None:

@@ -54,8 +54,14 @@ def failures(facts: Facts) -> Check | None:
     if not kinds:
         return Check("failures", "pass", 0.0, facts.limits.failures, good)
     said = f": {_short(kinds[0].message)}" if kinds[0].message else ""
-    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. Mend that, or allow more with limits.failures."
+    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. {_remedy(kinds[0].code)}, or allow more with limits.failures."
     return judge("failures", share, facts.limits.failures, good, bad)
+
+
+def _remedy(code: str) -> str:
+    if code == "http_404":
+        return "Check server.url, server.model, and whether the server speaks server.api (tensor servers: kserve)"
+    return "Mend that"
 
 
 def dropped(facts: Facts) -> Check:
