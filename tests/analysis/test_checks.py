@@ -79,6 +79,11 @@ def test_failures_up_to_the_limit(failed: int, status: str) -> None:
     assert status == "pass" or "http_503: the server is busy" in found.message
 
 
+def test_failures_by_404_ask_whether_the_server_speaks_that() -> None:
+    found = closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_404", "Not Found"),))
+    assert "server.api" in check(found, "failures").message
+
+
 def test_cancelled_requests_are_not_failures_of_the_server() -> None:
     found = closed(lambda rows: made.fail(rows, slice(590, 600)), failures=(Failure(CANCELLED, ""),))
     assert check(found, "failures").status == "pass" and found.counts.by_failure == {CANCELLED: 10}
@@ -165,6 +170,17 @@ def test_concurrency_fails_when_answers_were_replaced_late_and_warns_when_it_is_
     found = check(summarise(made.run(rows, chunks, plan=(plan,))), "concurrency")
     assert found.status == status and found.value == pytest.approx(0.8, rel=0.01)
     assert check(closed(), "concurrency").value == pytest.approx(1, abs=0.01)
+
+
+def test_concurrency_of_one_is_warned_about_and_not_told_to_use_more_processes_or_less_of_it() -> None:
+    rows = made.blank(100)
+    rows["sent"] = np.arange(100) * made.MS
+    rows["done"] = rows["sent"] + 800_000
+    rows["intended"] = rows["sent"] - 200_000
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=1)
+    found = check(summarise(made.run(rows, plan=(plan,))), "concurrency")
+    assert found.status == "warn" and "took 200 us" in found.message
+    assert "processes" not in found.message and "lower" not in found.message
 
 
 def test_concurrency_after_failures_points_to_them() -> None:
@@ -263,6 +279,19 @@ def test_tokens_not_counted_by_the_server_warn(who: int, words: str) -> None:
 
     found = check(closed(other), "token_source")
     assert (found.status, found.value) == ("warn", 0.1) and words in found.message
+
+
+def test_tokens_of_a_server_that_cannot_count_them_want_its_tokenizer() -> None:
+    found = closed(lambda rows: rows["counted_by"].fill(2), config=config(server={"api": "generate"}))
+    message = check(found, "token_source").message
+    assert "data.tokenizer" in message and "usage" not in message
+
+
+def test_answers_whose_tokens_the_client_counted_may_be_as_long_as_asked() -> None:
+    def counted_here(rows: np.ndarray) -> None:
+        rows["counted_by"], rows["n_want"] = 2, 5
+
+    assert "data.tokenizer" in check(closed(counted_here), "answers").message
 
 
 def test_short_answers_warn() -> None:

@@ -191,6 +191,16 @@ def test_several_stages_each_have_windows_of_their_own() -> None:
     assert (summary.window.start, summary.window.end) == (1.0, 10.0)
 
 
+def test_the_whole_of_several_stages_is_their_windows_alone() -> None:
+    first, second = answers(*SETTLES), answers(*((3 * n, ms) for n, ms in SETTLES), start=6 * WINDOW)
+    second["stage"] = 1
+    second["id"] += len(first)
+    summary = report(np.concatenate([first, second]), PLAN, PLAN)
+    assert summary.window.span == 6.0
+    assert summary.throughput.requests == pytest.approx(200, rel=0.01)
+    assert summary.counts.ok == pytest.approx(summary.throughput.requests * summary.window.span, rel=0.01)
+
+
 def test_a_stable_stage_before_one_without_the_rule_does_not_end_the_window_of_the_whole() -> None:
     first, second = answers(*SETTLES), answers((100, 5), (100, 5), start=6 * WINDOW)
     second["stage"] = 1

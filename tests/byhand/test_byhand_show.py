@@ -135,6 +135,12 @@ def test_lines_fit_into_100_columns() -> None:
     assert max(map(len, said.splitlines())) <= 100
 
 
+def test_the_values_of_several_outputs_stand_in_a_column() -> None:
+    outputs = (from_numpy("A", np.array([1], np.int8)), from_numpy("LONGER", np.array([2], np.uint16)))
+    said = show.render(tensors(*outputs))
+    assert " out  A       INT8 [1]    [1]\n      LONGER  UINT16 [1]  [2]\n" in said
+
+
 def test_colours_only_where_they_are_wanted() -> None:
     found = tensors(FLOATS)
     assert "\x1b" not in show.render(found)

@@ -147,6 +147,11 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
+def test_tokens_are_not_for_tensors() -> None:
+    said = cli("run", "grpc://127.0.0.1:1", "--input", "20")
+    assert said.returncode == 2 and "--input and --output are tokens" in said.stderr
+
+
 def no_run_left(folder: Path) -> bool:
     return not list(folder.rglob("*/spool")) and not runs(folder)
 
@@ -413,6 +418,15 @@ def test_a_parameter_that_is_called_a_secret_is_in_no_file(tmp_path: Path) -> No
     assert not [path for path, data in places.items() if FIELD.encode() in data]
 
 
+def test_an_output_that_the_model_does_not_have_is_said_before_the_run(tmp_path: Path) -> None:
+    with scripted(over_http()) as url:
+        said = cli(
+            "run", url, "--model", "pair", "--requests", "4", "--set", "server.api=kserve",
+            "--set", "server.outputs=[SIM]", "--set", f"output={tmp_path / 'runs'}",
+        )  # fmt: skip
+    assert_one_line(said, "no output 'SIM'", "did you mean SUM?")
+
+
 def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", f" {KEY} ")
     with running(Settings(timing=Fixed(ttft=0.001, itl=0.001), port=0, api_key=KEY)) as url:
@@ -476,8 +490,8 @@ def test_a_bad_range_is_one_line(flag: str, text: str, word: str) -> None:
     assert_one_line(cli("run", "http://127.0.0.1:1", flag, text), word)
 
 
-@pytest.mark.parametrize(("flag", "word"), [("--concurrency", "integer"), ("--rate", "float")])
+@pytest.mark.parametrize(("flag", "word"), [("--concurrency", "whole number"), ("--rate", "number")])
 def test_what_is_neither_a_number_nor_a_range_is_refused(flag: str, word: str) -> None:
     said = cli("run", "http://127.0.0.1:1", flag, "many")
     assert said.status == 2
-    assert f"'many' is not a valid {word}" in said.err
+    assert f"'many' is neither a {word} nor a range" in said.err

@@ -121,6 +121,7 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"load": {"type": "poison", "rate": 5}}, "there is no 'poison'", "did you mean poisson?"),
         ({"data": {"type": "sharegpt"}}, "there is no 'sharegpt'", "jsonl | messages | prompts | synthetic | tensors"),
         ({"server": {"url": "http://x", "api": "chta"}}, "there is no 'chta'", "chat | completions"),
+        ({"server": {"url": "http://x", "version": 2}}, "server.version: must be text, got 2", "quote it"),
         ({"load": {"type": "poisson", "rate": 0, "duration": 1}}, "load.rate: must be more than 0, got 0", "docs"),
         ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": float("nan"), "duration": 1}}, "load.rate", "docs"),

@@ -155,6 +155,7 @@ def test_square_is_streamed_by_itself(triton: Triton, count: int) -> None:
     assert tree["api"] == "KServe v2 over gRPC, streamed"
     assert [response["outputs"][0]["data"] for response in tree["responses"]] == [[n * n] for n in range(count)]
     assert [one["at"] for one in tree["responses"]] == sorted(one["at"] for one in tree["responses"])
+    assert not tree["timing"].get("server"), "a decoupled model's sums are not those of its answers"
 
 
 def test_generate_streams_text(triton: Triton) -> None:

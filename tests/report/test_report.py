@@ -86,8 +86,24 @@ def tensors() -> Run:
     )
 
 
+def stable_tensors() -> Run:
+    """Two levels of a closed loop, each until it is stable: the first answers are slow."""
+    rows = made.blank(600)
+    rows["id"], rows["stage"] = np.arange(600), np.arange(600) // 300
+    rows["intended"] = rows["sent"] = np.arange(600) * 10 * made.MS
+    rows["done"] = rows["sent"] + np.where(np.arange(600) % 300 < 60, 9, 8) * made.MS + np.arange(600) * 1_000
+    rows["n_in"] = rows["n_out"] = -1
+    rows["counted_by"] = 0
+    level = StagePlan(type="closed", open=False, concurrency=1, duration=3.0, stable=0.02, window=0.5)
+    plan = tuple(msgspec.structs.replace(level, name=name) for name in ("concurrency 1", "the same again"))
+    config = {"server": {"url": "grpc://127.0.0.1:8001", "model": "resnet", "api": "kserve", "stream": False}}
+    phase = mark(Columns.of(rows), Measure(), plan)
+    return made.run(rows, plan=plan, phase=phase, config=config | {"data": {"type": "tensors"}}, server={"batch": 4})
+
+
 RUNS: dict[str, Callable[[], Run]] = {
     "valid": valid, "invalid": invalid, "empty": empty, "not_streamed": not_streamed, "tensors": tensors,
+    "stable_tensors": stable_tensors,
 }  # fmt: skip
 
 

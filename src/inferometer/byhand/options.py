@@ -184,6 +184,7 @@ _SPOKEN = {
     "server.parameters": "--parameter",
     "server.headers": "--header",
     "server.body": "--parameter",
+    "server.outputs": "--output",
     "server.method": "--method",
     "server.stream": "--stream",
     "server.proto": "--proto",

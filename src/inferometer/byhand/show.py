@@ -1,6 +1,6 @@
 """A result for people: 100 columns, plain where there is no terminal."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import click
 import msgspec
@@ -68,16 +68,23 @@ def _responses(result: Result, style: Style) -> Iterable[str]:
     for place, response in enumerate(result.responses):
         if several:
             yield f" {style(f'out  {place + 1}', bold=True)}  {style(f'after {milliseconds(response.at / NS)} ms', dim=True)}"
+        heads = _heads(response.outputs)
         for number, one in enumerate(response.outputs):
             label = style("out  ", bold=True) if not several and not number else "     "
-            yield from _output(response, one, label, style)
+            yield from _output(response, one, heads[number], label, style)
 
 
-def _output(response: Response, tensor: Tensor, label: str, style: Style) -> Iterable[str]:
+def _heads(outputs: Sequence[Tensor]) -> list[str]:
+    """Names, datatypes and shapes, so wide that what follows stands in a column."""
+    rows = [(one.name, f"{one.datatype} {shown(one.shape)}") for one in outputs]
+    names, kinds = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
+    return [f"{name:<{names}}  {kind:<{kinds}}" for name, kind in rows]
+
+
+def _output(response: Response, tensor: Tensor, head: str, label: str, style: Style) -> Iterable[str]:
     rows = response.classes.get(tensor.name)
-    kind = f"{tensor.name}  {tensor.datatype} {shown(tensor.shape)}"
     if rows is not None:
-        yield f" {label}{kind}  {style('the best classes: score, index, label', dim=True)}"
+        yield f" {label}{head}  {style('the best classes: score, index, label', dim=True)}"
         for place, row in enumerate(rows[:_ROWS]):
             if len(rows) > 1:
                 yield f"      {style(f'row {place}', dim=True)}"
@@ -86,10 +93,10 @@ def _output(response: Response, tensor: Tensor, label: str, style: Style) -> Ite
             yield f"      and {len(rows) - _ROWS} rows more"
         return
     lines = values(tensor)
-    if len(lines) == 1 and len(kind) + len(lines[0]) < WIDTH - 10:
-        yield f" {label}{kind}  {lines[0]}"
+    if len(lines) == 1 and len(head) + len(lines[0]) < WIDTH - 10:
+        yield f" {label}{head}  {lines[0]}"
         return
-    yield f" {label}{kind}"
+    yield f" {label}{head}"
     yield from (f"      {line}" for line in lines)
 
 

@@ -28,7 +28,6 @@ def ask(whom: Whom, options: Options) -> tuple[Result, Fail | None]:
     """What was answered and, of a stream that failed after some answers, why."""
     facts = whom.reached.facts
     assert facts is not None
-    _check_outputs(options, facts)
     labels = classes.read_labels(options.labels)
     given = inputs.build(options, facts)
     by_server = classes.asked_of_server(options, facts)
@@ -56,13 +55,6 @@ def is_streamed(options: Options, facts: ModelFacts, is_grpc: bool) -> bool:
             "use the server's grpc:// port, or for text --api generate",
         )
     return decoupled if options.stream is None else options.stream
-
-
-def _check_outputs(options: Options, facts: ModelFacts) -> None:
-    names = [one.name for one in facts.metadata.outputs]
-    for name in options.outputs:
-        if names and name not in names:
-            raise UserError(f"--output: the model has no output {name!r:.60}", f"its outputs are {', '.join(names)}")
 
 
 def _result(

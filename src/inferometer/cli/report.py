@@ -12,7 +12,12 @@ from inferometer.report import out
 @click.argument("run_dir", metavar="RUN_DIR")
 @click.option("--json", "json_path", metavar="PATH", help="Write the summary as JSON; - is standard output.")
 @click.option("--csv", "csv_path", metavar="PATH", help="Write one line a request as CSV; - is standard output.")
-@click.option("--perf-csv", "perf_csv_path", metavar="PATH", help="Write one line a stage as perf_analyzer does.")
+@click.option(
+    "--perf-csv",
+    "perf_csv_path",
+    metavar="PATH",
+    help="Write one line a stage as perf_analyzer does; - is standard output.",
+)
 @click.option("--explain", is_flag=True, help="Say what every metric and check means.")
 def command(run_dir: str, json_path: str | None, csv_path: str | None, perf_csv_path: str | None, explain: bool) -> int:
     """Print the report of the run in RUN_DIR, such as runs/LATEST.

@@ -17,7 +17,9 @@ def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Para
         try:
             return kind(value)
         except ValueError:
-            raise click.BadParameter(f"{value!r} is neither a {'whole ' * (kind is int)}number nor a range (START:END[:STEP]).") from None
+            raise click.BadParameter(
+                f"{value!r} is neither a {'whole ' * (kind is int)}number nor a range (START:END[:STEP])."
+            ) from None
 
     return read
 
@@ -52,8 +54,13 @@ def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Para
     "--prompt", "prompts", multiple=True, help="Send this prompt instead of synthetic ones. Repeatable: in turn."
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write summary.json there too (- is standard output).")
-@click.option("--csv", "csv_path", metavar="PATH", help="Write one row a request there.")
-@click.option("--perf-csv", "perf_csv_path", metavar="PATH", help="Write one row a stage there, as perf_analyzer does.")
+@click.option("--csv", "csv_path", metavar="PATH", help="Write one row a request there (- is standard output).")
+@click.option(
+    "--perf-csv",
+    "perf_csv_path",
+    metavar="PATH",
+    help="Write one row a stage there, as perf_analyzer does (- is standard output).",
+)
 @click.option("--explain", is_flag=True, help="Print what each number means.")
 @click.option("--quiet", "-q", is_flag=True, help="No live view.")
 def command(
@@ -161,6 +168,12 @@ def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | N
         if input_tokens is not None:
             raise UserError("--input and --prompt: a given prompt has the length it has", "drop one of them")
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
+    url = _section(tree, "server").get("url")
+    if (input_tokens or output_tokens) and isinstance(url, str) and url.startswith("grpc"):
+        raise UserError(
+            "--input and --output are tokens of prompts; over gRPC tensors or messages are sent",
+            "use --set data.shape=... or --set data.batch=...",
+        )
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
             _section(tree, "data")[name] = value

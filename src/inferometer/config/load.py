@@ -300,7 +300,9 @@ def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
         near = difflib.get_close_matches(tag[1], choices, 1, 0.5)
         remedy = f"did you mean {near[0]}? " if near else ""
         return UserError(f"{source}: {where}: there is no {tag[1]!r}", f"{remedy}it takes {' | '.join(choices)}")
-    return UserError(f"{source}: {where or 'the file'}: {_plain(what)}{_shown(path, tree)}", "see docs/config.md")
+    unquoted = what.startswith("Expected `str") and isinstance(_value_at(path, tree), int | float)
+    remedy = f'quote it: {where}: "...", or --set \'{where}="..."\'' if unquoted else "see docs/config.md"
+    return UserError(f"{source}: {where or 'the file'}: {_plain(what)}{_shown(path, tree)}", remedy)
 
 
 def _plain(what: str) -> str:

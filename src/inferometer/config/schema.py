@@ -344,7 +344,12 @@ class Client(_Section):
             description="Opened before t=0. `auto`: the concurrency, or 1 for every 2 requests a second, at most 256."
         ),
     ] = "auto"
-    warm: Annotated[bool, Meta(description="Use each of them once, for `GET /v1/models`, before t=0.")] = False
+    warm: Annotated[
+        bool,
+        Meta(
+            description="Use each of them once before t=0, for something cheap (`GET /v1/models`, `GET /v2/health/live`; over gRPC settings are exchanged anyway)."
+        ),
+    ] = False
     grace: Annotated[Seconds, Meta(description="How long requests in flight may still finish after Ctrl-C.")] = Seconds(
         5
     )

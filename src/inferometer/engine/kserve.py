@@ -81,7 +81,20 @@ def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelF
             f"{url}: the model {model} is decoupled: a request may have any number of answers",
             "have them streamed: inferometer run ... --set server.stream=true" if place.target.grpc else over_http,
         )
+    _check_outputs(server, metadata)
     return ModelFacts(about, _with_optional(metadata, config), config)
+
+
+def _check_outputs(server: Server, metadata: ModelMetadata) -> None:
+    names = [one.name for one in metadata.outputs]
+    for name in server.outputs:
+        if names and name not in names:
+            near = difflib.get_close_matches(name, names, 1, 0.5)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"server.outputs: the model {metadata.name} has no output {name!r:.60}",
+                f"{meant}its outputs are {', '.join(names)}",
+            )
 
 
 def _with_optional(metadata: ModelMetadata, config: ModelConfig | None) -> ModelMetadata:

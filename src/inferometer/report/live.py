@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -85,7 +86,7 @@ class LiveView:
 
     # --- what is shown ---
 
-    def _render(self) -> Panel:
+    def _render(self) -> RenderableType:
         snapshot = self._last
         if snapshot is None or not snapshot.started:
             return self._panel(Text("preparing: prompts, connections ...", style="dim"), "dim")
@@ -132,10 +133,10 @@ class LiveView:
             parts += ["", Text(kinds, style="red")]
         return self._panel(Group(*parts), "cyan", subtitle=f"last {_WINDOW:.0f} s", padding=(1, 2))
 
-    def _panel(self, inside: RenderableType, color: str, **more: Any) -> Panel:
+    def _panel(self, inside: RenderableType, color: str, **more: Any) -> RenderableType:
         """Beside it is room for the ^C that a terminal echoes: on a line of its own it would shift what is drawn next."""
-        width = max(self._console.width - len("^C^C"), 1)
-        return Panel(inside, title=self._title, border_style=color, width=width, **more)
+        panel = Panel(inside, title=self._title, border_style=color, **more)
+        return Constrain(panel, max(self._console.width - len("^C^C"), 1))
 
     def _line(self, snapshot: Snapshot) -> str:
         share, _ = self._share(snapshot)

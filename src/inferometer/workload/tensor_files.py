@@ -115,6 +115,9 @@ def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequen
     return tuple(found)
 
 
+_SIZE = 'say its size with data.shape, or beside the data: {"content": [...], "shape": [...]}'
+
+
 def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
     where = f"data.fill: {path}, entry {step}"
     if spec.name not in entry:
@@ -129,7 +132,7 @@ def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tens
             return _raw(content, spec, shape)
         return _listed(content, spec, shape)
     except UserError as error:
-        raise UserError(f"{where}: {error.what}", error.remedy) from None
+        raise UserError(f"{where}: {error.what}", error.remedy or _SIZE) from None
     except (KeyError, TypeError, ValueError, binascii.Error):
         raise UserError(
             f"{where}: {spec.name} is neither a list nor base64", 'write [1, 2] or {"b64": "..."}'

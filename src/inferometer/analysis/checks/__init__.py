@@ -27,7 +27,7 @@ CHECKS = {
         Rule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
         Rule("lag", "open loop: p99 of client_lag is at most limits.lag, or 1 % of the median ttft_service (not streamed: e2e_service) if that is more", load.lag),
         Rule("rate", f"open loop: requests were sent at {load.SHARE:.0%} of the planned rate or more", load.rate),
-        Rule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more (a warning where answers are so short that the time to ask again, {load.TURN_AROUND * 1e6:.0f} µs at most, makes the difference)", load.concurrency),
+        Rule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more (a warning where answers are so short that the time to ask again, {load.TURN_AROUND * 1e6:.0f} µs at most, makes the difference, or where 1 was asked)", load.concurrency),
         Rule("stability", "stages with a limit `stable`: in three windows in a row, throughput and mean latency were at most that share apart", load.stable),
         Rule("cpu", "mean share of a core that the busiest client process used is at most limits.cpu (a p95 above it is a warning)", client.cpu),
         Rule("stalls", "share of the time in which a client's loop stood still for 10 ms and more is at most limits.stalls", client.stalls),

@@ -4,7 +4,7 @@ import numpy as np
 
 from inferometer.analysis.checks.facts import Check, Facts
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import asks_for_text, number
+from inferometer.analysis.settings import asks_for_text, number, text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -22,10 +22,12 @@ def token_source(facts: Facts) -> Check | None:
     share = float(other.mean())
     if not share:
         return Check("token_source", "pass", 0.0, 0.0, "output tokens counted by the server")
+    counts = text(facts.run.manifest, "server", "api") != "generate"
+    remedy = "Ask for usage (server.usage), or give data.tokenizer." if counts else "Give the model's data.tokenizer."
     if (sources == COUNTED_BY.index("tokenizer")).any():
-        bad = f"The tokens of {share:.0%} of the answers were counted by the client's tokenizer, which may not be the model's. Ask for usage (server.usage), or give data.tokenizer."
+        bad = f"The tokens of {share:.0%} of the answers were counted by the client's tokenizer, which may not be the model's. {remedy}"
     else:
-        bad = f"The tokens of {share:.0%} of the answers are not known. Ask for usage (server.usage), or give data.tokenizer."
+        bad = f"The tokens of {share:.0%} of the answers are not known. {remedy}"
     return Check("token_source", "warn", share, 0.0, bad)
 
 
@@ -36,12 +38,14 @@ def answers(facts: Facts) -> Check | None:
         return None
     share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
     asked, got = told["n_want"].mean(), told["n_out"].mean()
+    ours = (told["counted_by"] == COUNTED_BY.index("tokenizer")).any()
+    unless = ", unless the client's tokenizer counts otherwise than the model's (data.tokenizer)" if ours else ""
     if longer > SHORT:
-        bad = f"{longer:.0%} of the answers are longer than asked for: {got:.5g} tokens on average, not {asked:.5g}. See whether the server knows server.max_tokens_field."
+        bad = f"{longer:.0%} of the answers are longer than asked for: {got:.5g} tokens on average, not {asked:.5g}. See whether the server knows server.max_tokens_field{unless}."
         return Check("answers", "warn", longer, SHORT, bad)
     if share <= SHORT:
         return Check("answers", "pass", share, SHORT, f"{asked:.5g} tokens asked for, {got:.5g} on average")
-    bad = f"{share:.0%} of the answers are shorter than asked for: {got:.5g} tokens on average, not {asked:.5g}. Where the server knows it, set server.ignore_eos."
+    bad = f"{share:.0%} of the answers are shorter than asked for: {got:.5g} tokens on average, not {asked:.5g}. Where the server knows it, set server.ignore_eos{unless}."
     return Check("answers", "warn", share, SHORT, bad)
 
 
