@@ -149,7 +149,7 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
 
 def test_tokens_are_not_for_tensors() -> None:
     said = cli("run", "grpc://127.0.0.1:1", "--input", "20")
-    assert said.returncode == 2 and "--input and --output are tokens" in said.stderr
+    assert said.status == 2 and "--input and --output are tokens" in said.err
 
 
 def no_run_left(folder: Path) -> bool:

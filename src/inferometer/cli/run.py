@@ -168,7 +168,8 @@ def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | N
         if input_tokens is not None:
             raise UserError("--input and --prompt: a given prompt has the length it has", "drop one of them")
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
-    url = _section(tree, "server").get("url")
+    server = tree.get("server")
+    url = server.get("url") if isinstance(server, dict) else None
     if (input_tokens or output_tokens) and isinstance(url, str) and url.startswith("grpc"):
         raise UserError(
             "--input and --output are tokens of prompts; over gRPC tensors or messages are sent",
