@@ -253,7 +253,7 @@ def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
-    with serving() as (_, url), pytest.raises(UserError, match="the model has no output OTHER") as raised:
+    with serving() as (_, url), pytest.raises(UserError, match="has no output 'OTHER'") as raised:
         shared_run(tmp_path, url, server={"outputs": ["OTHER"]})
     assert "OUTPUT" in raised.value.remedy
 

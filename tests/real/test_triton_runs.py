@@ -526,7 +526,7 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
     assert summary.counts.ok >= 20
     failed = kinds(run)
     assert summary.counts.ok + sum(failed.values()) == 200
-    assert set(failed) <= {"connect_refused", "closed", "reset", "cut_short"}, failed
+    assert set(failed) <= {"connect_refused", "connect_failed", "closed", "reset", "cut_short"}, failed
     assert failed["connect_refused"] > 0
     assert run.manifest.statistics == (None,)
     assert breakdown(run, run.records.rows["failure"] == 0) is None

@@ -300,13 +300,11 @@ def _output_sizes(served: Served, largest: Payload, batch: int, in_sequences: bo
 def _wanted(served: Served) -> list[TensorSpec]:
     """The outputs to ask for."""
     known = {spec.name: spec for spec in served.facts.metadata.outputs}
-    names = served.server.outputs or list(known)
-    for name in names:
-        if name not in known:
-            raise UserError(
-                f"server.outputs: the model has no output {name}", f"its outputs are {', '.join(known) or 'none'}"
-            )
-    return [known[name] for name in names]
+    if not known:
+        raise UserError(
+            "server.shared_memory: the server does not say which outputs the model has", "measure without shared memory"
+        )
+    return [known[name] for name in served.server.outputs or known]
 
 
 def _fixed_size(spec: TensorSpec, batch: int) -> int | None:
