@@ -250,13 +250,24 @@ def test_a_clock_step_only_warns_where_arrivals_do_not_depend_on_it() -> None:
     assert check(stepped, "clock_step").status == "warn" and check(stepped, "stamps").status == "warn"
 
 
-@pytest.mark.parametrize(("merged", "status"), [(27, "pass"), (28, "fail")])
-def test_chunks_that_may_be_merged(merged: int, status: str) -> None:
+def merged_run(merged: int) -> Check:
+    """One gap in each of so many answers is merged with the one before it, which becomes twice as long."""
     rows, chunks = made.closed_rows()
     rows["read_delay"][:merged] = 11 * MS
     chunks.arrival.reshape(600, 10)[:merged, 4] = chunks.arrival.reshape(600, 10)[:merged, 5]
-    found = check(summarise(made.run(rows, chunks)), "read_delay")
-    assert (found.status, found.value) == (status, merged / 5400)
+    return check(summarise(made.run(rows, chunks)), "read_delay")
+
+
+def test_too_many_chunks_that_may_be_merged() -> None:
+    found = merged_run(28)
+    assert (found.status, found.value, found.limit) == ("fail", 28 / 5400, 0.005)
+
+
+def test_few_merged_chunks_matter_where_the_p99_is_owed_to_them() -> None:
+    assert (merged_run(2).status, merged_run(2).limit) == ("pass", 0.01)
+    found = merged_run(27)  # half of the 54 that lie above the p99
+    assert found.status == "fail" and found.value is not None and 0.01 < found.value < 0.05
+    assert "the p99 of itl may be" in found.message
 
 
 def test_zero_gaps_of_answers_read_in_time_are_the_servers_own() -> None:

@@ -341,7 +341,7 @@ class Client(_Section):
     connections: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Opened before t=0. `auto`: the concurrency, or 1 for every 2 requests a second, at most 256."
+            description="Opened before t=0. `auto`: the concurrency, or 1 for every 2 requests a second, at most 1,024."
         ),
     ] = "auto"
     warm: Annotated[

@@ -35,7 +35,7 @@ _DISTINCT_UNKNOWN = 4_096
 _CHUNKS_PER_PROCESS = 40_000
 _USERS_PER_PROCESS = 512
 """What one process is trusted with before another is started; about half of what it can do."""
-_MAX_OPENED = 256
+_MAX_OPENED = 1_024
 """Connections that an open loop opens before t=0: 1 for every 2 requests a second, up to this. Not more: there are servers
 that keep a thread for each idle one. Over gRPC, which shares connections, a closed loop opens no more than this either."""
 _SEQUENCES_PER_USER = 4

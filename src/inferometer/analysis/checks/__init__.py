@@ -33,7 +33,7 @@ CHECKS = {
         Rule("stalls", "share of the time in which a client's loop stood still for 10 ms and more is at most limits.stalls", client.stalls),
         Rule("memory", "share of the machine's memory in use was at most limits.memory", client.memory),
         Rule("clock_step", "the wall clock, which the kernel stamps with, stepped against the monotonic one by at most limits.clock_step", client.clock_step),
-        Rule("read_delay", f"kernel stamps: chunks read so late that the kernel may have merged them are at most {client.MERGED:.1%} of all", client.read_delay),
+        Rule("read_delay", f"kernel stamps: chunks read so late that the kernel may have merged them are at most {client.MERGED:.1%} of all, and the p99 of itl owes them at most {client.DOUBT:.0%}", client.read_delay),
         Rule("stamps", "arrivals are stamped by the kernel, not when the client came to read them", client.stamps),
         Rule("token_source", "output tokens were counted by the server", sample.token_source),
         Rule("answers", "answers have the length asked for", sample.answers),

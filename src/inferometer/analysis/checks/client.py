@@ -3,13 +3,17 @@
 import numpy as np
 
 from inferometer.analysis.checks.facts import Check, Facts, judge
-from inferometer.analysis.percentiles import rank
+from inferometer.analysis.percentiles import Values, rank
 from inferometer.records import Sample
 from inferometer.units import NS, format_seconds
 
 MERGED = 0.005
 """Share of the gaps that may be 0 because two chunks were stamped as one. Each takes a gap away and lengthens another, so
 that a hundredth of the gaps is touched at the most."""
+
+DOUBT = 0.01
+"""Share of the gaps' p99 that may be owed to merging; below IN_DOUBT_NS it does not matter."""
+IN_DOUBT_NS = 100_000
 
 
 def _by_shard(facts: Facts) -> dict[int, list[Sample]]:
@@ -82,8 +86,24 @@ def read_delay(facts: Facts) -> Check | None:
         return None
     share = gaps.merged / len(gaps.values)
     words = f"{gaps.merged:,} of {len(gaps.values):,} gaps may be merged chunks ({share:.2%})"
-    bad = f"{words}: the client read too late to tell them apart. Use more client.processes or another machine, or lower the load."
-    return judge("read_delay", share, MERGED, words, bad)
+    remedy = (
+        "the client read too late to tell them apart. Use more client.processes or another machine, or lower the load."
+    )
+    if share > MERGED:
+        return judge("read_delay", share, MERGED, words, f"{words}: {remedy}")
+    doubt = _doubt(gaps.values, gaps.merged)
+    bad = f"{words}, and without them the p99 of itl may be {doubt:.0%} less: {remedy}"
+    return judge("read_delay", doubt, DOUBT, words, bad)
+
+
+def _doubt(values: Values, merged: int) -> float:
+    """How much of the gaps' p99 may be owed to merging: had all of them been told apart, so many fewer would lie above it."""
+    if not merged:
+        return 0.0
+    high = -(-99 * len(values) // 100) - 1
+    low = max(high - merged, 0)
+    least, most = (int(value) for value in np.partition(values, (low, high))[[low, high]])
+    return (most - least) / most if most - least > IN_DOUBT_NS else 0.0
 
 
 def stamps(facts: Facts) -> Check | None:
