@@ -15,9 +15,9 @@ import numpy as np
 
 from bench.common import SERVER_CORE, Line, Measured, measure, show
 from inferometer.analysis.percentiles import distribution
-from inferometer.serve import truth
 from inferometer.serve.background import start
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim import truth
+from inferometer.serve.sim.settings import Fixed, Settings
 
 CLOSED = ((100, 2_000), (256, 2_560), (500, 5_000))
 """Streams and requests, 100 tokens each."""

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "analysis": BASE,
     "store": BASE,
     "report": BASE | {"schedule", "engine", "fleet", "analysis", "store"},
-    "serve": BASE | {"workload"},
+    "serve": BASE | {"workload", "wire", "proto"},
     "manifest": BASE | {"wire", "engine", "workload"},
     "conduct": BASE
     | {"workload", "schedule", "wire", "engine", "fleet", "observe", "analysis", "report", "store", "manifest"},

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 
 LOAD = ["--concurrency", "32", "--duration", "12s", "--input", "128", "--output", "64"]
 

@@ -14,7 +14,7 @@ from inferometer.fleet.crew import Snapshot
 from inferometer.report import console as report
 from inferometer.report.live import LiveView
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 WIDTH = 100

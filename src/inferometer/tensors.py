@@ -21,7 +21,8 @@ class Tensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
+    """A view where the tensor is a part of something larger (the reference server takes it out of a request unchanged)."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -213,7 +214,7 @@ def _split(tensor: Tensor, count: int) -> list[bytes]:
         end = place + 4 + _LENGTH.unpack_from(data, place)[0]
         if end > len(data):
             break
-        found.append(data[place + 4 : end])
+        found.append(bytes(data[place + 4 : end]))
         place = end
     if len(found) != count or place != len(data):
         raise UserError(

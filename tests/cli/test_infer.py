@@ -24,7 +24,7 @@ from helpers import NO_USAGE, STREAM, Client, answer, polite, scripted
 from PIL import Image
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 from inferometer.wire import protobuf
 
 HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')

@@ -19,7 +19,7 @@ from helpers import STREAM, Client, answer, polite, scripted
 from kserve_peers import over_http
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 
 FEW = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--set", "client.processes=0")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 
 
 @pytest.fixture(scope="session")

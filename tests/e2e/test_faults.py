@@ -9,7 +9,7 @@ from helpers import measure
 from inferometer.analysis.summary import Summary
 from inferometer.records import MISSING, Run
 from inferometer.serve.background import running
-from inferometer.serve.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.settings import Batch, Fixed, Settings
 
 TOLD = "the simulator was told to"
 WANTED = 8

@@ -20,7 +20,7 @@ from inferometer.engine.spool import Control, merge
 from inferometer.fleet.job import Job, run_shard
 from inferometer.records import MISSING, PHASES, Run
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 from inferometer.timing.clock import now
 from inferometer.types import OpenStage, Plan
 

@@ -14,9 +14,9 @@ from helpers import measure
 
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
-from inferometer.serve import truth
 from inferometer.serve.background import running
-from inferometer.serve.settings import Batch, Fixed, Settings
+from inferometer.serve.sim import truth
+from inferometer.serve.sim.settings import Batch, Fixed, Settings
 from inferometer.timing.clock import wall_offset
 
 TOLERANCE = 50_000

@@ -334,6 +334,9 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
     """A relay before the server: its URL, and what the server said over each connection."""
     there, said = urlsplit(url), list[bytearray]()
 
+    def connected() -> socket.socket:
+        return socket.create_connection((there.hostname or "", there.port or 0))
+
     def copy(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
@@ -343,7 +346,7 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
             sink.shutdown(socket.SHUT_WR)
 
     def relay(client: socket.socket) -> None:
-        with client, socket.create_connection((there.hostname or "", there.port or 0)) as server:
+        with client, contextlib.suppress(OSError), connected() as server:
             said.append(bytearray())
             back = threading.Thread(target=copy, args=(server, client, said[-1]))
             back.start()
@@ -357,8 +360,10 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", said
-        listener.shutdown(socket.SHUT_RDWR)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", said
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_sequences_side_by_side_are_each_sent_from_their_start_on(

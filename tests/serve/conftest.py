@@ -7,7 +7,7 @@ import pytest
 from raw_client import RawClient
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.serve.batch import BatchTiming
-from inferometer.serve.jobs import NEVER, Job
-from inferometer.serve.kv import block_keys
-from inferometer.serve.settings import Batch
+from inferometer.serve.sim.batch import BatchTiming
+from inferometer.serve.sim.jobs import NEVER, Job
+from inferometer.serve.sim.kv import block_keys
+from inferometer.serve.sim.settings import Batch
 
 MS = 1_000_000
 

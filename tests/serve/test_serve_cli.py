@@ -11,8 +11,9 @@ from raw_client import RawClient
 
 from inferometer.cli.serve import command
 from inferometer.errors import UserError
-from inferometer.serve import app, truth
-from inferometer.serve.settings import Batch, Fixed, Settings, describe
+from inferometer.serve import app
+from inferometer.serve.sim import truth
+from inferometer.serve.sim.settings import Batch, Fixed, Settings, describe
 
 
 @pytest.fixture

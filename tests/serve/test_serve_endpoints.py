@@ -10,7 +10,7 @@ import pytest
 from raw_client import RawClient, request
 
 from inferometer.serve.background import running
-from inferometer.serve.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed, Settings
 from inferometer.workload.tokenizer import load
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

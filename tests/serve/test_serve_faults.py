@@ -8,10 +8,10 @@ import pytest
 from raw_client import RawClient, Response
 
 from inferometer.errors import UserError
-from inferometer.serve import truth
 from inferometer.serve.background import running
-from inferometer.serve.faults import KINDS, Fault, Faults, parse_fault, parse_rule
-from inferometer.serve.settings import Batch, Fixed, Settings
+from inferometer.serve.sim import truth
+from inferometer.serve.sim.faults import KINDS, Fault, Faults, parse_fault, parse_rule
+from inferometer.serve.sim.settings import Batch, Fixed, Settings
 
 MS = 1_000_000
 

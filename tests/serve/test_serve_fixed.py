@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.fixed import FixedTiming
-from inferometer.serve.jobs import NEVER, Job, noise
-from inferometer.serve.settings import Fixed
+from inferometer.serve.sim.fixed import FixedTiming
+from inferometer.serve.sim.jobs import NEVER, Job, noise
+from inferometer.serve.sim.settings import Fixed
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.kv import Holding, KvCache, block_keys
+from inferometer.serve.sim.kv import Holding, KvCache, block_keys
 
 
 def test_keys_are_of_full_blocks_and_of_all_that_stands_before():

@@ -3,8 +3,8 @@
 import pytest
 from raw_client import request
 
-from inferometer.serve import parse
-from inferometer.serve.parse import Problem, Request, RequestParser
+from inferometer.serve.http import parse
+from inferometer.serve.http.parse import Problem, Request, RequestParser
 
 PLAIN = request("/v1/completions?x=1", b'{"prompt":"hi"}', X_Request_Id="abc", Authorization="Bearer k", Other="no")
 CHUNKED = (

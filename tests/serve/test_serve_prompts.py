@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.openai import Ask
-from inferometer.serve.prompts import Prompts, Words
+from inferometer.serve.sim.openai import Ask
+from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.workload.tokenizer import load, prose, words
 
 

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from raw_client import RawClient, request
 
 from inferometer.errors import UserError
-from inferometer.serve import truth
 from inferometer.serve.background import running, start
-from inferometer.serve.settings import Batch, Fixed, Settings
+from inferometer.serve.sim import truth
+from inferometer.serve.sim.settings import Batch, Fixed, Settings
 
 MS = 1_000_000
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from inferometer.errors import UserError
-from inferometer.serve.faults import KINDS, WHENS
-from inferometer.serve.settings import Batch, Fixed, Settings, check, describe
+from inferometer.serve.sim.faults import KINDS, WHENS
+from inferometer.serve.sim.settings import Batch, Fixed, Settings, check, describe
 from inferometer.units import parse_seconds
 
 _ONLY_FIXED = ("ttft", "itl")

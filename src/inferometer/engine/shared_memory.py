@@ -126,7 +126,7 @@ class Region:
             self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def put(self, data: bytes) -> ShmRef:
+    def put(self, data: bytes | memoryview) -> ShmRef:
         """These bytes; the same ones are there once."""
         digest = hashlib.blake2b(data, digest_size=16).digest()
         known = self._known.get(digest)
@@ -164,7 +164,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def _write(file: int, data: bytes, offset: int) -> None:
+def _write(file: int, data: bytes | memoryview, offset: int) -> None:
     rest = memoryview(data)
     while rest:
         count = os.pwrite(file, rest, offset)

@@ -1,10 +1,10 @@
-"""The reference server: OpenAI endpoints on a simulator whose timing is known, which logs the ground truth.
+"""The reference server: protocols x backends.
 
-settings    what it is told                       parse, http      bytes in and out, with the kernel's receive stamps
-jobs        what a timing model promises          openai, frames   what is asked, and the bytes of answers
-fixed       TTFT and ITL as told                  prompts          tokens in, words out
-batch, kv   a step-synchronous engine             answer           one answer under way
-clockwork   one timer drives it all               faults, shaping  what goes wrong, on purpose
-truth       its own stamps, a line a request      metrics          /metrics, with vLLM's names
-server      routes: from arrival to answer        app, background  running it, here or in a child process
+http/       bytes in and out: HTTP/1.1 on raw sockets, with the kernel's receive stamps
+kserve/     the KServe v2 protocol with Triton's extensions, over HTTP and over gRPC (grpcio); health and reflection
+models/     what lies between: the repository, queues and batches, instances, statistics, shared memory
+backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
+sim/        OpenAI endpoints on a simulator whose timing is known, which logs the ground truth
+app         all of it put together, from start to drain;  background  the same in a child process
+null        the server that does nothing: what is measured against it is the client
 """

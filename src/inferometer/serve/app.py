@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable
 
 from inferometer.errors import UserError
-from inferometer.serve.http import Listener
-from inferometer.serve.server import Server
-from inferometer.serve.settings import Settings, check
+from inferometer.serve.http.connection import Listener
+from inferometer.serve.sim.server import Server
+from inferometer.serve.sim.settings import Settings, check
 
 _REASONS = {
     errno.EADDRINUSE: ("is in use", "choose another with --port, or --port 0 for any free one"),

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.settings import Settings
+from inferometer.serve.sim.settings import Settings
 
 _PATIENCE_S = 15.0
 

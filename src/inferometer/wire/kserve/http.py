@@ -97,7 +97,7 @@ def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, 
     return headers, b"".join((head, *(raw for _, raw in parts)))
 
 
-def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes]:
+def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes | memoryview]:
     """An input's JSON, and what follows the JSON for it."""
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     ref = options.shm_inputs.get(tensor.name)

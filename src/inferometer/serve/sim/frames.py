@@ -4,12 +4,11 @@ A content chunk is four pieces: the size line for the text's length, the stream'
 fixed width, so that all streams of a kind share the size lines. No JSON is encoded per token.
 """
 
-from http import HTTPStatus
-
 import msgspec
 
+from inferometer.serve.http.answers import LAST_CHUNK, chunk
+
 DONE = b"data: [DONE]\n\n"
-LAST_CHUNK = b"0\r\n\r\n"
 _TABLE = 4096
 """Text lengths whose size lines are prebuilt."""
 
@@ -81,11 +80,6 @@ class Style:
         return start + content % text + b',"logprobs":null,"finish_reason":"length"}],"usage":' + usage + b"}"
 
 
-def chunk(data: bytes) -> bytes:
-    """One HTTP chunk."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
 def usage(n_in: int, n_out: int, cached: int) -> bytes:
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
@@ -95,38 +89,3 @@ def usage(n_in: int, n_out: int, cached: int) -> bytes:
 
 def error_body(message: str, kind: str, code: str) -> bytes:
     return json_bytes({"error": {"message": message, "type": kind, "code": code}})
-
-
-def stream_head(keep_alive: bool, promise: bool = False) -> bytes:
-    return _STREAM_HEAD + (b"" if keep_alive else b"Connection: close\r\n") + (_PROMISE if promise else b"") + b"\r\n"
-
-
-def response(
-    status: int,
-    body: bytes,
-    *,
-    keep_alive: bool = True,
-    content_type: bytes = b"application/json",
-    extra: bytes = b"",
-    promise: bool = False,
-    with_body: bool = True,
-) -> bytes:
-    """A whole response. `promise` says keep-alive outright; `with_body` is off for HEAD."""
-    return b"".join(
-        (
-            b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, HTTPStatus(status).phrase.encode()),
-            b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, len(body)),
-            extra,
-            b"" if keep_alive else b"Connection: close\r\n",
-            _PROMISE if promise else b"",
-            b"\r\n",
-            body if with_body else b"",
-        )
-    )
-
-
-_PROMISE = b"Connection: keep-alive\r\n"
-_STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nServer: inferometer\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-    b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
-)

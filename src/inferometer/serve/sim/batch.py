@@ -16,9 +16,9 @@ holds p + m tokens while it makes the next.
 
 from collections import deque
 
-from inferometer.serve.jobs import NEVER, Job, noise
-from inferometer.serve.kv import Holding, KvCache
-from inferometer.serve.settings import Batch
+from inferometer.serve.sim.jobs import NEVER, Job, noise
+from inferometer.serve.sim.kv import Holding, KvCache
+from inferometer.serve.sim.settings import Batch
 from inferometer.units import NS
 
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from inferometer.serve.batch import BatchTiming
-from inferometer.serve.jobs import Job, Timing
+from inferometer.serve.sim.batch import BatchTiming
+from inferometer.serve.sim.jobs import Job, Timing
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

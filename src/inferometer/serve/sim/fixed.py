@@ -8,8 +8,8 @@ arrives or, at the limit, when the earlier one's last token was due (not when we
 from collections import deque
 from heapq import heappop, heappush, heapreplace
 
-from inferometer.serve.jobs import NEVER, Job, noise
-from inferometer.serve.settings import Fixed
+from inferometer.serve.sim.jobs import NEVER, Job, noise
+from inferometer.serve.sim.settings import Fixed
 from inferometer.units import NS
 
 

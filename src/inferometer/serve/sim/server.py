@@ -8,20 +8,21 @@ from collections.abc import Callable
 from functools import partial
 
 from inferometer.errors import UserError
-from inferometer.serve import frames, openai
-from inferometer.serve.answer import Answer
-from inferometer.serve.batch import BatchTiming
-from inferometer.serve.clockwork import Clockwork
-from inferometer.serve.faults import Fault, Faults, parse_fault
-from inferometer.serve.fixed import FixedTiming
-from inferometer.serve.http import Connection
-from inferometer.serve.kv import block_keys
-from inferometer.serve.metrics import CONTENT_TYPE, Counters
-from inferometer.serve.openai import Ask, Refusal
-from inferometer.serve.parse import Problem, Request
-from inferometer.serve.prompts import Prompts, Words
-from inferometer.serve.settings import Batch, Fixed, Settings
-from inferometer.serve.truth import Row, TruthLog
+from inferometer.serve.http import answers
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.parse import Problem, Request
+from inferometer.serve.sim import frames, openai
+from inferometer.serve.sim.answer import Answer
+from inferometer.serve.sim.batch import BatchTiming
+from inferometer.serve.sim.clockwork import Clockwork
+from inferometer.serve.sim.faults import Fault, Faults, parse_fault
+from inferometer.serve.sim.fixed import FixedTiming
+from inferometer.serve.sim.kv import block_keys
+from inferometer.serve.sim.metrics import CONTENT_TYPE, Counters
+from inferometer.serve.sim.openai import Ask, Refusal
+from inferometer.serve.sim.prompts import Prompts, Words
+from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.truth import Row, TruthLog
 from inferometer.timing.clock import now
 
 _FLUSH_NS = 250_000_000
@@ -68,7 +69,7 @@ class Server:
 
     def problem(self, connection: Connection, problem: Problem) -> None:
         body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
-        connection.write(frames.response(problem.status, body, keep_alive=False))
+        connection.write(answers.response(problem.status, body, keep_alive=False))
         connection.finish(keep_alive=False)
 
     def _authorise(self, request: Request) -> None:
@@ -220,7 +221,7 @@ class Server:
     ) -> None:
         keep = request.keep_alive
         connection.write(
-            frames.response(
+            answers.response(
                 status,
                 body,
                 keep_alive=keep,

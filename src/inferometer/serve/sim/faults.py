@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.jobs import noise
+from inferometer.serve.sim.jobs import noise
 from inferometer.units import NS, parse_seconds
 
 KINDS = {

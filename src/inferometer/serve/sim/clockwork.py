@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from inferometer.serve.jobs import NEVER, Timing
+from inferometer.serve.sim.jobs import NEVER, Timing
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 

@@ -4,8 +4,8 @@
 
 from collections import deque
 
-from inferometer.serve.clockwork import Clockwork
-from inferometer.serve.http import Connection
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.sim.clockwork import Clockwork
 from inferometer.timing.clock import now
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from inferometer.serve.parse import Problem, Request, RequestParser
+from inferometer.serve.http.parse import Problem, Request, RequestParser
 from inferometer.timing import clock
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 

@@ -11,8 +11,8 @@ tokenizer whole.
 
 from itertools import chain
 
-from inferometer.serve.frames import json_bytes
-from inferometer.serve.openai import Ask
+from inferometer.serve.sim.frames import json_bytes
+from inferometer.serve.sim.openai import Ask
 from inferometer.workload.tokenizer import Tokenizer, load, words
 
 _KEPT_TEXTS = 4096

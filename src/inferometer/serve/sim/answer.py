@@ -8,18 +8,19 @@ tokens, and at least one, have been written. The last content and all that follo
 from array import array
 from typing import TYPE_CHECKING
 
-from inferometer.serve import frames
-from inferometer.serve.faults import Fault
-from inferometer.serve.http import Connection
-from inferometer.serve.jobs import NEVER, Job
-from inferometer.serve.openai import Ask
-from inferometer.serve.parse import Request
-from inferometer.serve.shaping import Slow, Split
-from inferometer.serve.truth import Row
+from inferometer.serve.http import answers
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.parse import Request
+from inferometer.serve.sim import frames
+from inferometer.serve.sim.faults import Fault
+from inferometer.serve.sim.jobs import NEVER, Job
+from inferometer.serve.sim.openai import Ask
+from inferometer.serve.sim.shaping import Slow, Split
+from inferometer.serve.sim.truth import Row
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
-    from inferometer.serve.server import Server
+    from inferometer.serve.sim.server import Server
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
 _FRAME_ERROR = frames.error_body("the simulator was told to fail here", "server_error", "injected")
@@ -71,7 +72,7 @@ class Answer(Job):
         """It has been let in or queued: a stream's head goes out at once, and chat's empty role chunk with it."""
         self._connection.gone = self.client_gone
         if self.ask.stream:
-            head = frames.stream_head(self._keep_alive, self._promise())
+            head = answers.stream_head(self._keep_alive, self._promise())
             self._write(head + self._style.role(self._prefix) if self.ask.chat else head)
 
     def emit(self, count: int, due: int) -> None:
@@ -136,14 +137,14 @@ class Answer(Job):
             self._held = []
             self._server.clockwork.at(now() + self._fault.arg, self._resume)
         elif kind == "garbage":
-            self._write(frames.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n'))
+            self._write(answers.chunk(b'data: {"id":"garbage","choices":[{"index":0,\n\n'))
             self._end_if_complete()
         elif kind == "truncate":
-            self._write(frames.LAST_CHUNK)
+            self._write(answers.LAST_CHUNK)
             self._break_off(self._keep_alive)
         elif kind == "error_frame":
             self._write(
-                frames.chunk(b"data: " + _FRAME_ERROR + b"\n\n") + frames.chunk(frames.DONE) + frames.LAST_CHUNK
+                answers.chunk(b"data: " + _FRAME_ERROR + b"\n\n") + answers.chunk(frames.DONE) + answers.LAST_CHUNK
             )
             self._break_off(self._keep_alive)
         elif kind == "cut":
@@ -178,7 +179,7 @@ class Answer(Job):
             self._server.clockwork.at(now() + self._fault.arg, self._resume)
         elif kind in ("abort", "cut"):
             self._stamps.append(now())
-            self._write(frames.response(200, body)[: -len(body) // 2])
+            self._write(answers.response(200, body)[: -len(body) // 2])
             self._break_off(keep_alive=False, reset=kind == "abort")
         elif kind in ("truncate", "garbage"):
             self._send_whole(200, body[: len(body) // 2])
@@ -192,7 +193,7 @@ class Answer(Job):
         return self._style.whole(self._server.settings.model, self.n, self._server.created(), text, self._usage())
 
     def _send_whole(self, status: int, body: bytes) -> None:
-        data = frames.response(status, body, keep_alive=self._keep_alive, promise=self._promise())
+        data = answers.response(status, body, keep_alive=self._keep_alive, promise=self._promise())
         self._stamps.append(now())
         self._write(data)
         self._end()

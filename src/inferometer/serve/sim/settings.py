@@ -1,0 +1,133 @@
+"""What a reference server is told: one frozen struct that travels from the command line, a test or a bench to the server.
+
+Durations are seconds here, nanoseconds inside. `check` says in one line what cannot be, and what to do.
+"""
+
+import math
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.sim.faults import parse_rule
+from inferometer.units import format_seconds
+
+
+class Fixed(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
+    """Each request alone: its first token after `ttft`, each further one `itl` later, whatever else goes on."""
+
+    ttft: float = 0.05
+    itl: float = 0.01
+    jitter: float = 0.0
+    """Share by which TTFT and each gap vary, evenly to both sides."""
+    max_batch: int = 0
+    """Served at a time; the others queue, and their TTFT starts when they are let in. 0: no limit."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
+    """A step-synchronous engine. A step lasts
+
+    (prefill_overhead + prefill tokens / prefill_rate, if it prefills) + (decode_step + sequences x decode_per_seq, if it decodes)
+    """
+
+    prefill_rate: float = 20_000.0
+    """Tokens a second."""
+    prefill_overhead: float = 0.0
+    decode_step: float = 0.01
+    decode_per_seq: float = 0.0
+    jitter: float = 0.0
+    """Share by which a step's length varies, evenly to both sides."""
+    max_batch: int = 64
+    kv_tokens: int = 524_288
+    """Tokens whose keys and values there is room for; at the limit the latest sequence is preempted and recomputed."""
+    block: int = 16
+    """Tokens a KV block."""
+    chunked_prefill: bool = True
+    """Prefills in pieces of the step's token budget; off: whole prompts at once, which stall those that decode."""
+    token_budget: int = 2048
+    prefix_cache: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    timing: Fixed | Batch = Fixed()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    model: str = "sim"
+    seed: int = 0
+    """Of the jitter and of faults that strike a share of the requests."""
+    tokens_per_chunk: int = 1
+    max_queue: int | None = None
+    """Waiting requests beyond which new ones are refused with 503; None: no limit."""
+    max_len: int = 131_072
+    """Tokens of prompt and answer together that a request may have."""
+    truth: str | None = None
+    """File for the ground truth, one JSON line a request."""
+    faults: tuple[str, ...] = ()
+    """See faults.py for the grammar."""
+    allow_fault_header: bool = False
+    api_key: str | None = None
+
+
+def check(settings: Settings) -> None:
+    """Raise UserError for what cannot be."""
+    timing = settings.timing
+    for name in timing.__struct_fields__:
+        value = getattr(timing, name)
+        if isinstance(value, float | int) and not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{_option(name)} is {value}", "give a value of 0 or more")
+    if timing.jitter > 1:
+        raise UserError(f"--jitter is {timing.jitter:.0%}", "give a share up to 100%, such as 5%")
+    if isinstance(timing, Batch):
+        _at_least_one(timing, ("max_batch", "kv_tokens", "block", "token_budget"))
+        if not timing.prefill_rate > 0:
+            raise UserError("--prefill-rate is 0", "give tokens a second, such as 20000")
+        if timing.kv_tokens < timing.block:
+            raise UserError(
+                f"--kv-tokens {timing.kv_tokens} is less than one block of {timing.block}", "give more --kv-tokens"
+            )
+    for fault in settings.faults:
+        parse_rule(fault)
+    _at_least_one(settings, ("tokens_per_chunk", "max_len"))
+    if not 0 <= settings.port <= 65_535:
+        raise UserError(f"--port is {settings.port}", "give a port up to 65535, or 0 for any free one")
+    if settings.max_queue is not None and settings.max_queue < 0:
+        raise UserError(f"--max-queue is {settings.max_queue}", "give 0 or more, or leave it out for no limit")
+
+
+def _at_least_one(struct: msgspec.Struct, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(struct, name) < 1:
+            raise UserError(f"{_option(name)} is {getattr(struct, name)}", "give 1 or more")
+
+
+def _option(name: str) -> str:
+    return "--block-size" if name == "block" else "--" + name.replace("_", "-")
+
+
+def describe(settings: Settings) -> str:
+    """The server's timing in one line, for people."""
+    timing = settings.timing
+    parts: list[str] = []
+    if isinstance(timing, Fixed):
+        parts.append(f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}")
+        if timing.max_batch:
+            parts.append(f"{timing.max_batch} at a time")
+    else:
+        parts.append(f"batch engine: prefill {timing.prefill_rate:g} tokens/s")
+        if timing.prefill_overhead:
+            parts[0] += f" + {format_seconds(timing.prefill_overhead)}"
+        parts.append(f"decode step {format_seconds(timing.decode_step)}")
+        if timing.decode_per_seq:
+            parts[-1] += f" + {format_seconds(timing.decode_per_seq)} a sequence"
+        parts.append(f"batch of {timing.max_batch}")
+        parts.append(f"{timing.kv_tokens} KV tokens")
+        parts.append(f"chunked prefill {timing.token_budget}" if timing.chunked_prefill else "whole prefills")
+        if timing.prefix_cache:
+            parts.append("prefix cache")
+    if timing.jitter:
+        parts.append(f"jitter ±{100 * timing.jitter:g} %")
+    if settings.tokens_per_chunk > 1:
+        parts.append(f"{settings.tokens_per_chunk} tokens a chunk")
+    if settings.faults:
+        parts.append("faults " + " ".join(settings.faults))
+    return ", ".join(parts)
