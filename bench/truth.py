@@ -16,8 +16,9 @@ import numpy as np
 from bench.common import SERVER_CORE, Line, Measured, measure, show
 from inferometer.analysis.percentiles import distribution
 from inferometer.serve.background import start
+from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.sim.settings import Fixed
 
 CLOSED = ((100, 2_000), (256, 2_560), (500, 5_000))
 """Streams and requests, 100 tokens each."""
@@ -51,7 +52,7 @@ def _simulator(settings: Settings) -> Iterator[str]:
 
 def _compare(what: str, folder: str, ttft: float, itl: float, *options: str) -> list[Line]:
     log = Path(folder) / "truth.jsonl"
-    with _simulator(Settings(timing=Fixed(ttft=ttft, itl=itl), port=0, truth=str(log))) as url:
+    with _simulator(simulator(timing=Fixed(ttft=ttft, itl=itl), truth=str(log))) as url:
         found = measure(folder, url, *options, server__api="completions")
     rows = truth.read(log)
     true = {
@@ -80,7 +81,7 @@ def _line(what: str, found: Measured, name: str, values: np.ndarray) -> Line:
 def _stall(folder: str) -> list[Line]:
     """The server stands still for 2 s once. With a cap on what is in flight, what waits behind it is sent late: the time from the
     intended instant has the wait, the time from the send has not (only what was in flight has it)."""
-    settings = Settings(timing=Fixed(ttft=0.02, itl=0.002), port=0, faults=("freeze=2s@t=5s",))
+    settings = simulator(timing=Fixed(ttft=0.02, itl=0.002), faults=("freeze=2s@t=5s",))
     options = ("--rate", "200", "--duration", "15s", "--input", "64", "--output", "4")
     with _simulator(settings) as url:
         found = measure(folder, url, *options, server__api="completions", load__max_concurrency=16)

@@ -34,8 +34,9 @@ MAY_IMPORT = {
     | {"workload", "schedule", "wire", "engine", "fleet", "observe", "analysis", "report", "store", "manifest"},
     "calibrate": BASE | {"conduct", "analysis"},
     "simple_perf": BASE | {"wire", "engine", "conduct", "analysis"},
+    "protocols": BASE | {"engine", "conduct", "analysis", "store", "simple_perf"},
     "byhand": BASE | {"wire", "engine", "report"},
-    "cli": BASE | {"conduct", "calibrate", "simple_perf", "serve", "report", "byhand"},
+    "cli": BASE | {"conduct", "calibrate", "simple_perf", "protocols", "serve", "report", "byhand"},
     "__main__": {"cli"},
 }
 

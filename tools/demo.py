@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
 
 LOAD = ["--concurrency", "32", "--duration", "12s", "--input", "128", "--output", "64"]
 
 
 def main() -> int:
     print("$ inferometer serve --ttft 50ms --itl 10ms --jitter 5%   (in the background)")
-    with running(Settings(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05), port=0)) as url:
+    with running(simulator(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05))) as url:
         print(f"$ inferometer run {url} {' '.join(LOAD)}\n", flush=True)
         inferometer = Path(sys.executable).with_name("inferometer")
         status = subprocess.run([inferometer, "run", url, *LOAD], check=False).returncode

@@ -14,7 +14,8 @@ from inferometer.fleet.crew import Snapshot
 from inferometer.report import console as report
 from inferometer.report.live import LiveView
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 WIDTH = 100
@@ -44,7 +45,7 @@ def save(sheet: Console, name: str, title: str) -> None:
 
 def main() -> None:
     with (
-        running(Settings(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05), port=0)) as url,
+        running(simulator(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05))) as url,
         tempfile.TemporaryDirectory() as folder,
     ):
         load = {"type": "poisson", "rate": 40, "duration": "15s"}

@@ -133,6 +133,31 @@ def test_an_image_goes_to_the_input_that_takes_one(tmp_path: Path) -> None:
     assert sized["P"].shape == (1, 3, 5, 6)
 
 
+FILE = TensorSpec("image", "BYTES", (-1, 1), optional=True)
+PIXELS = TensorSpec("pixels", "FP32", (-1, 3, 4, 4), optional=True)
+TEXT = TensorSpec("text", "BYTES", (-1, 1), optional=True)
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ((FILE, PIXELS), "image"),
+        ((PIXELS, FILE), "image"),
+        ((TEXT, PIXELS), "pixels"),
+        ((TEXT, FILE), "image"),
+        ((FILE, TensorSpec("pixels", "FP32", (-1, 3, 4, 4))), "pixels"),
+    ],
+)
+def test_where_file_and_pixels_are_optional_an_image_goes_as_the_file(
+    tmp_path: Path, specs: tuple[TensorSpec, ...], expected: str
+) -> None:
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    made = arrays(facts(*specs), image=str(tmp_path / "a.png"))
+    assert list(made) == [expected]
+    if expected == "image":
+        assert made["image"].tolist() == [[(tmp_path / "a.png").read_bytes()]]
+
+
 def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
     two = [TensorSpec(name, "FP32", (3, 2, 2)) for name in "PQ"]

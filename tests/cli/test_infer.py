@@ -24,7 +24,8 @@ from helpers import NO_USAGE, STREAM, Client, answer, polite, scripted
 from PIL import Image
 
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
 from inferometer.wire import protobuf
 
 HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')
@@ -33,7 +34,7 @@ HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')
 
 @pytest.fixture(scope="module")
 def sim() -> Iterator[str]:
-    with running(Settings(timing=Fixed(ttft=0.02, itl=0.002), port=0)) as url:
+    with running(simulator(timing=Fixed(ttft=0.02, itl=0.002))) as url:
         yield url
 
 

@@ -19,14 +19,15 @@ from helpers import STREAM, Client, answer, polite, scripted
 from kserve_peers import over_http
 
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed, Sim
 
 FEW = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--set", "client.processes=0")
 
 
 @pytest.fixture(scope="module")
 def sim() -> Iterator[str]:
-    with running(Settings(timing=Fixed(ttft=0.01, itl=0.001), port=0)) as url:
+    with running(simulator(timing=Fixed(ttft=0.01, itl=0.001))) as url:
         yield url
 
 
@@ -429,7 +430,7 @@ def test_an_output_that_the_model_does_not_have_is_said_before_the_run(tmp_path:
 
 def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", f" {KEY} ")
-    with running(Settings(timing=Fixed(ttft=0.001, itl=0.001), port=0, api_key=KEY)) as url:
+    with running(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0.001)), http=0, token=KEY)) as url:
         assert "wants a key" in run(tmp_path, url).err
         assert (
             json.loads(run(tmp_path, url, "--set", "server.api_key_env=SOME_KEY", "--json", "-").out)["counts"]["ok"]

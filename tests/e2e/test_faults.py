@@ -9,7 +9,8 @@ from helpers import measure
 from inferometer.analysis.summary import Summary
 from inferometer.records import MISSING, Run
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Batch, Fixed
 
 TOLD = "the simulator was told to"
 WANTED = 8
@@ -108,7 +109,7 @@ def test_a_stall_within_the_limit_is_only_slow(tmp_path: Path, sim: str) -> None
 
 def test_a_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
     timing = Fixed(ttft=0.05, itl=0.001, max_batch=1)
-    with running(Settings(timing=timing, port=0, max_queue=0)) as url:
+    with running(simulator(timing=timing, max_queue=0)) as url:
         _, summary = measure(
             tmp_path,
             url,
@@ -127,7 +128,7 @@ def test_the_wrong_model_is_a_404_with_the_servers_reason(tmp_path: Path, sim: s
 
 def test_a_server_that_fails_now_and_then_has_each_kind_counted(tmp_path: Path) -> None:
     faults = ("reject=503@#2", "truncate@#5", "reset@#7")
-    with running(Settings(timing=Fixed(ttft=0.001, itl=0.0001), port=0, faults=faults)) as url:
+    with running(simulator(timing=Fixed(ttft=0.001, itl=0.0001), faults=faults)) as url:
         _, summary = measure(
             tmp_path,
             url,
@@ -161,14 +162,14 @@ def test_what_is_only_unkind_is_measured_all_the_same(
 @pytest.mark.parametrize("tokens_per_chunk", [2, 3, 8, 100])
 def test_several_tokens_a_chunk(tmp_path: Path, tokens_per_chunk: int) -> None:
     timing = Fixed(ttft=0.005, itl=0.001)
-    with running(Settings(timing=timing, port=0, tokens_per_chunk=tokens_per_chunk)) as url:
+    with running(simulator(timing=timing, tokens_per_chunk=tokens_per_chunk)) as url:
         run, summary = ask(tmp_path, url, "", STREAMED_CHAT)
     assert_all_good(run, summary, -(-WANTED // tokens_per_chunk))
 
 
 @pytest.mark.parametrize("timing", [Fixed(ttft=0.005, itl=0.001, jitter=1.0), Batch(decode_step=0.001, jitter=0.5)])
 def test_jitter(tmp_path: Path, timing: Fixed | Batch) -> None:
-    with running(Settings(timing=timing, port=0)) as url:
+    with running(simulator(timing=timing)) as url:
         run, summary = ask(tmp_path, url, "", STREAMED_COMPLETIONS)
     assert_all_good(run, summary, WANTED)
 

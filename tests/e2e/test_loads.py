@@ -20,7 +20,8 @@ from inferometer.engine.spool import Control, merge
 from inferometer.fleet.job import Job, run_shard
 from inferometer.records import MISSING, PHASES, Run
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
 from inferometer.timing.clock import now
 from inferometer.types import OpenStage, Plan
 
@@ -210,7 +211,7 @@ def test_two_processes_send_exactly_what_one_would(tmp_path: Path, sim: str, loa
 
 
 def test_several_base_urls_are_served_in_turn_by_every_process(tmp_path: Path, sim: str) -> None:
-    with running(Settings(timing=Fixed(ttft=0.002, itl=0.001), port=0)) as other:
+    with running(simulator(timing=Fixed(ttft=0.002, itl=0.001))) as other:
         load = {"type": "closed", "concurrency": 4, "requests": 24}
         run, summary = run_load(tmp_path, [sim, other], load, client={"processes": 2})
     rows = by_id(run)

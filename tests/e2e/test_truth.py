@@ -15,8 +15,9 @@ from helpers import measure
 from inferometer.analysis.summary import Summary
 from inferometer.records import Run
 from inferometer.serve.background import running
+from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.settings import Batch, Fixed
 from inferometer.timing.clock import wall_offset
 
 TOLERANCE = 50_000
@@ -54,7 +55,7 @@ def run_both(folder: Path, settings: dict[str, Any], **sections: Any) -> Both:
     log = folder / "truth.jsonl"
     sections.setdefault("data", {"type": "synthetic", "input": 20, "output": 12})
     sections["server"] = {"model": "sim"} | sections.get("server", {})
-    with running(Settings(port=0, truth=str(log), **settings)) as url:
+    with running(simulator(truth=str(log), **settings)) as url:
         run, summary = measure(folder / "runs", url, **sections)
     return Both(run, summary, truth.read(log))
 

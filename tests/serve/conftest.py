@@ -7,13 +7,14 @@ import pytest
 from raw_client import RawClient
 
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import simulator
+from inferometer.serve.sim.settings import Fixed
 
 
 @pytest.fixture(scope="session")
 def sim() -> Iterator[str]:
     """The URL."""
-    with running(Settings(timing=Fixed(ttft=0.01, itl=0.001), port=0, allow_fault_header=True)) as url:
+    with running(simulator(timing=Fixed(ttft=0.01, itl=0.001), allow_fault_header=True)) as url:
         yield url
 
 

@@ -12,8 +12,9 @@ from raw_client import RawClient
 from inferometer.cli.serve import command
 from inferometer.errors import UserError
 from inferometer.serve import app
+from inferometer.serve.settings import Settings
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Batch, Fixed, Settings, describe
+from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 
 
 @pytest.fixture
@@ -36,20 +37,20 @@ def settings_of(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_fixed_timing_is_the_default(settings_of):
-    assert settings_of().timing == Fixed(ttft=0.05, itl=0.01)
+    assert settings_of().sim.timing == Fixed(ttft=0.05, itl=0.01)
     settings = settings_of("--ttft", "80ms", "--itl", "5ms", "--max-batch", "64", "--jitter", "5%")
-    assert settings.timing == Fixed(ttft=0.08, itl=0.005, max_batch=64, jitter=0.05)
+    assert settings.sim.timing == Fixed(ttft=0.08, itl=0.005, max_batch=64, jitter=0.05)
 
 
 def test_an_option_of_the_batch_engine_selects_it(settings_of):
-    assert settings_of("--decode-step", "8ms").timing == Batch(decode_step=0.008)
+    assert settings_of("--decode-step", "8ms").sim.timing == Batch(decode_step=0.008)
     settings = settings_of("--prefix-cache", "--no-chunked-prefill", "--block-size", "32", "--max-batch", "4")
-    assert settings.timing == Batch(prefix_cache=True, chunked_prefill=False, block=32, max_batch=4)
+    assert settings.sim.timing == Batch(prefix_cache=True, chunked_prefill=False, block=32, max_batch=4)
 
 
 def test_the_api_key_comes_from_the_environment(settings_of, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SIM_KEY", "secret")
-    assert settings_of("--api-key-env", "SIM_KEY").api_key == "secret"
+    assert settings_of("--api-key-env", "SIM_KEY").token == "secret"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_help_teaches_the_modes_and_every_fault():
     ],
 )
 def test_the_timing_in_one_line(timing: Fixed | Batch, words: list[str]):
-    line = describe(Settings(timing=timing, faults=("reset@#1",)))
+    line = describe(Sim(timing=timing, faults=("reset@#1",)))
     assert "\n" not in line
     assert all(word in line for word in [*words, "reset@#1"])
 
@@ -94,6 +95,8 @@ def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number:
     process = subprocess.Popen([sys.executable, "-m", "inferometer", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()
+    assert process.stdout.readline().startswith("  gRPC    grpc://127.0.0.1:")
+    assert process.stdout.readline().startswith("  metrics http://127.0.0.1:")
     assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
     with RawClient(first.split()[2]) as client:
         client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})

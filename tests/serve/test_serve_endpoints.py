@@ -10,7 +10,8 @@ import pytest
 from raw_client import RawClient, request
 
 from inferometer.serve.background import running
-from inferometer.serve.sim.settings import Fixed, Settings
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed, Sim
 from inferometer.workload.tokenizer import load
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -59,7 +60,7 @@ def test_a_stream_has_its_tokens_a_finish_and_done(client: RawClient, path: str)
 
 
 def test_the_role_chunk_comes_with_the_head_long_before_the_first_token():
-    with running(Settings(timing=Fixed(ttft=0.3, itl=0), port=0)) as url, RawClient(url) as client:
+    with running(simulator(timing=Fixed(ttft=0.3, itl=0))) as url, RawClient(url) as client:
         client.send(request(CHAT, ask(CHAT, stream=True, max_tokens=2)))
         client.sock.settimeout(0.25)
         early = client.sock.recv(65536)
@@ -222,7 +223,7 @@ def test_http10_gets_an_answer_in_one_piece_and_no_stream(client: RawClient):
 
 
 def test_a_client_that_reads_late_gets_every_byte():
-    with running(Settings(timing=Fixed(ttft=0, itl=0), port=0, tokens_per_chunk=2)) as url, RawClient(url) as client:
+    with running(simulator(timing=Fixed(ttft=0, itl=0), tokens_per_chunk=2)) as url, RawClient(url) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=60_001)))
         client.send(request("/health"))
@@ -235,7 +236,7 @@ def test_a_client_that_reads_late_gets_every_byte():
 
 
 def test_the_api_key_guards_v1_and_nothing_else():
-    with running(Settings(port=0, api_key="secret")) as url, RawClient(url) as client:
+    with running(Settings(sim=Sim(), http=0, token="secret")) as url, RawClient(url) as client:
         assert client.ask("/v1/models").json["error"]["code"] == "invalid_api_key"
         assert client.ask("/v1/models", Authorization="Bearer wrong").status == 401
         assert client.ask("/v1/models", Authorization="Bearer secret").status == 200
@@ -244,6 +245,6 @@ def test_the_api_key_guards_v1_and_nothing_else():
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
 def test_ipv6():
-    with running(Settings(port=0, host="::1")) as url, RawClient(url) as client:
+    with running(Settings(sim=Sim(), http=0, host="::1")) as url, RawClient(url) as client:
         assert url.startswith("http://[::1]:")
         assert client.ask("/health").status == 200

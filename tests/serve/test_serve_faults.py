@@ -9,9 +9,10 @@ from raw_client import RawClient, Response
 
 from inferometer.errors import UserError
 from inferometer.serve.background import running
+from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
 from inferometer.serve.sim.faults import KINDS, Fault, Faults, parse_fault, parse_rule
-from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.settings import Batch, Fixed
 
 MS = 1_000_000
 
@@ -201,7 +202,7 @@ def test_an_unknown_fault_in_the_header_is_400(client: RawClient):
 
 def test_the_header_has_no_effect_unless_allowed_and_rules_strike_by_ordinal():
     with (
-        running(Settings(timing=Fixed(ttft=0, itl=0), port=0, faults=("reject=500@#2",))) as url,
+        running(simulator(timing=Fixed(ttft=0, itl=0), faults=("reject=500@#2",))) as url,
         RawClient(url) as client,
     ):
         assert [ask(client, "html").status for _ in range(3)] == [200, 500, 200]
@@ -209,7 +210,7 @@ def test_the_header_has_no_effect_unless_allowed_and_rules_strike_by_ordinal():
 
 @pytest.mark.parametrize("timing", [Fixed(ttft=0.02, itl=0.02), Batch(prefill_rate=100, decode_step=0.02)])
 def test_a_freeze_by_the_clock_holds_up_all_that_is_due(timing: Fixed | Batch, truth_file: str):
-    settings = Settings(timing=timing, port=0, faults=("freeze=300ms@t=50ms",), truth=truth_file)
+    settings = simulator(timing=timing, faults=("freeze=300ms@t=50ms",), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         assert len(ask(client, "").events) == 12
     (row,) = truth.read(truth_file)

@@ -3,8 +3,8 @@
 import pytest
 from raw_client import request
 
-from inferometer.serve.http import parse
 from inferometer.serve.http.parse import Problem, Request, RequestParser
+from inferometer.serve.settings import Limits
 
 PLAIN = request("/v1/completions?x=1", b'{"prompt":"hi"}', X_Request_Id="abc", Authorization="Bearer k", Other="no")
 CHUNKED = (
@@ -13,8 +13,8 @@ CHUNKED = (
 )
 
 
-def feed(*pieces: bytes) -> list[Request | Problem]:
-    parser = RequestParser()
+def feed(*pieces: bytes, limits: Limits | None = None) -> list[Request | Problem]:
+    parser = RequestParser(limits or Limits())
     return [found for at, piece in enumerate(pieces) for found in parser.feed(piece, at)]
 
 
@@ -23,7 +23,7 @@ def test_a_request_cut_at_any_byte_is_the_same_and_arrived_with_its_last(data: b
     for at in range(1, len(data)):
         (found,) = feed(data[:at], data[at:])
         assert isinstance(found, Request)
-        assert (found.method, found.path, found.body) == (b"POST", b"/v1/completions", b'{"prompt":"hi"}')
+        assert (found.method, found.path, bytes(found.body)) == (b"POST", b"/v1/completions", b'{"prompt":"hi"}')
         assert found.arrived == 1
         assert found.keep_alive
 
@@ -99,10 +99,73 @@ def test_a_head_too_long_is_431():
     assert problem.status == 431
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_too_long_is_413_before_it_is_kept(monkeypatch: pytest.MonkeyPatch, chunked: bool):
-    monkeypatch.setattr(parse, "MAX_BODY", 10)
-    data = CHUNKED if chunked else PLAIN
-    (problem,) = feed(data)
+def test_a_head_over_the_limit_is_431_also_where_it_comes_whole():
+    data = request("/health", X="a" * 1000)
+    (problem,) = feed(data, limits=Limits(head=1000))
     assert isinstance(problem, Problem)
-    assert problem.status == 413
+    assert problem.status == 431
+    assert isinstance(feed(data, limits=Limits(head=2000))[0], Request)
+
+
+def test_a_trailer_that_never_ends_is_431():
+    start = CHUNKED.removesuffix(b"\r\n") + b"X: "
+    (problem,) = feed(start, *[b"a" * 10_000] * 8)
+    assert isinstance(problem, Problem)
+    assert problem.status == 431
+
+
+def test_trailers_are_no_headers():
+    (found,) = feed(CHUNKED.removesuffix(b"\r\n") + b"Authorization: Bearer k\r\n\r\n")
+    assert isinstance(found, Request)
+    assert found.headers == {}
+
+
+@pytest.mark.parametrize("data", [PLAIN, CHUNKED], ids=["sized", "chunked"])
+@pytest.mark.parametrize("limit", [14, 15])
+def test_a_body_over_the_limit_is_413_at_any_cut(data: bytes, limit: int):
+    for at in range(1, len(data)):
+        (found,) = feed(data[:at], data[at:], limits=Limits(message=limit))
+        assert found.status == 413 if isinstance(found, Problem) else limit == 15
+
+
+@pytest.mark.parametrize("more", [b"", PLAIN + CHUNKED])
+def test_a_body_is_put_where_there_is_room_at_any_cut(more: bytes):
+    """As a connection does it: what comes with the head is fed, and the rest written into the one buffer."""
+    for cut in range(PLAIN.index(b"\r\n\r\n") + 4, len(PLAIN)):
+        parser = RequestParser()
+        assert parser.feed(PLAIN[:cut], 0) == []
+        assert parser.is_partial
+        rest = PLAIN[cut:]
+        for at in range(len(rest)):
+            assert parser.room is not None
+            assert len(parser.room) == len(rest) - at
+            parser.room[:1] = rest[at : at + 1]
+            done = parser.filled(1, at)
+        (found,) = done
+        assert isinstance(found, Request)
+        assert (bytes(found.body), found.arrived) == (b'{"prompt":"hi"}', len(rest) - 1)
+        assert parser.room is None
+        assert not parser.is_partial
+        assert len(parser.feed(more, 99)) == (2 if more else 0)
+
+
+def test_a_body_is_in_one_buffer_of_its_length():
+    size = 3_000_000
+    head = request("/v1/completions", b"").replace(b"Content-Length: 0", b"Content-Length: %d" % size)
+    parser = RequestParser()
+    assert parser.feed(head + b"a" * 100, 0) == []
+    room = parser.room
+    assert room is not None
+    assert len(room) == size - 100
+    room[:] = b"b" * len(room)
+    (found,) = parser.filled(len(room), 1)
+    assert isinstance(found, Request)
+    assert isinstance(found.body, memoryview)
+    assert found.body.obj is room.obj
+    assert (found.body[:100], found.body[100:101], len(found.body)) == (b"a" * 100, b"b", size)
+
+
+def test_a_body_that_comes_with_its_head_is_not_copied_again():
+    (found,) = feed(PLAIN)
+    assert isinstance(found, Request)
+    assert isinstance(found.body, bytes)

@@ -12,8 +12,9 @@ from raw_client import RawClient, request
 
 from inferometer.errors import UserError
 from inferometer.serve.background import running, start
+from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.settings import Batch, Fixed, Sim
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ def ask(tokens: int, stream: bool = True, prompt: Any = "hello") -> dict[str, An
 
 
 def test_a_row_has_the_stamps_in_their_order_and_the_times_as_told(truth_file: str):
-    settings = Settings(timing=Fixed(ttft=0.02, itl=0.005), port=0, truth=truth_file)
+    settings = simulator(timing=Fixed(ttft=0.02, itl=0.005), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         before = time.monotonic_ns()
         client.ask("/v1/completions", ask(5), x_request_id="one")
@@ -41,7 +42,7 @@ def test_a_row_has_the_stamps_in_their_order_and_the_times_as_told(truth_file: s
 
 
 def test_who_goes_away_is_aborted_and_frees_the_place(truth_file: str):
-    settings = Settings(timing=Fixed(ttft=0.02, itl=0.02, max_batch=1), port=0, truth=truth_file)
+    settings = simulator(timing=Fixed(ttft=0.02, itl=0.02, max_batch=1), truth=truth_file)
     with running(settings) as url:
         with RawClient(url) as client:
             client.send(request("/v1/completions", ask(1000)))
@@ -56,7 +57,7 @@ def test_who_goes_away_is_aborted_and_frees_the_place(truth_file: str):
 
 def test_faults_and_refusals_are_rows_too(truth_file: str):
     faults = ("reset@#1", "reject=500@#2", "abort@#3", "stall=10ms@#4")
-    with running(Settings(timing=Fixed(ttft=0, itl=0), port=0, truth=truth_file, faults=faults)) as url:
+    with running(simulator(timing=Fixed(ttft=0, itl=0), truth=truth_file, faults=faults)) as url:
         for _ in range(4):
             with RawClient(url) as client:
                 client.ask("/v1/completions", ask(4))
@@ -72,7 +73,7 @@ def test_faults_and_refusals_are_rows_too(truth_file: str):
 
 def test_a_full_queue_is_503_and_a_row(truth_file: str):
     timing = Fixed(ttft=0.2, itl=0, max_batch=1)
-    with running(Settings(timing=timing, port=0, truth=truth_file, max_queue=0)) as url, RawClient(url) as busy:
+    with running(simulator(timing=timing, truth=truth_file, max_queue=0)) as url, RawClient(url) as busy:
         busy.send(request("/v1/completions", ask(1)))
         with RawClient(url) as client:
             time.sleep(0.05)
@@ -83,7 +84,7 @@ def test_a_full_queue_is_503_and_a_row(truth_file: str):
 
 
 def test_what_is_under_way_when_the_server_is_stopped_has_its_row(truth_file: str):
-    server = start(Settings(timing=Fixed(ttft=0.01, itl=0.01), port=0, truth=truth_file))
+    server = start(simulator(timing=Fixed(ttft=0.01, itl=0.01), truth=truth_file))
     with RawClient(server.url) as client:
         client.send(request("/v1/completions", ask(10_000)))
         client.sock.recv(1)
@@ -95,12 +96,12 @@ def test_what_is_under_way_when_the_server_is_stopped_has_its_row(truth_file: st
 
 def test_a_truth_log_that_cannot_be_written_is_told_at_the_start(tmp_path: Path):
     with pytest.raises(UserError, match="truth log"):
-        start(Settings(port=0, truth=str(tmp_path / "missing" / "truth.jsonl")))
+        start(simulator(truth=str(tmp_path / "missing" / "truth.jsonl")))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_told_at_the_end():
-    server = start(Settings(timing=Fixed(ttft=0, itl=0), port=0, truth="/dev/full"))
+    server = start(simulator(timing=Fixed(ttft=0, itl=0), truth="/dev/full"))
     with RawClient(server.url) as client:
         client.ask("/v1/completions", ask(1))
     with pytest.raises(UserError, match="incomplete"):
@@ -109,11 +110,11 @@ def test_a_full_disk_is_told_at_the_end():
 
 def test_a_port_in_use_is_told():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use"):
-        start(Settings(port=taken.getsockname()[1]))
+        start(Settings(sim=Sim(), http=taken.getsockname()[1]))
 
 
 def test_the_child_ends_with_its_parent():
-    server = start(Settings(port=0))
+    server = start(simulator())
     process = server._process
     assert process.stdin is not None
     process.stdin.close()
@@ -132,6 +133,8 @@ def samples(url: str) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(page.body.decode()):
         for sample in family.samples:
+            if not sample.name.startswith("vllm:"):
+                continue
             assert sample.labels["model_name"] == "sim"
             extra = [value for name, value in sorted(sample.labels.items()) if name != "model_name"]
             found[".".join([sample.name.removeprefix("vllm:"), *extra])] = sample.value
@@ -139,7 +142,7 @@ def samples(url: str) -> dict[str, float]:
 
 
 def test_metrics_of_fixed_timing():
-    with running(Settings(timing=Fixed(ttft=0.005, itl=0.002), port=0)) as url, RawClient(url) as client:
+    with running(simulator(timing=Fixed(ttft=0.005, itl=0.002))) as url, RawClient(url) as client:
         for _ in range(3):
             client.ask("/v1/completions", ask(4, prompt=[1, 2, 3, 4, 5]))
         client.send(request("/v1/completions", ask(1000)))
@@ -162,7 +165,7 @@ def test_metrics_of_fixed_timing():
 
 def test_metrics_of_the_batch_engine_and_cached_tokens_in_usage(truth_file: str):
     timing = Batch(prefill_rate=1e6, decode_step=0.001, prefix_cache=True, kv_tokens=96, block=4)
-    with running(Settings(timing=timing, port=0, truth=truth_file)) as url, RawClient(url) as client:
+    with running(simulator(timing=timing, truth=truth_file)) as url, RawClient(url) as client:
         body = ask(2, stream=False, prompt=list(range(40)))
         first = client.ask("/v1/completions", body).json["usage"]
         second = client.ask("/v1/completions", body).json["usage"]

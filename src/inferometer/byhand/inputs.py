@@ -4,12 +4,15 @@
     NAME=@file    its bytes: an element of BYTES, or the raw data of another type       NAME=text   BYTES
 
 The name may be left out where the model has one input. What is not given is left to the model where it is optional; where
-nothing is given at all, or --fill says how, it is made up.
+nothing is given at all, or --fill says how, it is made up. An image goes to the only input that could take it. Where a
+model takes either a file or its pixels, both optional, it gets the file (BYTES, with a name that speaks of an image): it
+knows best how it wants its pixels.
 """
 
 import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from inferometer.tensors import Tensor, TensorSpec, shown
 Shapes = dict[str, tuple[int, ...]]
 
 _NUMPY = b"\x93NUMPY"
+_IMAGE = re.compile(r"image|img|photo|picture|jpe?g|png", re.IGNORECASE)
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -38,12 +42,17 @@ def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
     if options.image is not None:
         formats = image.formats(config)
         left = [spec for spec in specs if spec.name not in given]
-        spec = _for_image(left, specs, formats)
+        spec = _for_image(left, specs, formats, _optional(specs, config))
         wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
         given[spec.name] = Given(*image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, "")))
         _check_fit(given[spec.name].tensor, spec)
-    optional = {str(one.get("name")) for one in config.get("input") or () if one.get("optional")}
-    return _completed(options, specs, given, shapes, optional)
+    return _completed(options, specs, given, shapes, _optional(specs, config))
+
+
+def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str]:
+    """The inputs that a request may do without."""
+    configured = {str(one.get("name")) for one in config.get("input") or () if one.get("optional")}
+    return configured | {spec.name for spec in specs if spec.optional}
 
 
 def _completed(
@@ -117,10 +126,19 @@ def _shapes(options: Options, specs: Sequence[TensorSpec]) -> Shapes:
     return found
 
 
-def _for_image(left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str]) -> TensorSpec:
-    """The input that the image is for: the only one, or the only one that an image could go into."""
+def _for_image(
+    left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str], optional: set[str]
+) -> TensorSpec:
+    """The input that the image is for: the only one, or the only one that an image could go into.
+
+    Where the pixels need not be given and the file may be, the file is.
+    """
     fitting = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
-    chosen = fitting or [spec for spec in left if spec.datatype == "BYTES"]
+    texts = [spec for spec in left if spec.datatype == "BYTES"]
+    files_of_images = [spec for spec in texts if spec.name in optional and _IMAGE.search(spec.name)]
+    if all(spec.name in optional for spec in fitting) and len(files_of_images) == 1:
+        return files_of_images[0]
+    chosen = fitting or texts
     if len(left) == 1:
         return left[0]
     if len(chosen) != 1:

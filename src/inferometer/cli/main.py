@@ -13,6 +13,7 @@ VERBS = {
     "run": "Measure an endpoint: from a URL or a YAML file to a verdict.",
     "infer": "Ask once, by hand: the answer, and where its time went.",
     "triton": "Triton's simple performance client: one request after the other to a model, its flags and its output.",
+    "compare-protocols": "The same model over gRPC, HTTP and JSON: rates, times and bytes side by side.",
     "serve": "Start the reference server: OpenAI endpoints on a simulator whose timing is known.",
     "report": "Print the report of a stored run again, or export it.",
     "calibrate": "Measure this machine's own ceiling and added latency, against a null server.",
@@ -26,7 +27,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -2,26 +2,32 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inferometer.errors import UserError
+from inferometer.serve.settings import Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
-from inferometer.serve.sim.settings import Batch, Fixed, Settings, check, describe
-from inferometer.units import parse_seconds
+from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
+from inferometer.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from inferometer.serve.app import Listening
 
 _ONLY_FIXED = ("ttft", "itl")
 _ONLY_BATCH = (
     "prefill_rate", "prefill_overhead", "decode_step", "decode_per_seq", "kv_tokens", "chunked_prefill", "token_budget",
     "prefix_cache", "block_size",
 )  # fmt: skip
+_OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
+_SIM = "sim"
 
 
-def _parsed(parse: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     """A click callback that reads a value; `parse`'s ValueError says what is accepted."""
 
-    def read(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    def read(_: click.Context, option: click.Parameter, text: str | None) -> Any:
         try:
             return None if text is None else parse(text)
         except ValueError as error:
@@ -39,6 +45,8 @@ def _parse_share(text: str) -> float:
 
 _TIME: dict[str, Any] = {"metavar": "TIME", "callback": _parsed(parse_seconds)}
 _SHARE: dict[str, Any] = {"metavar": "SHARE", "callback": _parsed(_parse_share)}
+_SIZE: dict[str, Any] = {"metavar": "SIZE", "callback": _parsed(parse_bytes)}
+_FILE: dict[str, Any] = {"type": click.Path(dir_okay=False), "metavar": "FILE"}
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -48,7 +56,17 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 _EPILOG = f"""
 \b
-Fixed timing, the default: every request gets its first token after --ttft and each further one --itl later.
+Models: a built-in name, a model file, a model's folder, or a repository of models (REPOSITORY/MODEL/config.pbtxt and
+REPOSITORY/MODEL/1/..., as Triton has it). docs/serve.md describes the backends and their configuration.
+\b
+  inferometer serve                            the simulator, with OpenAI endpoints
+  inferometer serve classifier                 an image classifier with seeded weights  (pip install 'inferometer[torch]')
+  inferometer serve identity sim               both
+  inferometer serve models/ --config instance_group.count=2
+  inferometer serve resnet.onnx --config max_batch_size=8 --config dynamic_batching.max_queue_delay_microseconds=500
+
+\b
+The simulator, fixed timing (the default): every request gets its first token after --ttft, each further one --itl later.
 \b
   inferometer serve --ttft 50ms --itl 10ms --max-batch 64
 \b
@@ -71,15 +89,40 @@ WHEN:
 
 
 @click.command(epilog=_EPILOG, short_help="Start the reference server.")
+@click.argument("models", nargs=-1, metavar="[identity|classifier|sim|FILE|FOLDER]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", type=int, default=8000, show_default=True, help="0: any free one.")
-@click.option("--model", default="sim", show_default=True, help="Name of the model served.")
+@click.option("--http", "--port", "http", type=int, default=8000, show_default=True, help="Port; 0: any free one.")
+@click.option("--grpc", type=int, help="Port; 0: any free one, -1: none.  [default: the next after --http]")
+@click.option("--metrics", type=int, help="Port of /metrics, which --http has too.  [default: the next but one]")
+@click.option("--config", multiple=True, metavar="KEY=VALUE", help="Put over the models' configurations; repeatable.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto: CUDA where there is.")
+@click.option("--tls-cert", **_FILE, help="Certificate chain (PEM): serve HTTPS and gRPC over TLS.")
+@click.option("--tls-key", **_FILE, help="Its key (PEM).")
+@click.option("--tls-client-ca", **_FILE, help="Mutual TLS: clients show a certificate of this authority.")
+@click.option(
+    "--token-env", "--api-key-env", "token_env", metavar="NAME",
+    help="Ask clients for the bearer token in this environment variable.",
+)  # fmt: skip
+@click.option("--allow-control", is_flag=True, help="Let clients load and unload models.")
+@click.option("--max-message", **_SIZE, default="1GiB", show_default=True, help="Of a request's body or message.")
+@click.option("--max-header", **_SIZE, default="64KiB", show_default=True, help="Of a request's head or metadata.")
+@click.option(
+    "--max-streams", type=int, default=10_000, show_default=True, help="gRPC calls at a time on a connection."
+)
+@click.option("--max-requests", type=int, default=100_000, show_default=True, help="Requests under way in all.")
+@click.option("--access-log", is_flag=True, help="A line for each request on standard error.")
+@click.option(
+    "--drain", **_TIME, default="30s", show_default=True,
+    help="What requests under way are given at SIGTERM; a second signal ends at once.",
+)  # fmt: skip
+@click.option("--model", default=_SIM, show_default=True, help="Simulator: its name.")
 @click.option("--ttft", **_TIME, help="Fixed: time to the first token.  [default: 50ms]")
 @click.option("--itl", **_TIME, help="Fixed: time between tokens.  [default: 10ms]")
 @click.option(
-    "--max-batch", type=int, help="Requests served at a time; the others queue.  [default: fixed no limit, batch 64]"
-)
-@click.option("--max-queue", type=int, help="Requests in the queue beyond which new ones get 503.  [default: no limit]")
+    "--max-batch", type=int,
+    help="Simulator: requests served at a time; the others queue.  [default: fixed no limit, batch 64]",
+)  # fmt: skip
+@click.option("--max-queue", type=int, help="Simulator: requests in the queue beyond which new ones get 503.")
 @click.option("--prefill-rate", type=float, help="Batch: prompt tokens a second.  [default: 20000]")
 @click.option("--prefill-overhead", **_TIME, help="Batch: what a step that prefills takes besides.  [default: 0]")
 @click.option("--decode-step", **_TIME, help="Batch: what a step that decodes takes.  [default: 10ms]")
@@ -96,61 +139,101 @@ WHEN:
     "--prefix-cache/--no-prefix-cache", default=None, help="Batch: share KV of equal prompt starts.  [default: no]"
 )
 @click.option("--block-size", type=int, help="Batch: tokens a KV block.  [default: 16]")
+@click.option("--jitter", **_SHARE, help="Simulator: how far times vary to both sides, from --seed.  [default: 0%]")
+@click.option("--seed", type=int, help="Simulator: of the jitter and of random faults.  [default: 0]")
 @click.option(
-    "--jitter", **_SHARE, default="0%", show_default=True, help="How far times vary to both sides, from --seed."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the jitter and of random faults.")
-@click.option(
-    "--tokens-per-chunk", type=int, default=1, show_default=True,
-    help="Tokens in each streamed chunk; fixed: due with its first token; batch: made in one step.",
+    "--tokens-per-chunk", type=int,
+    help="Simulator: tokens in each streamed chunk; fixed: due with its first; batch: made in one step.  [default: 1]",
 )  # fmt: skip
-@click.option("--max-len", type=int, default=131_072, show_default=True, help="Tokens of prompt and answer together.")
-@click.option(
-    "--truth",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Log the server's own stamps, a JSON line a request.",
-)
+@click.option("--max-len", type=int, help="Simulator: tokens of prompt and answer together.  [default: 131072]")
+@click.option("--truth", **_FILE, help="Simulator: log its own stamps, a JSON line a request.")
 @click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Inject a fault: see below. May be repeated.")
-@click.option("--allow-fault-header", is_flag=True, help="Let a request ask for its fault: x-sim-fault: KIND[=ARG].")
-@click.option("--api-key-env", metavar="NAME", help="Ask clients for the API key in this environment variable.")
-def command(host: str, port: int, model: str, max_batch: int | None, jitter: float, **options: Any) -> None:
-    """Start the reference server: OpenAI endpoints on a simulator whose timing is known."""
+@click.option(
+    "--allow-fault-header", is_flag=True, default=None, help="Let a request ask for its fault: x-sim-fault: KIND[=ARG]."
+)
+def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, metrics: int | None, **told: Any) -> None:
+    """Start the reference server: tensor models over KServe v2 (HTTP and gRPC), and OpenAI endpoints on a simulator."""
     settings = Settings(
-        timing=_timing(options, {"jitter": jitter, "max_batch": max_batch}),
+        models=tuple(name for name in models if name != _SIM),
+        sim=_simulator(told, not models or _SIM in models),
+        config=told["config"],
+        device=told["device"],
         host=host,
-        port=port,
-        model=model,
-        api_key=_api_key(options["api_key_env"]),
-        **{name: options[name] for name in _AS_THEY_ARE},
+        http=http,
+        grpc=_port(grpc, http, 1),
+        metrics=_port(metrics, http, 2),
+        tls=_tls(told),
+        token=_token(told["token_env"]),
+        limits=Limits(told["max_message"], told["max_header"], told["max_streams"], told["max_requests"]),
+        control=told["allow_control"],
+        access_log=told["access_log"],
+        drain=told["drain"],
     )
     check(settings)
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: not for --help)
     from inferometer.timing.loop import run  # noqa: PLC0415
 
-    run(serve(settings, lambda url: click.echo(f"Listening on {url} (model {model})\n{describe(settings)}")))
+    run(serve(settings, lambda listening: click.echo(_announced(settings, listening))))
 
 
-_AS_THEY_ARE = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
+def _port(given: int | None, http: int, further: int) -> int | None:
+    """-1 is none; not given, it stands beside the HTTP port, or is any free one like that."""
+    if given is None:
+        return http + further if http else 0
+    return None if given == -1 else given
 
 
-def _timing(options: dict[str, Any], common: dict[str, Any]) -> Fixed | Batch:
+def _simulator(told: dict[str, Any], served: bool) -> Sim | None:
+    given = [name for name in ("jitter", "max_batch", *_ONLY_FIXED, *_ONLY_BATCH, *_OF_THE_SIMULATOR) if told[name]]
+    if not served:
+        if given:
+            option = "--fault" if given[0] == "faults" else "--" + given[0].replace("_", "-")
+            raise UserError(
+                f"{option} is the simulator's, which is not served", "name sim among the models, or leave it out"
+            )
+        return None
+    values = {name: told[name] for name in _OF_THE_SIMULATOR if told[name] is not None}
+    return Sim(timing=_timing(told), model=told["model"], **values)
+
+
+def _timing(told: dict[str, Any]) -> Fixed | Batch:
     """Fixed, unless an option of the batch engine was given."""
-    fixed = [name for name in _ONLY_FIXED if options[name] is not None]
-    batch = [name for name in _ONLY_BATCH if options[name] is not None]
+    fixed = [name for name in _ONLY_FIXED if told[name] is not None]
+    batch = [name for name in _ONLY_BATCH if told[name] is not None]
     if fixed and batch:
         given = " and ".join("--" + names[0].replace("_", "-") for names in (fixed, batch))
         raise UserError(f"{given} do not go together", "the first is of fixed timing, the second of the batch engine")
-    values = {name: options[name] for name in fixed + batch} | {k: v for k, v in common.items() if v is not None}
+    values = {name: told[name] for name in (*fixed, *batch, "jitter", "max_batch") if told[name] is not None}
     if "block_size" in values:
         values["block"] = values.pop("block_size")
     return Batch(**values) if batch else Fixed(**values)
 
 
-def _api_key(name: str | None) -> str | None:
+def _tls(told: dict[str, Any]) -> Tls | None:
+    cert, key, client_ca = (told[f"tls_{name}"] for name in ("cert", "key", "client_ca"))
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        raise UserError("TLS needs a certificate and its key", "give both --tls-cert and --tls-key")
+    return Tls(cert, key, client_ca or "")
+
+
+def _token(name: str | None) -> str | None:
     if name is None:
         return None
-    key = os.environ.get(name)
-    if not key:
-        raise UserError(f"the environment variable {name} is not set", f"export {name}=KEY, or leave out --api-key-env")
-    return key
+    token = os.environ.get(name)
+    if not token:
+        raise UserError(f"the environment variable {name} is not set", f"export {name}=TOKEN, or leave out --token-env")
+    return token
+
+
+def _announced(settings: Settings, listening: "Listening") -> str:
+    models = ", ".join((*settings.models, *((settings.sim.model,) if settings.sim else ())))
+    lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
+    if listening.grpc:
+        lines.append(f"  gRPC    {listening.grpc}")
+    if listening.metrics:
+        lines.append(f"  metrics {listening.metrics}")
+    if settings.sim:
+        lines.append(describe(settings.sim))
+    return "\n".join(lines)

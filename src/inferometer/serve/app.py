@@ -1,82 +1,166 @@
-"""The server put together and run until it is told to stop."""
+"""The server put together: sockets, models, protocols; then it serves until it is told to stop, and drains.
+
+The HTTP ports are taken first, so that one in use is said before a model is loaded. Draining has an order: health says
+NOT_SERVING and readiness no, new requests are refused, those under way are finished (for `settings.drain` seconds at most), and
+only then is anything closed. A second signal ends it at once.
+"""
 
 import asyncio
-import errno
+import contextlib
 import gc
 import resource
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from inferometer.errors import UserError
+import msgspec
+
+from inferometer.serve import metrics, ports
+from inferometer.serve.backends import simulator as text_model
+from inferometer.serve.http import tls
 from inferometer.serve.http.connection import Listener
-from inferometer.serve.sim.server import Server
-from inferometer.serve.sim.settings import Settings, check
+from inferometer.serve.models.registry import Models
+from inferometer.serve.settings import Settings, check
+from inferometer.serve.sim.server import Simulator
+from inferometer.serve.web import Web
+from inferometer.timing.clock import now
 
-_REASONS = {
-    errno.EADDRINUSE: ("is in use", "choose another with --port, or --port 0 for any free one"),
-    errno.EACCES: ("needs privileges", "choose a --port from 1024 on"),
-    errno.EADDRNOTAVAIL: (
-        "is not an address of this machine",
-        "give --host an address of this machine, or 0.0.0.0 for all",
-    ),
-}
+if TYPE_CHECKING:
+    from inferometer.serve.kserve.grpc import GrpcServer
+
+_GOODBYE_NS = 100_000_000
+_LOOK_S = 0.01
 
 
-async def serve(settings: Settings, ready: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; `ready` is told the URL once it listens."""
+class Listening(msgspec.Struct, frozen=True):
+    """Where it can be reached; "" for what is not served."""
+
+    http: str
+    grpc: str = ""
+    metrics: str = ""
+
+
+async def serve(settings: Settings, ready: Callable[[Listening], None], stop: asyncio.Event | None = None) -> None:
+    """Serve until SIGINT, SIGTERM or `stop`; `ready` is told where once it listens."""
     check(settings)
     loop = asyncio.get_running_loop()
-    stop = stop or asyncio.Event()
-    with _bound(settings) as sock:
-        server = Server(settings, loop)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        _raise_file_limit()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(100_000, 50, 100)
-        listener = Listener(loop, sock, server)
-        try:
-            ready(_url(sock))
-            await stop.wait()
-        finally:
-            listener.close()
-            server.close()
+    stop, at_once = stop or asyncio.Event(), asyncio.Event()
+    _on_signals(loop, stop, at_once)
+    _raise_file_limit()
+    async with contextlib.AsyncExitStack() as held:
+        context = tls.context(settings.tls) if settings.tls else None
+        wanted = [(settings.http, "--http")] + ([] if settings.metrics is None else [(settings.metrics, "--metrics")])
+        sockets = [held.enter_context(ports.bound(settings.host, *port)) for port in wanted]
+        models = Models(loop, device=settings.device, overrides=settings.config, limit=settings.limits.requests)
+        held.push_async_callback(models.close)
+        simulator = _simulator(settings, loop, models, held)
+        for source in settings.models:
+            models.add(source)
+        await models.start()
+        web = Web(settings, models, simulator, _pages(models, simulator))
+        grpc = await _grpc(settings, models, held)
+        _collect_garbage_rarely()
+        listeners = [Listener(loop, sock, web, settings.limits, context) for sock in sockets]
+        for listener in listeners:
+            held.callback(listener.close)
+        ready(_listening(settings, sockets, grpc))
+        await stop.wait()
+        await _drain(settings.drain, at_once, models, web, listeners, grpc)
 
 
-def _bound(settings: Settings) -> socket.socket:
-    where = f"{settings.host} port {settings.port}"
-    try:
-        return _bind(settings.host, settings.port)
-    except socket.gaierror as error:
-        raise UserError(
-            f"cannot resolve {settings.host}: {error.strerror}", "give --host an address or a name"
-        ) from None
-    except OSError as error:
-        reason, remedy = _REASONS.get(
-            error.errno or 0, (f"cannot be listened on: {error.strerror}", "see --host and --port")
-        )
-        raise UserError(f"{where} {reason}", remedy) from None
+def _simulator(
+    settings: Settings, loop: asyncio.AbstractEventLoop, models: Models, held: contextlib.AsyncExitStack
+) -> Simulator | None:
+    """The simulator's OpenAI endpoints, and the same as a text model."""
+    if settings.sim is None:
+        return None
+    simulator = Simulator(settings.sim, loop)
+    held.callback(simulator.close)
+    models.add_own(settings.sim.model, text_model.CONFIG, text_model.loader(simulator))
+    return simulator
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], bytes]]:
+    pages = [lambda: metrics.page(models)]
+    return pages if simulator is None else [*pages, simulator.metrics]
 
 
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
+    if settings.grpc is None:
+        return None
+    from inferometer.serve.kserve import grpc  # noqa: PLC0415  (heavy: not for a simulator over HTTP)
+
+    server = await grpc.start(models, settings)
+    held.push_async_callback(server.stop, 0)
+    return server
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def _drain(
+    seconds: float,
+    at_once: asyncio.Event,
+    models: Models,
+    web: Web,
+    listeners: list[Listener],
+    grpc: "GrpcServer | None",
+) -> None:
+    if grpc is not None:
+        grpc.health.set_serving(False)
+    web.refuse_new()
+    models.refuse_new()
+    for listener in listeners:
+        listener.stop_accepting()
+    if not seconds:
+        return
+    leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds)] if grpc else []))
+    forced = asyncio.ensure_future(at_once.wait())
+    await asyncio.wait((leaving, forced), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in (leaving, forced):
+        task.cancel()
+    await asyncio.gather(leaving, forced, return_exceptions=True)
+
+
+async def _quiet(listeners: list[Listener]) -> None:
+    """All answers are out, and for a moment nobody has asked anything more: requests cross our goodbye on their way."""
+    quiet_from = 0
+    while not quiet_from or now() - quiet_from < _GOODBYE_NS:
+        busy = any(listener.in_flight for listener in listeners)
+        quiet_from = 0 if busy else quiet_from or now()
+        await asyncio.sleep(_LOOK_S)
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
+    def heard() -> None:
+        (at_once if stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, heard)
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def _listening(settings: Settings, sockets: list[socket.socket], grpc: "GrpcServer | None") -> Listening:
+    scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
+    places = [_place(*sock.getsockname()[:2]) for sock in sockets]
+    return Listening(
+        http=f"{scheme}://{places[0]}",
+        grpc=f"{channel}://{_place(sockets[0].getsockname()[0], grpc.port)}" if grpc else "",
+        metrics=f"{scheme}://{places[1]}/metrics" if len(places) > 1 else "",
+    )
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _collect_garbage_rarely() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def _raise_file_limit() -> None:

@@ -1,10 +1,12 @@
 """A reference server in a child process: for tests, benches and the demo.
 
-    with running(Settings(timing=Fixed(ttft=0.05, itl=0.01), port=0)) as url:
+    with running(simulator(timing=Fixed(ttft=0.05, itl=0.01))) as url:
         ...
+    with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
+        server.url, server.grpc, server.metrics, server.pid
 
-The child is told its settings on stdin and says its URL on stdout; it ends when stdin does, so it never outlives its parent.
-It is ended by its own pid, and has flushed its truth log when `stop` returns.
+The child is told its settings on stdin and says where it listens on stdout; it ends when stdin does, so it never outlives its
+parent. It is ended by its own pid, and has flushed its truth log when `stop` returns.
 """
 
 import asyncio
@@ -17,23 +19,28 @@ from collections.abc import Iterator
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.sim.settings import Settings
+from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
 
 
 class _Reply(msgspec.Struct):
-    url: str = ""
+    http: str = ""
+    grpc: str = ""
+    metrics: str = ""
     what: str = ""
     remedy: str = ""
 
 
 class Running:
-    """A server that listens: `url`, and `pid` for who wants to watch it."""
+    """A server that listens: its URLs ("" for what is not served), and `pid` for who wants to watch it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", reply: _Reply, patience: float) -> None:
         self._process = process
-        self.url = url
+        self._patience = patience
+        self.url = reply.http
+        self.grpc = reply.grpc
+        self.metrics = reply.metrics
         self.pid = process.pid
 
     def stop(self) -> None:
@@ -41,11 +48,11 @@ class Running:
         if self._process.poll() is None:
             self._process.terminate()
         try:
-            last, _ = self._process.communicate(timeout=_PATIENCE_S)
+            last, _ = self._process.communicate(timeout=self._patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
-            raise UserError(f"the server did not end within {_PATIENCE_S:g} s, and was killed") from None
+            raise UserError(f"the server did not end within {self._patience:g} s, and was killed") from None
         if last:
             reply = msgspec.json.decode(last, type=_Reply)
             raise UserError(reply.what, reply.remedy)
@@ -61,20 +68,27 @@ def start(settings: Settings) -> Running:
     process.stdin.flush()
     line = process.stdout.readline()
     reply = msgspec.json.decode(line, type=_Reply) if line else _Reply(what="the server ended before it listened")
-    if reply.url:
-        return Running(process, reply.url)
+    if reply.http:
+        return Running(process, reply, _PATIENCE_S + settings.drain)
     process.communicate()
     raise UserError(reply.what, reply.remedy)
 
 
 @contextlib.contextmanager
-def running(settings: Settings) -> Iterator[str]:
-    """The URL of a server that runs as long as the block does."""
+def serving(settings: Settings) -> Iterator[Running]:
+    """A server that runs as long as the block does."""
     server = start(settings)
     try:
-        yield server.url
+        yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def running(settings: Settings) -> Iterator[str]:
+    """Its HTTP URL, for who wants nothing else."""
+    with serving(settings) as server:
+        yield server.url
 
 
 def _say(reply: _Reply) -> None:
@@ -83,7 +97,7 @@ def _say(reply: _Reply) -> None:
 
 
 async def _serve_until_stdin_ends(settings: Settings) -> None:
-    from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: for the child only)
+    from inferometer.serve.app import Listening, serve  # noqa: PLC0415  (heavy: for the child only)
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -95,8 +109,11 @@ async def _serve_until_stdin_ends(settings: Settings) -> None:
                 loop.remove_reader(0)
                 stop.set()
 
+    def ready(at: Listening) -> None:
+        _say(_Reply(at.http, at.grpc, at.metrics))
+
     loop.add_reader(0, readable)
-    await serve(settings, lambda url: _say(_Reply(url=url)), stop)
+    await serve(settings, ready, stop)
 
 
 def _main() -> None:

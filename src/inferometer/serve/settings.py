@@ -1,8 +1,12 @@
 """What the server is told: where it listens, whom it lets in, what it serves."""
 
+from typing import Any
+
 import msgspec
 
-from inferometer.serve.sim import settings as sim
+from inferometer.errors import UserError
+from inferometer.serve.sim import settings as simulating
+from inferometer.serve.sim.settings import Sim
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -19,6 +23,8 @@ class Tls(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     message: int = GIB
     """Bytes of a request's body (HTTP) or message (gRPC); an answer has no limit of ours."""
+    chunked: int = 4 * GIB
+    """Bytes of the tensors of a request that comes in pieces (gRPC's InferChunked)."""
     head: int = 64 * KIB
     """Bytes of an HTTP head or of gRPC metadata."""
     streams: int = 10_000
@@ -30,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     """Built-in names (identity, classifier), model files, model folders, repositories."""
-    sim: sim.Settings | None = None
+    sim: Sim | None = None
     """The simulator, with its OpenAI endpoints."""
     config: tuple[str, ...] = ()
     """KEY=VALUE, put over the models' configurations: max_batch_size=8, instance_group.count=2, ..."""
@@ -55,3 +61,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A line for each request on standard error."""
     drain: float = 0
     """Seconds that requests under way are given when the server is told to stop."""
+
+
+def simulator(**told: Any) -> Settings:
+    """The simulator alone, over HTTP on any free port; `told` are fields of Sim."""
+    return Settings(sim=Sim(**told), http=0)
+
+
+def check(settings: Settings) -> None:
+    """Raise UserError for what cannot be."""
+    for option, port in (("--http", settings.http), ("--grpc", settings.grpc), ("--metrics", settings.metrics)):
+        if port is not None and not 0 <= port <= 65_535:
+            raise UserError(f"{option} is {port}", "give a port up to 65535, or 0 for any free one")
+    for option, limit in (
+        ("--max-message", settings.limits.message),
+        ("--max-header", settings.limits.head),
+        ("--max-streams", settings.limits.streams),
+        ("--max-requests", settings.limits.requests),
+    ):
+        if limit < 1:
+            raise UserError(f"{option} is {limit}", "give 1 or more")
+    if settings.drain < 0:
+        raise UserError(f"--drain is {settings.drain:g} s", "give 0 or more")
+    if settings.sim is not None:
+        simulating.check(settings.sim)

@@ -18,7 +18,7 @@ PROTOS = sorted(path.stem for path in PROTO.glob("*.proto"))
 
 
 def test_these_are_the_protos() -> None:
-    assert PROTOS == ["health", "kserve", "reflection", "reflection_v1alpha"]
+    assert PROTOS == ["health", "inferometer", "kserve", "model_config", "reflection", "reflection_v1alpha"]
 
 
 @pytest.mark.parametrize("name", PROTOS)

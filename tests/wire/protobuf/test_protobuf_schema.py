@@ -86,7 +86,7 @@ def test_a_name_like_no_other_is_answered_with_what_there_is_but_not_with_hundre
     with pytest.raises(UserError) as caught:
         protobuf.own("kserve").method("zzz")
     assert "inference.GRPCInferenceService/ModelInfer" in caught.value.remedy
-    assert caught.value.remedy.endswith("and 7 more")
+    assert caught.value.remedy.endswith("and 12 more")
 
 
 def test_an_unknown_message_is_answered_with_the_nearest() -> None:

@@ -1,1 +1,76 @@
-"""p"""
+"""What computes: a loader for each backend, imported when a model wants it, and the models that are built in."""
+
+import importlib
+from typing import Any
+
+from inferometer.errors import UserError
+from inferometer.serve.models.types import Loader
+
+_HERE = "inferometer.serve.backends"
+LOADERS = {
+    "identity": f"{_HERE}.identity:load",
+    "sim": f"{_HERE}.delay:load",
+    "python": f"{_HERE}.python:load",
+    "torch": f"{_HERE}.torch:load",
+    "classifier": f"{_HERE}.classifier:load",
+    "onnxruntime": f"{_HERE}.onnx:load",
+    "transformers": f"{_HERE}.transformers:load",
+}
+"""MODULE:FUNCTION, by the name that a configuration's `backend` has."""
+
+ALSO = {
+    "delay": "sim",
+    "pytorch": "torch",
+    "pytorch_libtorch": "torch",
+    "libtorch": "torch",
+    "onnx": "onnxruntime",
+    "onnxruntime_onnx": "onnxruntime",
+}
+"""Other names of theirs, Triton's among them."""
+
+EXTRAS = {"torch": "torch", "classifier": "torch", "onnxruntime": "onnx", "transformers": "transformers"}
+"""What `pip install 'inferometer[EXTRA]'` brings for them."""
+
+PLATFORMS = {"torch": "pytorch_libtorch", "onnxruntime": "onnxruntime_onnx"}
+"""What the metadata calls them; the others by their own name."""
+
+BUILTIN = {
+    "identity": """
+        backend: "identity"
+        max_batch_size: 64
+        input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+        output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+    """,
+    "classifier": """
+        backend: "classifier"
+        max_batch_size: 32
+        dynamic_batching { }
+    """,
+}
+
+
+def backend_of(config: Any) -> str:
+    """The one that a configuration names; "" where it names none."""
+    named: str = config.backend or config.platform
+    backend = ALSO.get(named, named)
+    if backend and backend not in LOADERS:
+        raise UserError(
+            f"the model {config.name}: there is no backend {named!r}", f"there is {', '.join([*LOADERS, *ALSO])}"
+        )
+    return backend
+
+
+def loader(backend: str) -> Loader:
+    module, _, function = LOADERS[backend].partition(":")
+    try:
+        found: Loader = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise missing(backend, error) from None
+    return found
+
+
+def missing(backend: str, error: ImportError) -> UserError:
+    package = (error.name or str(error)).partition(".")[0]
+    extra = EXTRAS.get(backend)
+    remedy = f"pip install 'inferometer[{extra}]'" if extra else "install it"
+    return UserError(f"the backend {backend} needs {package}, which is not installed", remedy)

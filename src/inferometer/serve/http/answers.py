@@ -25,21 +25,42 @@ def response(
     with_body: bool = True,
 ) -> bytes:
     """A whole response. `promise` says keep-alive outright; `with_body` is off for HEAD."""
+    start = head(status, len(body), keep_alive=keep_alive, content_type=content_type, extra=extra, promise=promise)
+    return start + body if with_body else start
+
+
+def head(
+    status: int,
+    length: int,
+    *,
+    keep_alive: bool = True,
+    content_type: bytes = b"application/json",
+    extra: bytes = b"",
+    promise: bool = False,
+) -> bytes:
+    """What comes before a body of `length` bytes."""
     return b"".join(
         (
-            b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, HTTPStatus(status).phrase.encode()),
-            b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, len(body)),
+            b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown")),
+            b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length),
             extra,
             b"" if keep_alive else b"Connection: close\r\n",
             _PROMISE if promise else b"",
             b"\r\n",
-            body if with_body else b"",
         )
     )
 
 
+def events_head(status: int, *, keep_alive: bool, extra: bytes = b"") -> bytes:
+    """What comes before server-sent events in chunks."""
+    line = b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"Unknown"))
+    return b"".join((line, _EVENTS, extra, b"" if keep_alive else b"Connection: close\r\n", b"\r\n"))
+
+
 _PROMISE = b"Connection: keep-alive\r\n"
-_STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nServer: inferometer\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+_EVENTS = (
+    b"Server: inferometer\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
     b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
 )
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\n" + _EVENTS
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {499: b"Client Closed Request"}

@@ -1,7 +1,9 @@
 """Raw non-blocking sockets on the loop: bytes in with the kernel's receive stamp, bytes out in one send() each.
 
-A connection answers one request at a time; pipelined ones wait in line. What the kernel does not take at once goes out when
-it can. A client that goes away is told to the server at once (`gone`), so that its work is cancelled.
+A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before it is
+out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie. What the kernel
+does not take at once goes out when it can. A client that goes away is told to the server at once (`gone`), so that its work is
+cancelled; one that leaves a request unfinished and sends nothing for a while is told so and closed.
 
 Nothing here calls the server back from within `write`: a connection that turns out to be broken is closed in the loop's
 next round.
@@ -11,21 +13,34 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from inferometer.serve.http.parse import Problem, Request, RequestParser
+from inferometer.serve.settings import Limits
 from inferometer.timing import clock
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
 _READ = 64 * 1024
 _BACKLOG = 4096
 _PIPELINED = 64
-"""Requests that may wait in line on a connection; beyond that it is not read from."""
+_PIPELINED_BYTES = 1 << 20
+"""Requests that may wait in line on a connection, and the bytes of their bodies; beyond that it is not read from."""
+_JOINED = 16 * 1024
+"""Parts up to this size are copied together while they wait; larger ones stay where they are."""
+_AT_ONCE = 64
+"""Parts that one sendmsg() is given."""
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
+IDLE_S = 60.0
+"""Without a byte of an unfinished request."""
+_SWEEP_S = 5.0
+
+Data = bytes | bytearray | memoryview
 
 
 class Handler(Protocol):
@@ -40,58 +55,109 @@ class Handler(Protocol):
 
 class Connection:
     __slots__ = (
-        "_busy", "_closing", "_handler", "_line", "_listener", "_loop", "_out", "_parser", "_paused", "_sock", "closed",
-        "gone", "send",
+        "_busy", "_closing", "_finished", "_handler", "_line", "_listener", "_loop", "_out", "_parser", "_paused", "_sock",
+        "_waited_for", "closed", "gone", "peer", "send",
     )  # fmt: skip
 
-    def __init__(self, listener: "Listener", sock: socket.socket) -> None:
+    def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
         self.closed = False
         self.gone: Callable[[], None] | None = None
         """Called when the connection is lost before the answer is finished."""
+        self.peer = peer
+        """The client's address, for the log."""
         self.send = sock.send
         self._sock = sock
         self._listener = listener
         self._loop = listener.loop
         self._handler = listener.handler
-        self._parser = RequestParser()
+        self._parser = RequestParser(listener.limits)
         self._line: deque[Request | Problem] = deque()
-        self._out = bytearray()
+        self._out: deque[bytearray | memoryview] = deque()
         self._busy = False
+        self._finished = False  # the answer is complete, but not out
         self._paused = False
         self._closing = False
+        self._waited_for = False
         self._loop.add_reader(sock, self._readable)
+
+    @property
+    def in_flight(self) -> bool:
+        """A request is being answered, or its answer is not out."""
+        return not self.closed and (self._busy or self._has_more())
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        room = self._parser.room
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ, CMSG_SPACE)
+            if room is None:
+                data, ancillary, _, _ = self._sock.recvmsg(_READ, CMSG_SPACE)
+                count = len(data)
+            else:
+                count, ancillary, _, _ = self._sock.recvmsg_into([room], CMSG_SPACE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
-        if not data:
+        if not count:
             self.close()
             return
         if self._closing:
             return  # an answer that closes is on its way out; what still comes in is not for us
-        if ancillary:
-            seconds, nanoseconds = unpack_stamp(ancillary[0][2])
-            arrived = seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset
-        else:
-            arrived = now()
-        requests = self._parser.feed(data, arrived)
+        arrived = self._arrived(ancillary)
+        self._took(self._parser.feed(data, arrived) if room is None else self._parser.filled(count, arrived), arrived)
+
+    def _arrived(self, ancillary: list[tuple[int, int, bytes]]) -> int:
+        if not ancillary:
+            return now()
+        seconds, nanoseconds = unpack_stamp(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset)
+
+    def _took(self, requests: list[Request | Problem], arrived: int) -> None:
+        parser = self._parser
         if requests:
             self._line.extend(requests)
             if not self._busy:
                 self._next()
-            if len(self._line) > _PIPELINED and not self.closed:
-                self._paused = True
-                self._loop.remove_reader(self._sock)
-        if self._parser.wants_continue and not self._busy and not self.closed:
-            self._parser.wants_continue = False
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if self.closed:
+                return
+            if self._line and self._line_is_full():
+                self._pause()
+        if parser.is_partial or self._waited_for:
+            self._wait_for(parser.is_partial and not self._paused, arrived)
+            if self._busy and parser.room is not None:
+                self._pause()  # one large body at a time
+            if parser.wants_continue and not self._busy:
+                self._continue()
+
+    def _line_is_full(self) -> bool:
+        if len(self._line) > _PIPELINED:
+            return True
+        return sum(len(one.body) for one in self._line if isinstance(one, Request)) > _PIPELINED_BYTES
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._wait_for(False, 0)
+        self._loop.remove_reader(self._sock)
+
+    def _continue(self) -> None:
+        self._parser.wants_continue = False
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _wait_for(self, is_partial: bool, arrived: int) -> None:
+        """Whether it is the client's turn to go on, since when."""
+        self._waited_for = is_partial
+        if is_partial:
+            self._listener.waited_for[self] = arrived
+        else:
+            self._listener.waited_for.pop(self, None)
+
+    def too_slow(self) -> None:
+        """The rest of a request does not come."""
+        self._wait_for(False, 0)
+        self._line.append(self._parser.give_up(408, f"nothing came for {IDLE_S:g} s, and the request is not complete"))
+        self._next()
 
     def _next(self) -> None:
         if self.closed or self._busy or not self._line:
@@ -105,9 +171,10 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        if self._out:
-            self._out += data
+    def write(self, data: Data, *more: Data) -> None:
+        """Send these, one after the other. They are kept, not copied, where they are large: leave them as they are."""
+        if more or self._out:
+            self._write_all((data, *more))
             return
         try:
             sent = self.send(data)
@@ -117,38 +184,95 @@ class Connection:
             self._loop.call_soon(self.close)
             return
         if sent < len(data) and not self.closed:
-            self._out += data[sent:]
+            self._keep(memoryview(data)[sent:])
             self._loop.add_writer(self._sock, self._writable)
 
+    def _write_all(self, parts: tuple[Data, ...]) -> None:
+        if self.closed:
+            return
+        is_first = not self._out
+        for part in parts:
+            self._keep(memoryview(part))
+        if is_first and self._send_some() and self._out:
+            self._loop.add_writer(self._sock, self._writable)
+
+    def _keep(self, data: memoryview) -> None:
+        if not len(data):
+            return
+        if data.nbytes > _JOINED:
+            self._out.append(data)
+        elif self._out and isinstance(self._out[-1], bytearray) and len(self._out[-1]) < 4 * _JOINED:
+            self._out[-1] += data
+        else:
+            self._out.append(bytearray(data))
+
+    def _send_some(self) -> bool:
+        """What the kernel takes; False where the connection is broken."""
+        try:
+            sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            self._loop.call_soon(self.close)
+            self._out.clear()
+            return False
+        out = self._out
+        while sent:
+            first = out[0]
+            if len(first) > sent:
+                if isinstance(first, bytearray):
+                    del first[:sent]
+                else:
+                    out[0] = first[sent:]
+                break
+            sent -= len(first)
+            out.popleft()
+        return True
+
     def finish(self, keep_alive: bool = True) -> None:
-        """The answer is complete: go on with the next request, or close once all is out."""
-        self._busy = False
+        """The answer is complete: go on with the next request, or close, once all is out."""
         self.gone = None
         if self.closed:
+            self._busy = False
             return
         if not keep_alive:
             self._closing = True
             self._line.clear()
-            if not self._out:
-                self._linger()
+        if self._has_more():
+            self._finished = True
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The answer is out."""
+        self._busy = self._finished = False
+        if self._closing:
+            self._linger()
         elif self._line:
             self._loop.call_soon(self._next)
         elif self._paused:
             self._paused = False
             self._loop.add_reader(self._sock, self._readable)
+            if self._parser.is_partial:
+                self._wait_for(True, now())
+        if self._parser.wants_continue and not self._line and not self._closing:
+            self._continue()
+
+    def _has_more(self) -> bool:
+        """Bytes of an answer wait for the kernel to take them."""
+        return bool(self._out)
 
     def _writable(self) -> None:
-        try:
-            del self._out[: self.send(self._out)]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.close()
+        if not self._send_some():
+            self._loop.remove_writer(self._sock)
             return
         if not self._out:
             self._loop.remove_writer(self._sock)
-            if self._closing:
-                self._linger()
+            self._drained()
+
+    def _drained(self) -> None:
+        if self._finished:
+            self._go_on()
 
     def _linger(self) -> None:
         """Close our side, and the rest when the client does: closing over unread bytes would take our answer with it."""
@@ -166,7 +290,9 @@ class Connection:
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._parser.close()
+        self._out.clear()
         self._listener.connections.discard(self)
+        self._listener.waited_for.pop(self, None)
         if self.gone is not None:
             gone, self.gone = self.gone, None
             gone()
@@ -188,30 +314,72 @@ class Connection:
 class Listener:
     """The listening socket and all its connections."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        handler: Handler,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.loop = loop
         self.handler = handler
+        self.limits = limits or Limits()
+        self.tls = tls
         self.connections: set[Connection] = set()
+        self.waited_for: dict[Connection, int] = {}
+        """Those with an unfinished request, and when its last bytes came."""
         self.wall_offset = clock.wall_offset()
         self._primed = clock.prime()
         self._sock = sock
+        self._is_accepting = True
         sock.listen(_BACKLOG)
         loop.add_reader(sock, self._acceptable)
         self._resample()
+        self._sweep()
+
+    @property
+    def in_flight(self) -> int:
+        """Connections whose request is being answered, or whose answer is not out."""
+        return sum(connection.in_flight for connection in self.connections)
+
+    def stop_accepting(self) -> None:
+        """No new connections but those that wait to be taken; the ones that are there go on."""
+        if self._is_accepting:
+            self._acceptable()
+            self._is_accepting = False
+            self.loop.remove_reader(self._sock)
+            self._sock.close()
 
     def close(self) -> None:
-        self.loop.remove_reader(self._sock)
-        self._sock.close()
+        self.stop_accepting()
         self._timer.cancel()
+        self._sweeper.cancel()
         if self._primed is not None:
             self._primed.close()
         for connection in list(self.connections):
             connection.close()
 
+    def serve(self, sock: socket.socket, peer: str = "") -> Connection:
+        """Answer the requests that come over `sock`."""
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._primed is not None:
+            clock.ask_for_stamps(sock)
+        if self.tls is None:
+            connection = Connection(self, sock, peer)
+        else:
+            from inferometer.serve.http.tls import TlsConnection  # noqa: PLC0415  (it is made from this file's)
+
+            connection = TlsConnection(self, sock, peer, self.tls)
+        self.connections.add(connection)
+        return connection
+
     def _acceptable(self) -> None:
         for _ in range(256):
             try:
-                sock, _ = self._sock.accept()
+                sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -219,18 +387,23 @@ class Listener:
                     self.loop.remove_reader(self._sock)
                     self.loop.call_later(0.1, self._accept_again)
                 return
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._primed is not None:
-                clock.ask_for_stamps(sock)
-            self.connections.add(Connection(self, sock))
+            self.serve(sock, str(address[0]) if isinstance(address, tuple) else "")
 
     def _accept_again(self) -> None:
-        if self._sock.fileno() >= 0:
+        if self._is_accepting:
             self.loop.add_reader(self._sock, self._acceptable)
 
     def _resample(self) -> None:
         """The wall clock may be stepped; the kernel's stamps are of it."""
         self.wall_offset = clock.wall_offset()
         self._timer = self.loop.call_later(1.0, self._resample)
+
+    def _sweep(self) -> None:
+        self.give_up_on_slow(now())
+        self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
+
+    def give_up_on_slow(self, at: int) -> None:
+        """Those that left a request unfinished and have been silent for too long, as of `at`."""
+        late = at - int(IDLE_S * 1e9)
+        for connection in [one for one, since in self.waited_for.items() if since < late]:
+            connection.too_slow()

@@ -1,17 +1,24 @@
 """HTTP/1.1 requests out of bytes. Sans-IO: no socket, no clock; the instant of arrival is handed in with the bytes.
 
-A request arrived when its last bytes did. Bytes that are not HTTP, or too many of them, end in a Problem, after which
-nothing more is read from that connection. An Upgrade is declined by going on in HTTP/1.1, as the standard allows.
+A request arrived when its last bytes did. A body whose length is known beforehand is put into one buffer of that length: what
+came with the head is copied there, and for the rest `room` says where the socket may write by itself (`filled` says how much
+it did). Bytes that are not HTTP, or too many of them, end in a Problem, after which nothing more is read from that
+connection. An Upgrade is declined by going on in HTTP/1.1, as the standard allows.
 """
 
 from typing import Any
 
 import httptools
 
-MAX_HEAD = 64 * 1024
-MAX_BODY = 64 * 1024 * 1024
+from inferometer.serve.settings import Limits
 
-_KEPT = frozenset((b"authorization", b"content-length", b"expect", b"x-request-id", b"x-sim-fault"))
+_KEPT = frozenset(
+    (
+        b"accept", b"accept-encoding", b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect",
+        b"inference-header-content-length", b"x-request-id", b"x-sim-fault",
+    )
+)  # fmt: skip
+_USUAL = Limits()
 
 
 class Request:
@@ -23,10 +30,13 @@ class Request:
         """Without the query."""
         self.headers: dict[bytes, bytes] = {}
         """Names in lower case; only those that the server knows."""
-        self.body = b""
+        self.body: bytes | memoryview = b""
         self.keep_alive = True
         self.http10 = False
         self.arrived = 0
+
+
+_NONE = Request()
 
 
 class Problem:
@@ -43,64 +53,103 @@ class RequestParser:
     """The parser of one connection. Callbacks of httptools are the methods without underscore from `on_url` on."""
 
     __slots__ = (
-        "_body",
-        "_done",
-        "_head_bytes",
-        "_in_body",
-        "_parser",
-        "_problem",
-        "_request",
-        "_size",
-        "wants_continue",
-    )
+        "_buffer", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_problem", "_request",
+        "_size", "is_partial", "room", "wants_continue",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = _USUAL) -> None:
         self.wants_continue = False
         """The client waits for `100 Continue` before it sends the body."""
+        self.is_partial = False
+        """A request has begun and is not complete."""
+        self.room: memoryview | None = None
+        """Where the rest of a body goes."""
+        self._limits = limits
         self._parser: Any = httptools.HttpRequestParser(self)
         self._problem: Problem | None = None
         self._done: list[Request | Problem] = []
-        self._head_bytes = 0
+        self._fed = 0  # since the last head or piece of a body
         self.on_message_begin()
+        self.is_partial = False
 
     def feed(self, data: bytes, arrived: int) -> list[Request | Problem]:
         """The requests that `data` completes; after a Problem, nothing more."""
         if self._problem is not None:
             return []
-        self._done = []
-        if not self._in_body:
-            self._head_bytes += len(data)
+        if self.room is not None:
+            return self._feed_body(data, arrived)
+        self._fed += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._parser = httptools.HttpRequestParser(self)
-            completed = self._done
+            completed = self._handed_over()
             self._stamp(completed, arrived)
             return completed + self.feed(data[upgrade.args[0] :], arrived)
         except httptools.HttpParserError:
             self._refuse(400, "the bytes are not an HTTP/1.1 request")
-        if not self._in_body and self._head_bytes > MAX_HEAD:
-            self._refuse(431, f"the head is over {MAX_HEAD} bytes")
+        if self._fed > self._limits.head:
+            self._refuse(431, f"the head is over {self._limits.head} bytes")
         self._stamp(self._done, arrived)
         if self._problem is not None:
             self._done.append(self._problem)
-        return self._done
+        elif self._in_body and self._length:
+            self._make_room()
+        return self._handed_over()
+
+    def _feed_body(self, data: bytes, arrived: int) -> list[Request | Problem]:
+        assert self.room is not None
+        count = min(len(self.room), len(data))
+        self.room[:count] = data[:count]
+        found = self.filled(count, arrived)
+        return found + self.feed(data[count:], arrived) if count < len(data) else found
+
+    def filled(self, count: int, arrived: int) -> list[Request | Problem]:
+        """So many bytes were put into `room`."""
+        assert self.room is not None
+        self._size += count
+        self.room = self.room[count:]
+        if self.room:
+            return []
+        self.room = None
+        self._parser = httptools.HttpRequestParser(self)  # the old one still waits for this body
+        self.on_message_complete()
+        self._stamp(self._done, arrived)
+        return self._handed_over()
+
+    def _handed_over(self) -> list[Request | Problem]:
+        """What is complete. Nothing of it is kept here: a body may be large, and the connection idle for long."""
+        done, self._done = self._done, []
+        return done
+
+    def give_up(self, status: int, message: str) -> Problem:
+        """The request under way is not waited for any longer."""
+        self._refuse(status, message)
+        assert self._problem is not None
+        return self._problem
 
     def close(self) -> None:
         """Break the cycle with httptools' parser."""
         self._parser = None
+        self.room = None
         self._problem = Problem(400, "closed")
 
     def on_message_begin(self) -> None:
         self._request = Request()
-        self._body: list[bytes] = []
+        self._head = 0
+        self._length = 0
         self._size = 0
         self._in_body = False
+        self._buffer: bytearray | None = None
+        self.is_partial = True
 
     def on_url(self, url: bytes) -> None:
         self._request.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value) + 4
+        if self._in_body:
+            return  # a trailer
         name = name.lower()
         if name in _KEPT:
             self._request.headers[name] = value
@@ -108,30 +157,65 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         request, parser = self._request, self._parser
         self._in_body = True
-        self._head_bytes = 0
+        self._fed = 0
+        if self._head + len(request.path) > self._limits.head:
+            self._refuse(431, f"the head is over {self._limits.head} bytes")
         request.method = parser.get_method()
         request.path = request.path.partition(b"?")[0]
         request.http10 = parser.get_http_version() == "1.0"
         request.keep_alive = parser.should_keep_alive()
-        if int(request.headers.get(b"content-length", b"0")) > MAX_BODY:
-            self._refuse(413, f"the body is over {MAX_BODY} bytes")
+        self._length = int(request.headers.get(b"content-length", b"0"))
+        if self._length > self._limits.message:
+            self._too_long()
         self.wants_continue = request.headers.get(b"expect", b"").lower() == b"100-continue" and self._problem is None
 
     def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > MAX_BODY:
-            self._refuse(413, f"the body is over {MAX_BODY} bytes")
+        self._fed = 0
+        size = self._size + len(body)
+        if size > self._limits.message or self._problem is not None:
+            self._too_long()
+        elif size == self._length and not self._size:
+            self._request.body = body
+        elif self._length:
+            buffer = self._make_buffer()
+            buffer[self._size : size] = body
         else:
-            self._body.append(body)
+            if self._buffer is None:
+                self._buffer = bytearray()
+            self._buffer += body
+        self._size = size
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self.is_partial = False
         self.wants_continue = False
+        self._fed = 0
         if self._problem is None:
-            self._request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            if self._buffer is not None:
+                self._request.body = memoryview(self._buffer)[: self._size]
+            self._buffer = None
             self._done.append(self._request)
+            self._request = _NONE
+
+    def _make_room(self) -> None:
+        try:
+            self.room = memoryview(self._make_buffer())[self._size :]
+        except MemoryError:
+            self._refuse(413, f"there is no room for a body of {self._length} bytes")
+            self._done.append(self._problem)  # type: ignore[arg-type]
+
+    def _make_buffer(self) -> bytearray:
+        if self._buffer is None:
+            self._buffer = bytearray(self._length)
+        return self._buffer
+
+    def _too_long(self) -> None:
+        self._refuse(413, f"the body is over {self._limits.message} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
+        self.room = None
+        self.is_partial = False
+        self._buffer = None
         if self._problem is None:
             self._problem = Problem(status, message)
 

@@ -85,8 +85,8 @@ class Inference:
     """One request on its way: made by a front end, queued, batched, answered. Times are monotonic ns."""
 
     __slots__ = (
-        "answer", "arrived", "cancelled", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "model",
-        "parameters", "queue_ns", "rows", "started", "version", "wanted",
+        "answer", "arrived", "cancelled", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
+        "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "version", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,12 @@ class Inference:
         self.queue_ns = 0
         self.compute_ns = 0
         """Both are there when the (first) answer is."""
+        self.queued = -1
+        """When it was accepted."""
+        self.key: Any = None
+        """Requests of equal keys may share a batch."""
+        self.place: Any = None
+        """What has it now: a model's queue, then an execution."""
 
 
 # --- backends --------------------------------------------------------------------------------------------------------

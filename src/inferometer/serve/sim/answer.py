@@ -6,6 +6,7 @@ tokens, and at least one, have been written. The last content and all that follo
 """
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inferometer.serve.http import answers
@@ -20,7 +21,7 @@ from inferometer.serve.sim.truth import Row
 from inferometer.timing.clock import now
 
 if TYPE_CHECKING:
-    from inferometer.serve.sim.server import Server
+    from inferometer.serve.sim.server import Simulator
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
 _FRAME_ERROR = frames.error_body("the simulator was told to fail here", "server_error", "injected")
@@ -34,7 +35,7 @@ class Answer(Job):
 
     def __init__(
         self,
-        server: "Server",
+        server: "Simulator",
         connection: Connection,
         request: Request,
         ask: Ask,
@@ -63,7 +64,8 @@ class Answer(Job):
         kind = fault.kind if fault is not None else ""
         self._trip = max(ask.n_out // 2, 1) if kind in IN_THE_MIDDLE else NEVER
         self._careful = not ask.stream or ask.running_usage or self._trip != NEVER
-        self._write, self._finish = connection.write, connection.finish
+        self._write: Callable[[bytes], None] = connection.write
+        self._finish: Callable[[bool], None] = connection.finish
         if fault is not None and kind in ("slow", "split"):
             shaped = Split(connection, fault.arg) if kind == "split" else Slow(connection, server.clockwork, fault.arg)
             self._write, self._finish = shaped.write, shaped.finish

@@ -92,7 +92,13 @@ class Words:
     def __init__(self) -> None:
         self._words = [json_bytes(" " + word)[1:-1] for word in words()]
         self._twice = self._words * 2
+        self._plain = [(" " + word).encode() for word in words()]
         self.count = len(self._words)
+
+    def plain(self, at: int, count: int) -> bytes:
+        """The same as text itself."""
+        words = (self._plain[(at + i) % self.count] for i in range(count))
+        return b"".join(words)
 
     def text(self, at: int, count: int) -> bytes:
         """`count` words from place `at` on."""

@@ -1,16 +1,15 @@
-"""The server: its routes, and what becomes of a request between its arrival and its answer."""
+"""The simulator: its routes, and what becomes of a request between its arrival and its answer."""
 
 import asyncio
-import hmac
 import time
 from array import array
 from collections.abc import Callable
 from functools import partial
 
 from inferometer.errors import UserError
-from inferometer.serve.http import answers
+from inferometer.serve.http import answers, token
 from inferometer.serve.http.connection import Connection
-from inferometer.serve.http.parse import Problem, Request
+from inferometer.serve.http.parse import Request
 from inferometer.serve.sim import frames, openai
 from inferometer.serve.sim.answer import Answer
 from inferometer.serve.sim.batch import BatchTiming
@@ -18,10 +17,10 @@ from inferometer.serve.sim.clockwork import Clockwork
 from inferometer.serve.sim.faults import Fault, Faults, parse_fault
 from inferometer.serve.sim.fixed import FixedTiming
 from inferometer.serve.sim.kv import block_keys
-from inferometer.serve.sim.metrics import CONTENT_TYPE, Counters
+from inferometer.serve.sim.metrics import Counters
 from inferometer.serve.sim.openai import Ask, Refusal
 from inferometer.serve.sim.prompts import Prompts, Words
-from inferometer.serve.sim.settings import Batch, Fixed, Settings
+from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.truth import Row, TruthLog
 from inferometer.timing.clock import now
 
@@ -33,10 +32,10 @@ _PARSERS: dict[bytes, Callable[[bytes, str], Ask]] = {
 }
 
 
-class Server:
-    """Everything that one server holds. `handle` and `problem` are called by its connections."""
+class Simulator:
+    """Everything that one simulator holds."""
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
         self.timing = _timing(settings)
@@ -54,39 +53,29 @@ class Server:
 
     # --- a request ---------------------------------------------------------------------------------------------------
 
-    def handle(self, connection: Connection, request: Request) -> None:
+    @property
+    def in_flight(self) -> int:
+        return len(self._active)
+
+    def route(self, connection: Connection, request: Request) -> None:
         try:
-            self._authorise(request)
             parse = _PARSERS.get(request.path)
-            if parse is None:
-                self._page(connection, request)
+            if request.path == b"/v1/models":
+                self._list_models(connection, request)
+            elif parse is None:
+                raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
             elif request.method != b"POST":
                 raise _not_allowed(request, b"POST")
             else:
-                self._generate(connection, request, parse(request.body, self.settings.model))
+                self._generate(connection, request, parse(bytes(request.body), self.settings.model))
         except Refusal as refusal:
             self._refuse(connection, request, refusal)
-
-    def problem(self, connection: Connection, problem: Problem) -> None:
-        body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
-        connection.write(answers.response(problem.status, body, keep_alive=False))
-        connection.finish(keep_alive=False)
-
-    def _authorise(self, request: Request) -> None:
-        key = self.settings.api_key
-        if key is None or not request.path.startswith(b"/v1/"):
-            return
-        given = request.headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + key.encode()):
-            what = "the API key is wrong" if given else "no API key was given (Authorization: Bearer KEY)"
-            raise Refusal(401, what, "invalid_api_key", "authentication_error")
 
     def _generate(self, connection: Connection, request: Request, ask: Ask) -> None:
         if ask.stream and request.http10:
             raise Refusal(400, "streaming needs HTTP/1.1", "http_version")
-        n_in = self._prompts.count(ask)
-        self._check_length(n_in, ask.n_out)
-        self._n += 1
+        n_in = self.length(ask)
+        self.number()
         if self._n == 1:
             for after, ns in self._faults.freezes():
                 self.clockwork.at(request.arrived + after, partial(self._freeze, ns))
@@ -104,6 +93,17 @@ class Server:
         self._active.add(answer)
         answer.begin()
         self.clockwork.changed()
+
+    def number(self) -> int:
+        """The next request's ordinal."""
+        self._n += 1
+        return self._n
+
+    def length(self, ask: Ask) -> int:
+        """Tokens of the prompt; a Refusal where it and the answer are too long."""
+        n_in = self._prompts.count(ask)
+        self._check_length(n_in, ask.n_out)
+        return n_in
 
     def _check_length(self, n_in: int, n_out: int) -> None:
         if n_in + n_out > self.settings.max_len:
@@ -180,23 +180,13 @@ class Server:
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
-    def _page(self, connection: Connection, request: Request) -> None:
-        pages = {b"/health": self._health, b"/metrics": self._metrics, b"/v1/models": self._models}
-        page = pages.get(request.path)
-        if page is None:
-            raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
+    def metrics(self) -> bytes:
+        """The page in Prometheus' text form."""
+        return self.counters.render(self._active)
+
+    def _list_models(self, connection: Connection, request: Request) -> None:
         if request.method not in (b"GET", b"HEAD"):
             raise _not_allowed(request, b"GET, HEAD")
-        content_type, body = page()
-        self._respond(connection, request, 200, body, content_type=content_type)
-
-    def _health(self) -> tuple[bytes, bytes]:
-        return b"application/json", b'{"status":"ok"}'
-
-    def _metrics(self) -> tuple[bytes, bytes]:
-        return CONTENT_TYPE, self.counters.render(self._active)
-
-    def _models(self) -> tuple[bytes, bytes]:
         model = {
             "id": self.settings.model,
             "object": "model",
@@ -204,7 +194,7 @@ class Server:
             "owned_by": "inferometer",
             "max_model_len": self.settings.max_len,
         }
-        return b"application/json", frames.json_bytes({"object": "list", "data": [model]})
+        self._respond(connection, request, 200, frames.json_bytes({"object": "list", "data": [model]}))
 
     def _refuse(self, connection: Connection, request: Request, refusal: Refusal) -> None:
         body = frames.error_body(refusal.message, refusal.kind, refusal.code)
@@ -252,12 +242,17 @@ class Server:
         self.clockwork.at(now() + _FLUSH_NS, self._flush_truth)
 
 
+def unauthorised(why: str) -> Refusal:
+    headers = token.CHALLENGE
+    return Refusal(401, why, "invalid_api_key", "authentication_error", headers)
+
+
 def _not_allowed(request: Request, allowed: bytes) -> Refusal:
     message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
     return Refusal(405, message, "method_not_allowed", headers=b"Allow: %b\r\n" % allowed)
 
 
-def _timing(settings: Settings) -> FixedTiming | BatchTiming:
+def _timing(settings: Sim) -> FixedTiming | BatchTiming:
     spec, seed, per_chunk, queue = settings.timing, settings.seed, settings.tokens_per_chunk, settings.max_queue
     if isinstance(spec, Fixed):
         return FixedTiming(spec, seed=seed, tokens_per_chunk=per_chunk, max_queue=queue)

@@ -47,11 +47,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
     prefix_cache: bool = False
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Sim(msgspec.Struct, frozen=True, kw_only=True):
     timing: Fixed | Batch = Fixed()
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0: any free one."""
     model: str = "sim"
     seed: int = 0
     """Of the jitter and of faults that strike a share of the requests."""
@@ -65,10 +62,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     """See faults.py for the grammar."""
     allow_fault_header: bool = False
-    api_key: str | None = None
 
 
-def check(settings: Settings) -> None:
+def check(settings: Sim) -> None:
     """Raise UserError for what cannot be."""
     timing = settings.timing
     for name in timing.__struct_fields__:
@@ -88,8 +84,6 @@ def check(settings: Settings) -> None:
     for fault in settings.faults:
         parse_rule(fault)
     _at_least_one(settings, ("tokens_per_chunk", "max_len"))
-    if not 0 <= settings.port <= 65_535:
-        raise UserError(f"--port is {settings.port}", "give a port up to 65535, or 0 for any free one")
     if settings.max_queue is not None and settings.max_queue < 0:
         raise UserError(f"--max-queue is {settings.max_queue}", "give 0 or more, or leave it out for no limit")
 
@@ -104,7 +98,7 @@ def _option(name: str) -> str:
     return "--block-size" if name == "block" else "--" + name.replace("_", "-")
 
 
-def describe(settings: Settings) -> str:
+def describe(settings: Sim) -> str:
     """The server's timing in one line, for people."""
     timing = settings.timing
     parts: list[str] = []

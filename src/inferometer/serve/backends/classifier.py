@@ -1,0 +1,179 @@
+"""The image classifier that is built in: a small convolutional net in PyTorch whose weights come from a seed.
+
+It runs on a fresh machine and computes the same everywhere; nobody trained it, so its labels mean nothing. It takes
+exactly one of
+
+    image    BYTES [1]             a JPEG or PNG file, decoded here, turned upright, resized to 224×224
+    pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
+
+and gives `scores` FP32 [100]: they add up to 1, and labels.txt has their names. An image costs one to two milliseconds on
+one core, decoding aside; more than half of that goes into the dense layers, whose weights a batch reads once. Parameter:
+`threads` (1; 0: as many as PyTorch likes). Two are faster where two cores are idle, and many times slower where they are not.
+"""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.serve.backends import configured
+from inferometer.serve.backends.tensors import device_of, from_torch, pytorch, to_torch, use_threads
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import TensorSpec, to_numpy
+
+IMAGE, PIXELS, SCORES = "image", "pixels", "scores"
+SIZE = 224
+MOST_PIXELS = 64_000_000
+"""Of an image, before it is decoded: a few kB of PNG can say that they are gigabytes."""
+
+_FORMATS = ("JPEG", "PNG")
+_SEED = b"inferometer classifier 1"
+_POOLED = 4
+_LAYERS = {
+    "stem": (32, 3, 8, 8),
+    "conv": (64, 32, 3, 3),
+    "dense1": (1024, 64 * _POOLED * _POOLED),
+    "dense2": (1024, 1024),
+    "dense3": (1024, 1024),
+    "last": (100, 1024),
+}
+
+
+def load(loading: Loading) -> Loaded:
+    torch = pytorch()
+    # Our own limit is lower than the one that Pillow would warn of.
+    warnings.filterwarnings("ignore", category=pillow().DecompressionBombWarning)
+    device = device_of(loading, torch)
+    threads = configured.whole(loading, "threads", 1)
+    names = labels()
+    _complete(loading.config, len(names))
+    weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
+
+    def run(inputs: Tensors, parameters: Parameters) -> Tensors:
+        use_threads(torch, threads)
+        with torch.inference_mode():
+            scores = forward(torch, weights, _pixels(torch, inputs, device))
+            return {SCORES: from_torch(torch, SCORES, scores)}
+
+    return Loaded(run=run, labels={SCORES: names})
+
+
+def labels() -> tuple[str, ...]:
+    text = resources.files(__package__).joinpath("data/labels.txt").read_text(encoding="utf-8")
+    return tuple(text.splitlines())
+
+
+def _complete(config: Any, classes: int) -> None:
+    configured.declare(
+        config.input,
+        [
+            TensorSpec(IMAGE, "BYTES", (1,), optional=True),
+            TensorSpec(PIXELS, "FP32", (3, SIZE, SIZE), optional=True),
+        ],
+    )
+    for one in config.input:
+        if one.name == PIXELS:
+            one.format = one.DESCRIPTOR.fields_by_name["format"].enum_type.values_by_name["FORMAT_NCHW"].number
+    configured.declare(config.output, [TensorSpec(SCORES, "FP32", (classes,))])
+    for one in config.output:
+        one.label_filename = one.label_filename or "labels.txt"
+
+
+# --- the net ---------------------------------------------------------------------------------------------------------
+
+
+def seeded() -> dict[str, NDArray[np.float32]]:
+    """Evenly spread weights of variance 2 / fan-in, from a stream of bytes that no version of anything changes."""
+    sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
+    stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * sum(sizes.values())), "<u2")
+    found, place = {}, 0
+    for name, shape in _LAYERS.items():
+        values = stream[place : place + sizes[name]].astype(np.float32) / np.float32(32768) - np.float32(1)
+        fan_in = float(np.prod(shape[1:]))
+        found[name] = (values * np.float32((6 / fan_in) ** 0.5)).reshape(shape)
+        place += sizes[name]
+    # Pixels of 0 .. 1 are meant as -2 .. 2: (x - 0.5) * 4, as a part of the first layer.
+    found["stem"] *= np.float32(4)
+    found["last"] *= np.float32(2)  # so that scores differ
+    found["bias"] = found["stem"].sum((1, 2, 3)) * np.float32(-0.5)
+    return found
+
+
+def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
+    """[N, 3, 224, 224] to [N, 100]; what is in a row depends on that row alone."""
+    f = torch.nn.functional
+    # hardtanh is odd: what all images have in common does not grow from layer to layer, as it would with relu.
+    x = f.hardtanh(f.conv2d(pixels, weights["stem"], weights["bias"], stride=8))
+    x = f.hardtanh(f.conv2d(x, weights["conv"], stride=2, padding=1))
+    x = f.adaptive_avg_pool2d(x, _POOLED).flatten(1)
+    for name in ("dense1", "dense2", "dense3"):
+        x = f.hardtanh(f.layer_norm(f.linear(x, weights[name]), weights[name].shape[:1]))
+    return f.linear(x, weights["last"]).softmax(1)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
+    if set(inputs) == {PIXELS}:
+        return to_torch(torch, inputs[PIXELS], device)
+    if set(inputs) == {IMAGE}:
+        images = [decoded(one) for one in to_numpy(inputs[IMAGE]).reshape(-1)]
+        planes = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2)
+        return planes.to(torch.float32).div_(255).contiguous()
+    given = ", ".join(sorted(inputs)) or "none"
+    raise Refused(
+        "INVALID_ARGUMENT", f"the classifier takes either '{IMAGE}' or '{PIXELS}', exactly one; given: {given}"
+    )
+
+
+def pillow() -> Any:
+    return configured.package("PIL.Image", "torch")
+
+
+def decoded(data: bytes) -> NDArray[np.uint8]:
+    """224 × 224 × 3 of 0 .. 255; Refused where it is no image."""
+    image = pillow()
+    try:
+        opened = image.open(io.BytesIO(data), formats=_FORMATS)
+    except image.UnidentifiedImageError:
+        raise Refused(
+            "INVALID_ARGUMENT", f"input '{IMAGE}': {len(data)} bytes are no {' or '.join(_FORMATS)} image"
+        ) from None
+    except Exception as error:
+        raise _broken(error) from None
+    if opened.width * opened.height > MOST_PIXELS:
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"input '{IMAGE}': {opened.width}×{opened.height} is too large an image; the most is {MOST_PIXELS} pixels",
+        )
+    return _or_broken(lambda: _upright(opened))
+
+
+def _or_broken(decode: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    try:
+        return decode()
+    except Exception as error:  # decoders raise all sorts of things over broken files
+        raise _broken(error) from None
+
+
+def _broken(error: Exception) -> Refused:
+    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is broken: {configured.one_line(error)}")
+
+
+def _upright(opened: Any) -> NDArray[np.uint8]:
+    image, ops = pillow(), configured.package("PIL.ImageOps", "torch")
+    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # a JPEG is decoded smaller, and faster, where it is far larger
+    ops.exif_transpose(opened, in_place=True)
+    turned = opened
+    if turned.mode.startswith(
+        "I"
+    ):  # grey of 16 bits, of which Pillow would keep the lowest 255 and call the rest white
+        turned = image.fromarray((np.clip(np.asarray(turned).astype(np.int64), 0, 65_535) >> 8).astype(np.uint8))
+    small = turned.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR)
+    return np.asarray(small, np.uint8)

@@ -1,0 +1,266 @@
+"""What the loaders share: a model's configuration read and completed, its Python file imported, its extra missed.
+
+Inputs and outputs are `TensorSpec`s without the batch dimension, as the configuration has them; BYTES is its TYPE_STRING. A
+loader completes what is left open and never changes what is said: what the file and the configuration say differently is a
+UserError that names both.
+"""
+
+import importlib
+import importlib.util
+import itertools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from inferometer.errors import UserError
+from inferometer.serve.models.types import Loading, Refused
+from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
+from inferometer.wire import protobuf
+
+BATCH = 4
+"""max_batch_size where the file has an open first dimension and nobody says; Triton's too."""
+
+_LENGTH = 300
+_numbers = itertools.count()
+
+T = TypeVar("T")
+
+# --- inputs and outputs ----------------------------------------------------------------------------------------------
+
+
+def inputs(config: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(one.name, datatype(one), tuple(one.dims), one.optional) for one in config.input)
+
+
+def outputs(config: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(one.name, datatype(one), tuple(one.dims)) for one in config.output)
+
+
+def datatype(field: Any) -> str:
+    """KServe's name for the type of a ModelInput or ModelOutput."""
+    name = str(_types(field).values_by_number[field.data_type].name).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def _types(field: Any) -> Any:
+    return field.DESCRIPTOR.fields_by_name["data_type"].enum_type
+
+
+def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
+    """Puts `specs` into config.input or config.output, where that is empty."""
+    if fields:
+        return
+    for spec in specs:
+        one = fields.add(name=spec.name, dims=spec.shape)
+        kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
+        one.data_type = _types(one).values_by_name[f"TYPE_{kind}"].number
+        if spec.optional:
+            one.optional = True
+
+
+def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs: Sequence[TensorSpec]) -> None:
+    """The configuration from what a model file says, whose shapes are full ones: the batch's dimension, too.
+
+    Where nothing is configured and the first dimension of everything is open, it is the batch's: max_batch_size becomes the
+    parameter `default_max_batch_size` (4; 0: no batches), with dynamic batching.
+    """
+    config, everything = loading.config, (*found_inputs, *found_outputs)
+    is_open = all(spec.shape[:1] == (-1,) for spec in everything)
+    if not config.max_batch_size and not config.input and not config.output and everything and is_open:
+        config.max_batch_size = whole(loading, "default_max_batch_size", BATCH)
+        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
+            config.dynamic_batching.SetInParent()
+    fixed = next((spec for spec in everything if spec.shape[:1] != (-1,)), None)
+    if config.max_batch_size and fixed is not None:
+        raise UserError(
+            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but the first dimension of {fixed.name} "
+            f"{shown(fixed.shape)} is not open",
+            "set max_batch_size to 0, or export the model with an open first dimension",
+        )
+    for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
+        unbatched = [_without_batch(spec) for spec in found] if config.max_batch_size else found
+        declare(fields, unbatched)
+        _agree(loading, fields, unbatched)
+
+
+def _without_batch(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, spec.shape[1:], spec.optional)
+
+
+def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
+    by_name = {spec.name: spec for spec in found}
+    for one in fields:
+        spec, said = by_name.get(one.name), TensorSpec(one.name, datatype(one), tuple(one.dims))
+        if spec is None:
+            raise UserError(
+                f"model {loading.name}: the configuration has {one.name}, the model file only {', '.join(by_name)}",
+                "call it as the file does",
+            )
+        same = len(said.shape) == len(spec.shape)
+        if (
+            said.datatype != spec.datatype
+            or not same
+            or any(-1 not in pair and pair[0] != pair[1] for pair in zip(said.shape, spec.shape, strict=True))
+        ):
+            raise UserError(
+                f"model {loading.name}: the configuration says that {one.name} is {said.datatype} {shown(said.shape)}, "
+                f"the model file {spec.datatype} {shown(spec.shape)}",
+                "correct data_type and dims, which are without the batch where max_batch_size is not 0",
+            )
+
+
+def require(loading: Loading) -> None:
+    """Inputs and outputs are known by now."""
+    for kind, fields in (("input", loading.config.input), ("output", loading.config.output)):
+        if not fields:
+            raise UserError(
+                f"model {loading.name}: nothing says what its {kind}s are",
+                f"list them in a config.pbtxt (or, in a model.py, in CONFIG): {kind} [{{ name, data_type, dims }}]",
+            )
+
+
+def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
+    """The configuration, where there is one, has no other tensors than these."""
+    for kind, known, fields in (("input", inputs, loading.config.input), ("output", outputs, loading.config.output)):
+        other = sorted({one.name for one in fields} - known)
+        if other:
+            raise UserError(
+                f"model {loading.name}: the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}",
+                "correct it, or leave it out",
+            )
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def whole(loading: Loading, name: str, default: int) -> int:
+    """A parameter that is a whole number, 0 or more."""
+    text = loading.parameter(name, str(default)).strip()
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give a whole number")
+    return int(text)
+
+
+def is_on(loading: Loading, name: str, default: bool = False) -> bool:
+    text = loading.parameter(name, "1" if default else "0").strip().lower()
+    if text not in ("1", "0", "true", "false"):
+        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give 1 or 0")
+    return text in ("1", "true")
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def texts(name: str, tensor: Tensor) -> list[str]:
+    try:
+        return [one.decode() for one in to_numpy(tensor).reshape(-1)]
+    except UnicodeDecodeError:
+        raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not UTF-8 text") from None
+
+
+# --- packages and files ----------------------------------------------------------------------------------------------
+
+
+def package(name: str, extra: str) -> Any:
+    """The package `name`, imported; UserError where its extra is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = error.name is None or error.name.partition(".")[0] == name
+        what = f"{name} is not installed" if missing else f"{name} cannot be imported: {one_line(error)}"
+        raise UserError(what, f"pip install 'inferometer[{extra}]'") from None
+
+
+def model_file(loading: Loading, *names: str) -> Path:
+    """The file itself, or the first of `names` that the version's folder has."""
+    if loading.file is not None:
+        return loading.file
+    folder = loading.folder
+    found = [folder / name for name in names if (folder / name).is_file()] if folder is not None else []
+    if not found:
+        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "put it there")
+    return found[0]
+
+
+def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) -> T:
+    """What `load` gives; whatever a library raises over a file that does not load becomes one line."""
+    try:
+        return load()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}", remedy
+        ) from None
+
+
+def one_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= _LENGTH else words[: _LENGTH - 3] + "..."
+
+
+def python_file(loading: Loading, path: Path) -> ModuleType:
+    """A model.py, run once for each instance, as a module of its own."""
+    name = f"_inferometer_model_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"model {loading.name}: {path.name} is no Python file", "its name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UserError(
+            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
+            "correct the file",
+        ) from None
+    _add_config(loading, module, path)
+    return module
+
+
+def forget(module: ModuleType) -> None:
+    sys.modules.pop(module.__name__, None)
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the file it happened."""
+    numbers, trace = [], error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            numbers.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f" (line {numbers[-1]})" if numbers else ""
+
+
+def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
+    """What the file's CONFIG says and the configuration leaves open."""
+    said = getattr(module, "CONFIG", None)
+    if said is None:
+        return
+    kind = type(loading.config)
+    try:
+        made = protobuf.parse(kind, protobuf.encode(kind, said))
+    except UserError as error:
+        raise UserError(f"model {loading.name}: CONFIG in {path.name}: {error.what}", error.remedy) from None
+    known = {field.name for field, _ in loading.config.ListFields()}
+    scheduled = loading.config.WhichOneof("scheduling_choice") is not None
+    for field, value in made.ListFields():
+        if field.name == "parameters":
+            for name in value:
+                if name not in loading.config.parameters:
+                    loading.config.parameters[name].CopyFrom(value[name])
+        elif field.name not in known and not (scheduled and field.containing_oneof is not None):
+            _copy(loading.config, made, field.name)
+
+
+def _copy(into: Any, source: Any, name: str) -> None:
+    part = type(source)()
+    part.CopyFrom(source)
+    for field, _ in source.ListFields():
+        if field.name != name:
+            part.ClearField(field.name)
+    into.MergeFrom(part)

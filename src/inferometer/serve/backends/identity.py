@@ -1,0 +1,46 @@
+"""Gives back what it is given: output i is input i. The bytes are passed on as they are, so that what is measured is the server."""
+
+from collections.abc import Callable
+
+from inferometer.errors import UserError
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import Tensor
+
+
+def load(loading: Loading) -> Loaded:
+    renamed = pairs(loading)
+
+    def begin(
+        inputs: Tensors,
+        parameters: Parameters,
+        emit: Callable[[Tensors], None],
+        finish: Callable[[Refused | None], None],
+    ) -> None:
+        emit(passed_on(inputs, renamed))
+        finish(None)
+
+    return Loaded(begin=begin, slots=0)
+
+
+def pairs(loading: Loading) -> dict[str, str]:
+    """The output for each input."""
+    config = loading.config
+    if not config.input and not config.output:
+        config.input.add(name="INPUT0", data_type="TYPE_FP32", dims=[-1])
+    if not config.output:
+        for i, each in enumerate(config.input):
+            config.output.add(name=f"OUTPUT{i}", data_type=each.data_type, dims=each.dims)
+    if [(each.data_type, list(each.dims)) for each in config.input] != [
+        (each.data_type, list(each.dims)) for each in config.output
+    ]:
+        raise UserError(
+            f"the model {loading.name}: its outputs are not like its inputs", "give each input an output of its kind"
+        )
+    return {given.name: made.name for given, made in zip(config.input, config.output, strict=True)}
+
+
+def passed_on(inputs: Tensors, renamed: dict[str, str]) -> Tensors:
+    return {
+        (name := renamed[tensor.name]): Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+        for tensor in inputs.values()
+    }

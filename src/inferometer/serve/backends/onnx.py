@@ -1,0 +1,168 @@
+"""ONNX models in ONNX Runtime.
+
+The file says what goes in and out; a symbolic dimension is -1, and where the first one of every input and output is open it
+is the batch's. Parameters: `threads` (of one operation), `default_max_batch_size`. On a GPU the CUDA provider computes what
+it can and the CPU the rest.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from inferometer import tensors
+from inferometer.errors import UserError
+from inferometer.serve.backends import configured
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import Tensor, TensorSpec, to_numpy
+
+_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+_BFLOAT16 = 16  # ONNX's number
+_EXTRA = "onnx"
+
+
+class _Session(msgspec.Struct):
+    """What is asked of ONNX Runtime for each request."""
+
+    runtime: Any
+    session: Any
+    outputs: tuple[str, ...]
+    has_bfloat16: bool
+
+
+def load(loading: Loading) -> Loaded:
+    runtime = configured.package("onnxruntime", _EXTRA)
+    path = configured.model_file(loading, "model.onnx")
+    made = _session(loading, runtime, path)
+    found = [_spec(loading, one) for one in made.get_inputs()], [_spec(loading, one) for one in made.get_outputs()]
+    configured.complete(loading, *found)
+    names = tuple(spec.name for spec in configured.outputs(loading.config))
+    has_bfloat16 = any(spec.datatype == "BF16" for part in found for spec in part)
+    asked = _Session(runtime, made, names, has_bfloat16)
+    datatypes = {spec.name: spec.datatype for spec in found[1]}
+
+    def run(inputs: Tensors, parameters: Parameters) -> Tensors:
+        try:
+            return (_run_values if asked.has_bfloat16 else _run_arrays)(asked, inputs, datatypes)
+        except refusals as error:
+            raise Refused("INVALID_ARGUMENT", f"model '{loading.name}': {configured.one_line(error)}") from None
+
+    refusals = _refusals(runtime)
+    return Loaded(run=run)
+
+
+def _session(loading: Loading, runtime: Any, path: Path) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4  # what is wrong is raised
+    options.intra_op_num_threads = configured.whole(loading, "threads", 0)
+    providers = _providers(loading, runtime)
+    return configured.attempt(
+        loading,
+        path,
+        "export it again; onnx.checker.check_model says more",
+        lambda: runtime.InferenceSession(str(path), options, providers=providers),
+    )
+
+
+def _providers(loading: Loading, runtime: Any) -> list[Any]:
+    known, device = runtime.get_available_providers(), loading.device
+    has_cuda, (kind, _, number) = "CUDAExecutionProvider" in known, device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
+        raise UserError(f"model {loading.name}: there is no device {device!r:.60}", "it is cpu, cuda or cuda:N")
+    if kind == "cuda" and not has_cuda:
+        raise UserError(
+            f"model {loading.name}: the device {device} is asked for, and this ONNX Runtime computes on {', '.join(known)}",
+            "pip install onnxruntime-gpu, or use --device cpu",
+        )
+    on_gpu = kind != "cpu" and has_cuda
+    return [("CUDAExecutionProvider", {"device_id": int(number or 0)})] * on_gpu + ["CPUExecutionProvider"]
+
+
+def _spec(loading: Loading, one: Any) -> TensorSpec:
+    datatype = _TYPES.get(one.type)
+    if datatype is None:
+        raise UserError(
+            f"model {loading.name}: {one.name} is of ONNX's type {one.type}, which the protocol has no name for",
+            f"it has {', '.join(_TYPES.values())}",
+        )
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in one.shape)
+    return TensorSpec(one.name, datatype, shape)
+
+
+def _refusals(runtime: Any) -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises over the request, not over the model."""
+    state = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA)
+    return (state.InvalidArgument,)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def _run_arrays(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
+    feeds = {name: _array(tensor) for name, tensor in inputs.items()}
+    made = asked.session.run(list(asked.outputs), feeds)
+    return {
+        name: _tensor(name, datatypes[name], np.asarray(array)) for name, array in zip(asked.outputs, made, strict=True)
+    }
+
+
+def _array(tensor: Tensor) -> Any:
+    if tensor.datatype == "BYTES":
+        return _texts(tensor)
+    array = to_numpy(tensor)
+    return array if array.flags.aligned else array.copy()
+
+
+def _texts(tensor: Tensor) -> Any:
+    texts = configured.texts(tensor.name, tensor)
+    made = np.empty(len(texts), dtype=object)
+    made[:] = texts
+    return made.reshape(tensor.shape)
+
+
+def _tensor(name: str, datatype: str, array: Any) -> Tensor:
+    if datatype == "BYTES":
+        return tensors.from_numpy(name, array, "BYTES")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return Tensor(name, datatype, tuple(array.shape), flat.view(np.uint8).data)
+
+
+def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
+    """With ONNX Runtime's own values: numpy has no bfloat16."""
+    value = asked.runtime.OrtValue
+    kept = []  # the values look at the arrays' memory
+    feeds = {}
+    for name, tensor in inputs.items():
+        if tensor.datatype == "BF16":
+            array = np.frombuffer(tensor.data, "<u2").reshape(tensor.shape).copy()
+            feeds[name] = value.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+        else:
+            array = _array(tensor)
+            feeds[name] = value.ortvalue_from_numpy(array)
+        kept.append(array)
+    made = asked.session.run_with_ort_values(list(asked.outputs), feeds)
+    return {name: _from_value(name, datatypes[name], one) for name, one in zip(asked.outputs, made, strict=True)}
+
+
+def _from_value(name: str, datatype: str, value: Any) -> Tensor:
+    if datatype != "BF16":
+        return _tensor(name, datatype, np.asarray(value.numpy()))
+    shape = tuple(value.shape())
+    return Tensor(name, datatype, shape, ctypes.string_at(value.data_ptr(), 2 * tensors.elements(shape)))

@@ -1,0 +1,101 @@
+"""A model that is a function, in a model.py:
+
+    def infer(inputs, parameters): ...   # dicts: arrays by name, the request's parameters; gives arrays by name
+
+A decoupled model's `infer` is a generator of such dicts. Where something must be prepared once,
+
+    def load(folder, device): ...        # gives the function; called once for each instance; auto, cpu, cuda or cuda:N
+
+and where there is no configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all but
+instance_group, which is needed before the file is run). Arrays have the batch's dimension where there is one, and those
+that are given cannot be written to. BF16 is float32 and BYTES are objects that are bytes, in and out. The function runs in
+the instance's own thread. Whatever it raises is an INTERNAL error of that request; to blame the request, raise
+inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import configured
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import TensorSpec, from_numpy, to_numpy
+
+Infer = Callable[[dict[str, Any], Parameters], Any]
+
+
+def load(loading: Loading) -> Loaded:
+    path = configured.model_file(loading, "model.py")
+    module = configured.python_file(loading, path)
+    configured.require(loading)
+    infer = _function(loading, module, path)
+    outputs = {spec.name: spec for spec in configured.outputs(loading.config)}
+    decoupled = loading.config.model_transaction_policy.decoupled
+
+    def run(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
+        answer = infer({name: to_numpy(tensor) for name, tensor in inputs.items()}, parameters)
+        if decoupled:
+            return _each(loading.name, answer, outputs)
+        return _tensors(loading.name, answer, outputs)
+
+    return Loaded(run=run, close=lambda: configured.forget(module))
+
+
+def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
+    """`infer`, or what `load` gives."""
+    prepare, infer = getattr(module, "load", None), getattr(module, "infer", None)
+    if callable(prepare):
+        folder = loading.folder if loading.folder is not None else path.parent
+        infer = configured.attempt(loading, path, "correct load()", lambda: prepare(folder, loading.device))
+        if not callable(infer):
+            raise UserError(
+                f"model {loading.name}: load() in {path.name} gives {type(infer).__name__}, not a function",
+                "let it return infer(inputs, parameters)",
+            )
+    if not callable(infer):
+        of_triton = " (TritonPythonModel runs in Triton's own Python backend only)" * hasattr(
+            module, "TritonPythonModel"
+        )
+        raise UserError(
+            f"model {loading.name}: {path.name} has no function infer{of_triton}",
+            "write def infer(inputs, parameters) that gives a dict of arrays",
+        )
+    found: Infer = infer
+    return found
+
+
+def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
+    """The answers of a decoupled model; closing this closes the model's generator."""
+    if not isinstance(answers, Iterator):
+        raise Refused(
+            "INTERNAL", f"model '{name}' is decoupled, but infer gives {type(answers).__name__}, not a generator"
+        )
+    try:
+        for answer in answers:
+            yield _tensors(name, answer, outputs)
+    finally:
+        if inspect.isgenerator(answers):
+            answers.close()
+
+
+def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
+    if not isinstance(answer, dict):
+        raise Refused("INTERNAL", f"model '{name}': infer gives {type(answer).__name__}, not a dict of arrays")
+    found: Tensors = {}
+    for key, value in answer.items():
+        if key not in outputs:
+            raise Refused("INTERNAL", f"model '{name}' has no output {key!r:.60}; its outputs are {', '.join(outputs)}")
+        array = np.asarray(value)
+        try:
+            found[key] = from_numpy(key, array, outputs[key].datatype)
+        except UserError as error:
+            raise Refused(
+                "INTERNAL",
+                f"model '{name}': output '{key}' is {outputs[key].datatype}, infer gives {array.dtype}: {error.what}",
+            ) from None
+    return found

@@ -1,0 +1,98 @@
+"""The simulator as a text model of the KServe protocol: tokens come as answers, when its timing model says so.
+
+`text_input` is the prompt and `max_tokens` the length of the answer; each answer of the decoupled model has the words of one
+step in `text_output`. It shares timing, queue and batch with the OpenAI endpoints, so that protocols can be compared.
+"""
+
+from collections.abc import Callable
+
+from inferometer import tensors
+from inferometer.serve.models.types import Begin, Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.sim.jobs import Job
+from inferometer.serve.sim.openai import DEFAULT_TOKENS, Ask
+from inferometer.serve.sim.server import Simulator
+from inferometer.tensors import Tensor
+from inferometer.timing.clock import now
+
+CONFIG = """
+backend: "simulator"
+input [
+  { name: "text_input", data_type: TYPE_STRING, dims: [ 1 ] },
+  { name: "max_tokens", data_type: TYPE_INT32, dims: [ 1 ], optional: true }
+]
+output [{ name: "text_output", data_type: TYPE_STRING, dims: [ 1 ] }]
+model_transaction_policy { decoupled: true }
+"""
+
+
+def loader(server: Simulator) -> Callable[[Loading], Loaded]:
+    """A loader of the model that is `server`."""
+    return lambda loading: Loaded(begin=_begin(server), slots=0)
+
+
+class _Text(Job):
+    """One answer under way: its words go to `send`, and `finish` hears of its end."""
+
+    __slots__ = ("_at", "_finish", "_send", "_server", "_written")
+
+    def __init__(
+        self,
+        server: Simulator,
+        n: int,
+        n_in: int,
+        n_out: int,
+        send: Callable[[Tensors], None],
+        finish: Callable[[Refused | None], None],
+    ) -> None:
+        super().__init__(n, n_in, n_out, now())
+        self._server = server
+        self._at = n * 7
+        self._written = 0
+        self._send = send
+        self._finish = finish
+
+    def emit(self, count: int, due: int) -> None:
+        text = self._server.words.plain(self._at + self._written, count)
+        self._written += count
+        self._send({"text_output": _text_tensor(text)})
+        if self._written == self.n_out:
+            self._finish(None)
+
+
+def _begin(server: Simulator) -> Begin:
+    def begin(
+        inputs: Tensors,
+        parameters: Parameters,
+        emit: Callable[[Tensors], None],
+        finish: Callable[[Refused | None], None],
+    ) -> Callable[[], None] | None:
+        text, n_out = _asked(inputs)
+        n_in = server.length(Ask(False, True, False, False, n_out, texts=(text,)))
+        job = _Text(server, server.number(), n_in, n_out, emit, finish)
+        if not server.timing.add(job, job.arrived):
+            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
+        server.clockwork.changed()
+
+        def cancel() -> None:
+            server.timing.drop(job, now())
+            server.clockwork.changed()
+
+        return cancel
+
+    return begin
+
+
+def _asked(inputs: Tensors) -> tuple[str, int]:
+    text = tensors.to_numpy(inputs["text_input"]).item().decode("utf-8", "replace")
+    if not text:
+        raise Refused("INVALID_ARGUMENT", "text_input is empty")
+    if "max_tokens" not in inputs:
+        return text, DEFAULT_TOKENS[False]
+    n_out = int(tensors.to_numpy(inputs["max_tokens"]).item())
+    if n_out < 1:
+        raise Refused("INVALID_ARGUMENT", f"max_tokens is {n_out}: at least 1")
+    return text, n_out
+
+
+def _text_tensor(text: bytes) -> Tensor:
+    return Tensor("text_output", "BYTES", (1,), len(text).to_bytes(4, "little") + text)

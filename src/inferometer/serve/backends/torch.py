@@ -1,0 +1,291 @@
+"""PyTorch models: TorchScript (.pt), an exported program (.pt2), or a model.py that builds a module.
+
+    model.pt    torch.jit.save(...)     the configuration says what goes in and out
+    model.pt2   torch.export.save(...)  says so itself
+    model.py    def model() -> torch.nn.Module; CONFIG as in the Python backend; the parameter `weights` names a file beside
+                it (safetensors, or what torch.save wrote of a state_dict)
+
+Inputs become arguments: in the order of their numbers where all are called like Triton's INPUT__0, by name where all are
+called as the arguments of `forward` are, else in the configuration's order. A tensor, a tuple or list of them, or a dict
+comes out: in the configuration's order, a dict's by name. Pickles are not loaded: they may run anything (pt2.py). Parameters:
+`threads` (of one operation, on CPUs), `default_max_batch_size` (of an exported program with an open first dimension).
+"""
+
+import inspect
+import logging
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import configured, pt2
+from inferometer.serve.backends.tensors import (
+    DTYPES,
+    datatype_of,
+    device_of,
+    from_torch,
+    pytorch,
+    to_torch,
+    use_threads,
+)
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import TensorSpec, shown
+
+_NUMBERED = re.compile(r".*__(\d+)")
+_IN_PLACE = re.compile(r"aten::\w*[a-z0-9]_\(")
+
+
+class _Module(msgspec.Struct):
+    """What was loaded, ready to be called."""
+
+    call: Any
+    arguments: tuple[str, ...] | None
+    """Names that `forward` takes, in order; None where anything may be given."""
+    keywords: frozenset[str] = frozenset()
+    """Those that must be given by name."""
+    by_name: bool = True
+    """All may be given by name."""
+    writes: bool = True
+    """It may write into its inputs, which are then copied."""
+    close: Callable[[], None] = lambda: None
+
+
+def load(loading: Loading) -> Loaded:
+    torch = pytorch()
+    device = device_of(loading, torch)
+    path = configured.model_file(loading, "model.pt2", "model.pt", "model.py")
+    threads = configured.whole(loading, "threads", 0)
+    module = _read(loading, torch, path, device)
+    configured.require(loading)
+    inputs, outputs = configured.inputs(loading.config), configured.outputs(loading.config)
+    _check_types(loading, (*inputs, *outputs))
+    arranged = _arrangement(loading, module, inputs)
+
+    def run(given: Tensors, parameters: Parameters) -> Tensors:
+        use_threads(torch, threads)
+        with torch.inference_mode():
+            made = {name: to_torch(torch, tensor, device, module.writes) for name, tensor in given.items()}
+            positional, keywords = arranged(made)
+            answer = module.call(*positional, **keywords)
+            return {
+                spec.name: from_torch(torch, spec.name, one)
+                for spec, one in zip(outputs, _outputs(torch, loading.name, answer, outputs), strict=True)
+            }
+
+    return Loaded(run=run, close=module.close)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+    if path.suffix == ".py":
+        return _from_python(loading, torch, path, device)
+    exported = path.suffix == ".pt2"
+    remedy = "write it with torch.export.save" if exported else "write it with torch.jit.save; pickles are not loaded"
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"model {loading.name}: {path.name} is no file of PyTorch's, or broken", remedy)
+    read = _exported if exported else _script
+    with _quiet():
+        return configured.attempt(loading, path, remedy, lambda: read(loading, torch, path, device))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the traceback that PyTorch logs before it raises, and its word that TorchScript is old."""
+    logger = logging.getLogger("torch.export")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = before
+
+
+def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+    module = torch.jit.load(str(path), map_location=device).eval()
+    names = tuple(one.name for one in module.forward.schema.arguments[1:])
+    if not loading.config.input:
+        raise UserError(
+            f"model {loading.name}: TorchScript does not say which shapes and types {', '.join(names)} have",
+            "list input and output in a config.pbtxt, or export the model as .pt2",
+        )
+    return _Module(module, names, writes=_IN_PLACE.search(str(module.inlined_graph)) is not None)
+
+
+def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+    pt2.check(torch, loading.name, path)
+    program = torch.export.load(str(path))
+    if device.type != "cpu":
+        program = configured.package("torch.export.passes", "torch").move_to_device_pass(program, device)
+    signature, spec = program.graph_signature, program.call_spec.in_spec
+    names = tuple(map(str, signature.user_inputs))
+    if spec.num_leaves != sum(part.num_children for part in _parts(spec)):
+        raise UserError(
+            f"model {loading.name}: {path.name} takes lists or dicts of tensors", "export it with plain arguments"
+        )
+    positional, keywords = _parts(spec)
+    by_name = names[: positional.num_children] + tuple(map(str, keywords.context or ()))
+    facts = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    outputs = _output_names(program, len(signature.user_outputs))
+    configured.complete(
+        loading,
+        [_spec(loading, name, facts.get(node)) for name, node in zip(by_name, names, strict=True)],
+        [
+            _spec(loading, name, facts.get(str(node)))
+            for name, node in zip(outputs, signature.user_outputs, strict=True)
+        ],
+    )
+    return _Module(
+        program.module(),
+        by_name,
+        keywords=frozenset(by_name[positional.num_children :]),
+        by_name=False,
+        writes=bool(signature.user_inputs_to_mutate),
+    )
+
+
+def _parts(spec: Any) -> tuple[Any, Any]:
+    """Positional and keyword arguments of an exported program."""
+    positional, keywords = spec.children()
+    return positional, keywords
+
+
+def _output_names(program: Any, count: int) -> list[str]:
+    """A dict's keys; else Triton's OUTPUT__0, ..."""
+    spec = program.call_spec.out_spec
+    if spec.type is dict and spec.num_children == count:
+        return [str(key) for key in spec.context]
+    return [f"OUTPUT__{i}" for i in range(count)]
+
+
+def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
+    if not hasattr(value, "dtype"):
+        raise UserError(
+            f"model {loading.name}: {name} of the exported program is no tensor", "export it with tensors alone"
+        )
+    shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    return TensorSpec(name, datatype_of(value), shape)
+
+
+def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
+    source = configured.python_file(loading, path)
+    build = getattr(source, "model", None)
+    if not callable(build):
+        raise UserError(
+            f"model {loading.name}: {path.name} has no function model", "write def model() that gives a module"
+        )
+    module = configured.attempt(loading, path, "correct model()", build)
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            f"model {loading.name}: model() in {path.name} gives {type(module).__name__}, not a torch.nn.Module"
+        )
+    weights = loading.parameter("weights")
+    if weights:
+        _add_weights(loading, torch, module, path.parent, weights)
+    taken = inspect.signature(module.forward).parameters.values()
+    plain = all(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in taken)
+    return _Module(
+        module.eval().to(device),
+        tuple(one.name for one in taken) if plain else None,
+        keywords=frozenset(one.name for one in taken if one.kind == one.KEYWORD_ONLY),
+        by_name=all(one.kind != one.POSITIONAL_ONLY for one in taken),
+        close=lambda: configured.forget(source),
+    )
+
+
+def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: str) -> None:
+    path = folder / name
+    if Path(name).name != name or path.resolve().parent != folder.resolve():
+        raise UserError(
+            f"model {loading.name}: the weights {name!r:.60} are not in the model's folder", "put them there"
+        )
+
+    def read() -> None:
+        if path.suffix == ".safetensors":
+            state = configured.package("safetensors.torch", "torch").load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state)
+
+    configured.attempt(loading, path, "save module.state_dict() of the same module", read)
+
+
+def _check_types(loading: Loading, specs: Sequence[TensorSpec]) -> None:
+    for spec in specs:
+        if spec.datatype not in DTYPES:
+            raise UserError(
+                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch has no tensors of",
+                f"it has {', '.join(DTYPES)}",
+            )
+
+
+# --- arguments and answers -------------------------------------------------------------------------------------------
+
+Arranged = Callable[[dict[str, Any]], tuple[list[Any], dict[str, Any]]]
+
+
+def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]) -> Arranged:
+    """How inputs by name become arguments."""
+    names, taken = [spec.name for spec in inputs], module.arguments
+    if taken is not None and len(names) > len(taken):
+        raise UserError(
+            f"model {loading.name}: the configuration has {len(names)} inputs, forward takes {len(taken)}: {', '.join(taken)}",
+            "list as many",
+        )
+    numbers = [_NUMBERED.fullmatch(name) for name in names]
+    if taken is not None and set(names) <= set(taken):
+        order = {name: name for name in taken if name in names}
+        if module.by_name:
+            return lambda made: ([], made)
+    elif all(numbers):
+        by_number = sorted(names, key=lambda name: int(name.rpartition("__")[2]))
+        order = dict(zip(by_number, taken or by_number, strict=False))
+    else:
+        order = dict(zip(names, taken or names, strict=False))
+    by_position = [name for name, argument in order.items() if argument not in module.keywords]
+    by_keyword = {name: argument for name, argument in order.items() if argument in module.keywords}
+
+    def arranged(made: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        given = [name in made for name in by_position]
+        count = sum(given)
+        if not all(given[:count]):
+            missing = by_position[given.index(False)]
+            raise Refused(
+                "INVALID_ARGUMENT", f"model '{loading.name}' needs the input '{missing}' where a later one is given"
+            )
+        return [made[name] for name in by_position[:count]], {
+            argument: made[name] for name, argument in by_keyword.items() if name in made
+        }
+
+    return arranged
+
+
+def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
+    """The tensors of an answer, one for each of the configuration's outputs."""
+    if isinstance(answer, torch.Tensor):
+        found = [answer]
+    elif isinstance(answer, dict):
+        named = all(spec.name in answer for spec in outputs)
+        found = [answer[spec.name] for spec in outputs] if named else list(answer.values())
+    else:
+        found = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if len(found) < len(outputs):
+        raise Refused("INTERNAL", f"model '{name}' gives {len(found)} outputs, the configuration has {len(outputs)}")
+    for spec, one in zip(outputs, found, strict=False):
+        if not isinstance(one, torch.Tensor):
+            raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")
+        if datatype_of(one) != spec.datatype:
+            raise Refused(
+                "INTERNAL",
+                f"model '{name}': output '{spec.name}' is {datatype_of(one)} {shown(tuple(one.shape))}, "
+                f"the configuration says {spec.datatype}",
+            )
+    return found[: len(outputs)]

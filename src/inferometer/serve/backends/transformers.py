@@ -1,0 +1,226 @@
+"""Language models from a folder, with Hugging Face's transformers (config.json, tokenizer.json, *.safetensors).
+
+The parameter `task` says what for; else the architecture in config.json does:
+
+    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text an answer (generation.py)
+    embed      text BYTES [1]       -> embedding FP32 [D]: the mean over the text's tokens; `normalize`=1: of length 1
+    classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; a sigmoid each where several may hold;
+                                       the value itself where there is only one
+
+Parameters: `dtype` (float32, bfloat16, float16; as stored on GPUs, float32 on CPUs), `threads`, `max_length` (longer texts
+are cut there; the model's own where it says), `default_max_batch_size` (32). Code that comes with a model is never run, and
+weights are read from safetensors alone. A model of the hub is taken only where the parameters say so: `hub`=1 and
+`model`=OWNER/NAME.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import configured, generation
+from inferometer.serve.backends.generation import Language
+from inferometer.serve.backends.tensors import device_of, pytorch, use_threads
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Tensors
+from inferometer.tensors import TensorSpec, from_numpy
+
+GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
+TASKS = {
+    GENERATE: GENERATE,
+    EMBED: EMBED,
+    CLASSIFY: CLASSIFY,
+    "text-generation": GENERATE,
+    "feature-extraction": EMBED,
+    "text-classification": CLASSIFY,
+}
+"""Ours, and Hugging Face's names for them."""
+
+TEXT = "text"
+_EXTRA = "transformers"
+_BATCH = 32
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_UNBOUNDED = 1_000_000  # tokenizers that know no length say 10^30
+
+
+def load(loading: Loading) -> Loaded:
+    torch, hugging = pytorch(_EXTRA), configured.package("transformers", _EXTRA)
+    where, options = _source(loading)
+    hugging.utils.logging.set_verbosity_error()
+    hugging.utils.logging.disable_progress_bar()
+    config = _read(loading, where, lambda: hugging.AutoConfig.from_pretrained(where, **options))
+    task = _task(loading, config)
+    device = device_of(loading, torch)
+    kind = getattr(hugging, _CLASSES[task])
+    more = {**options, "dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
+    model, told = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
+    _check_whole(loading, where, told["missing_keys"])
+    tokenizer = _read(loading, where, lambda: hugging.AutoTokenizer.from_pretrained(where, **options))
+    threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
+    language = Language(torch, device, model.eval().to(device), tokenizer, longest, threads)
+    if task == GENERATE:
+        return generation.loaded(loading, language)
+    _let_pad(language)
+    return (_embedding if task == EMBED else _classification)(loading, language)
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
+    """A folder or, where it is allowed, a name in the hub; and how it is read."""
+    wanted = loading.parameter("model")
+    if not wanted:
+        folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
+        if folder is None or not (folder / "config.json").is_file():
+            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "put the model's files there")
+        return str(folder.resolve()), {"local_files_only": True, "trust_remote_code": False}
+    if not configured.is_on(loading, "hub"):
+        raise UserError(
+            f"model {loading.name}: the parameter model is {wanted!r:.80}, and models of the hub are not allowed",
+            "put the model's files into the version's folder, or set the parameter hub to 1",
+        )
+    if not _HUB_ID.fullmatch(wanted) or ".." in wanted:
+        raise UserError(f"model {loading.name}: {wanted!r:.80} is no model of the hub", "it is OWNER/NAME")
+    return wanted, {"local_files_only": False, "trust_remote_code": False}
+
+
+def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception as error:
+        raise UserError(
+            f"model {loading.name}: {where} does not load: {type(error).__name__}: {configured.one_line(error)}",
+            "it needs config.json, tokenizer.json and *.safetensors, as save_pretrained writes them",
+        ) from None
+
+
+def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None:
+    """transformers makes up what a checkpoint lacks: nobody wants to be served that. (An embedding uses no pooler.)"""
+    lacking = sorted(name for name in missing if not name.startswith("pooler.") and ".pooler." not in name)
+    if lacking:
+        raise UserError(
+            f"model {loading.name}: the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more",
+            "is it the right task? The parameter task says which",
+        )
+
+
+def _task(loading: Loading, config: Any) -> str:
+    wanted = loading.parameter("task")
+    if wanted:
+        if wanted not in TASKS:
+            raise UserError(
+                f"model {loading.name}: the task {wanted!r:.60} is not known", f"it is one of {', '.join(TASKS)}"
+            )
+        return TASKS[wanted]
+    names = tuple(config.architectures or ())
+    if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
+        raise UserError(
+            f"model {loading.name}: {', '.join(names)} is not served: it reads with one net and writes with another",
+            "use a decoder-only model",
+        )
+    for name in names:
+        if name.endswith(("ForCausalLM", "LMHeadModel")):
+            return GENERATE
+        if name.endswith("ForSequenceClassification"):
+            return CLASSIFY
+        if name.endswith("Model") or name.endswith("ForMaskedLM"):
+            return EMBED
+    raise UserError(
+        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not say what it is for",
+        f"set the parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
+    )
+
+
+def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
+    wanted = loading.parameter("dtype", "auto")
+    if wanted not in _DTYPES:
+        raise UserError(
+            f"model {loading.name}: the dtype {wanted!r:.60} is not known", f"it is one of {', '.join(_DTYPES)}"
+        )
+    if wanted == "auto":
+        return "auto" if device.type == "cuda" else torch.float32
+    return getattr(torch, wanted)
+
+
+def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
+    told = configured.whole(loading, "max_length", 0)
+    limits = [told or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    return min((limit for limit in limits if limit and limit < _UNBOUNDED), default=None)
+
+
+# --- texts in batches ------------------------------------------------------------------------------------------------
+
+
+def _let_pad(language: Language) -> None:
+    """Some tokenizers have nothing to fill a batch with; the mask hides whatever it is."""
+    tokenizer, config = language.tokenizer, language.model.config
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+def _batched(loading: Loading, output: TensorSpec) -> None:
+    config = loading.config
+    if not config.max_batch_size and not config.input:
+        config.max_batch_size = configured.whole(loading, "default_max_batch_size", _BATCH)
+        if config.max_batch_size and not config.WhichOneof("scheduling_choice"):
+            config.dynamic_batching.SetInParent()
+    configured.declare(config.input, [TensorSpec(TEXT, "BYTES", (1,))])
+    configured.declare(config.output, [output])
+    configured.expect(loading, {TEXT}, {output.name})
+
+
+def _encoded(language: Language, found: list[str]) -> Any:
+    tokens = language.tokenizer(
+        found, return_tensors="pt", padding=True, truncation=language.longest is not None, max_length=language.longest
+    )
+    return {name: value.to(language.device) for name, value in tokens.items()}
+
+
+def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
+    """`compute` makes rows of numbers from the tokens."""
+    torch = language.torch
+
+    def run(inputs: Tensors, parameters: Parameters) -> Tensors:
+        use_threads(torch, language.threads)
+        found = configured.texts(TEXT, inputs[TEXT])
+        with torch.inference_mode():
+            rows = compute(_encoded(language, found)).to(torch.float32).cpu().numpy()
+        batch = inputs[TEXT].shape[:-1]
+        return {output: from_numpy(output, rows.reshape(*batch, rows.shape[-1]), "FP32")}
+
+    return Loaded(run=run)
+
+
+def _embedding(loading: Loading, language: Language) -> Loaded:
+    _batched(loading, TensorSpec("embedding", "FP32", (int(language.model.config.hidden_size),)))
+    unit = configured.is_on(loading, "normalize")
+
+    def compute(tokens: Any) -> Any:
+        hidden = language.model(**tokens).last_hidden_state.to(language.torch.float32)
+        mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+        mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return language.torch.nn.functional.normalize(mean, dim=-1) if unit else mean
+
+    return _runner(language, "embedding", compute)
+
+
+def _classification(loading: Loading, language: Language) -> Loaded:
+    config = language.model.config
+    count = int(config.num_labels)
+    _batched(loading, TensorSpec("scores", "FP32", (count,)))
+    for one in loading.config.output:
+        one.label_filename = one.label_filename or "config.json"  # id2label; clients see that there are labels
+
+    def compute(tokens: Any) -> Any:
+        logits = language.model(**tokens).logits.to(language.torch.float32)
+        if config.problem_type == "multi_label_classification":
+            return logits.sigmoid()
+        return logits.softmax(-1) if count > 1 and config.problem_type != "regression" else logits
+
+    loaded = _runner(language, "scores", compute)
+    loaded.labels = {"scores": tuple(str(config.id2label.get(i, i)) for i in range(count))}
+    return loaded

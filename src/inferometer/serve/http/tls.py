@@ -1,0 +1,195 @@
+"""TLS for the server: ssl.MemoryBIO, so that the bytes, and their stamps, still come from recvmsg.
+
+A handshake comes before the first request; then all is as without. Answers are encrypted piece by piece as the kernel takes
+them, so that a large one is never there twice.
+"""
+
+import contextlib
+import socket
+import ssl
+from collections import deque
+from pathlib import Path
+
+from inferometer.errors import UserError
+from inferometer.serve.http.connection import Connection, Data, Listener
+from inferometer.serve.settings import Tls
+from inferometer.timing.clock import CMSG_SPACE, now
+
+_READ = 64 * 1024
+_ENCRYPTED = 256 * 1024
+"""Bytes of an answer that are encrypted at a time."""
+
+
+def context(tls: Tls) -> ssl.SSLContext:
+    """From PEM files; UserError naming the file that is wrong."""
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.set_alpn_protocols(["http/1.1"])
+    for path in (tls.cert, tls.key, tls.client_ca):
+        if path:
+            _readable(path)
+    try:
+        made.load_cert_chain(tls.cert, tls.key, password=_no_password)
+    except ssl.SSLError as error:
+        raise _wrong_pair(tls, error) from None
+    if tls.client_ca:
+        try:
+            made.load_verify_locations(tls.client_ca)
+        except ssl.SSLError:
+            raise UserError(
+                f"{tls.client_ca} has no certificates of an authority in PEM form", "give the file of a CA"
+            ) from None
+        made.verify_mode = ssl.CERT_REQUIRED
+    return made
+
+
+def _readable(path: str) -> None:
+    try:
+        with Path(path).open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "give a PEM file that this user may read") from None
+
+
+def _no_password() -> str:
+    raise ssl.SSLError("encrypted")
+
+
+def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
+    if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+        return UserError(
+            f"the key {tls.key} is not that of the certificate {tls.cert}", "give the two that belong together"
+        )
+    try:
+        ssl.create_default_context().load_verify_locations(tls.cert)
+    except ssl.SSLError:
+        return UserError(
+            f"{tls.cert} is not a certificate in PEM form", "give a PEM file, the server's certificate first"
+        )
+    return UserError(f"{tls.key} is not a private key in PEM form without a password", "give an unencrypted PEM file")
+
+
+class TlsConnection(Connection):
+    __slots__ = ("_incoming", "_is_ready", "_outgoing", "_plain", "_tls")
+
+    def __init__(self, listener: Listener, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        super().__init__(listener, sock, peer)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._is_ready = False
+        self._plain: deque[memoryview] = deque()
+        self._wait_for(True, now())
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        try:
+            data, ancillary, _, _ = self._sock.recvmsg(_READ, CMSG_SPACE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if not data:
+            self.close()
+            return
+        if self._closing:
+            return
+        arrived = self._arrived(ancillary)
+        self._incoming.write(data)
+        if self._is_ready or self._shake_hands(arrived):
+            self._decrypt(arrived)
+
+    def _shake_hands(self, arrived: int) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            self._wait_for(True, arrived)
+            return False
+        except ssl.SSLError:
+            self._flush()  # the alert that says why
+            self._closing = True
+            self._linger()
+            return False
+        self._is_ready = True
+        self._wait_for(False, arrived)
+        self._flush()
+        return True
+
+    def _decrypt(self, arrived: int) -> None:
+        """All of what came; a client that pipelines is cut off by the socket, not here."""
+        try:
+            while not self._closing and not self.closed:
+                room = self._parser.room
+                if room is None:
+                    data = self._tls.read(_READ)
+                    found = self._parser.feed(data, arrived) if data else None
+                else:
+                    count: int = self._tls.read(len(room), room)  # type: ignore[assignment]  # with a buffer it is a number
+                    found = self._parser.filled(count, arrived) if count else None
+                if found is None:
+                    self.close()
+                    return
+                self._took(found, arrived)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError:  # closed in the orderly way, or broken: there is nothing more to be had
+            self.close()
+
+    def too_slow(self) -> None:
+        if self._is_ready:
+            super().too_slow()
+        else:
+            self.close()
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def write(self, data: Data, *more: Data) -> None:
+        if self.closed or not self._is_ready:
+            return
+        for part in (data, *more):
+            if len(part):
+                self._plain.append(memoryview(part))
+        self._encrypt()
+
+    def _encrypt(self) -> None:
+        while self._plain and not self._out and not self.closed:
+            taken = 0
+            while self._plain and taken < _ENCRYPTED:
+                part = self._plain.popleft()
+                if taken + len(part) > _ENCRYPTED:
+                    self._plain.appendleft(part[_ENCRYPTED - taken :])
+                    part = part[: _ENCRYPTED - taken]
+                try:
+                    self._tls.write(part)
+                except ssl.SSLError:
+                    self._plain.clear()
+                    self._loop.call_soon(self.close)
+                    return
+                taken += len(part)
+            self._flush()
+
+    def _flush(self) -> None:
+        data = self._outgoing.read()
+        if data:
+            super().write(data)
+
+    def _has_more(self) -> bool:
+        return bool(self._out or self._plain)
+
+    def _drained(self) -> None:
+        self._encrypt()
+        if not self._has_more():
+            super()._drained()
+
+    def _linger(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # it would like to hear the client's goodbye, too
+            self._tls.unwrap()
+        self._flush()
+        super()._linger()
+
+    def close(self) -> None:
+        self._plain.clear()
+        super().close()

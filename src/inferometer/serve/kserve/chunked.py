@@ -1,0 +1,163 @@
+"""InferChunked: one request and its answers in pieces, for tensors that no single message can carry (proto/inferometer.proto).
+
+The request's tensors are filled as their pieces come, and answers are cut into pieces as they are sent: beyond the tensors
+themselves there is never more than a piece in memory.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+
+from inferometer.serve.kserve import grpc_codec
+from inferometer.serve.kserve.grpc_calls import deadline, inference, prepare, say_times
+from inferometer.serve.kserve.guard import Context
+from inferometer.serve.kserve.messages import Chunk, Message
+from inferometer.serve.kserve.stream import GIVEN_UP, NOT_READ
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import Output, Refused
+from inferometer.wire.failures import bounded
+
+PIECE = 1 << 20
+_MAX_TENSORS = 1000
+
+
+async def infer_chunked(models: Models, limit: int, context: Context) -> None:
+    """`limit`: bytes of all the request's tensors."""
+    now = time.monotonic_ns()
+    await prepare(context)
+    request, raw = await _received(models, context, limit)
+    answers: deque[tuple[Output, ...]] = deque()
+    changed = asyncio.Event()
+    end: list[Refused | None] = []
+    waiting = 0
+
+    def answer(outputs: tuple[Output, ...]) -> None:
+        nonlocal waiting
+        answers.append(outputs)
+        waiting += _size(outputs)
+        changed.set()
+        if waiting > GIVEN_UP and len(answers) > 1:
+            end.append(NOT_READ)
+            answers.clear()
+            models.cancel(one)
+
+    def ended(refused: Refused | None) -> None:
+        end.append(refused)
+        changed.set()
+
+    one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
+    del request, raw
+    models.submit(one)
+    try:
+        while answers or not end:
+            if answers:
+                outputs = answers.popleft()
+                waiting -= _size(outputs)
+                head = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
+                for piece in pieces(head, outputs):
+                    await context.write(piece)
+            else:
+                changed.clear()
+                await changed.wait()
+    finally:
+        models.cancel(one)
+    if end[0] is not None:
+        raise end[0]
+    say_times(context, one)
+
+
+def _size(outputs: Sequence[Output]) -> int:
+    return sum(len(output.tensor.data) for output in outputs)
+
+
+# --- the request -----------------------------------------------------------------------------------------------------
+
+
+async def _received(models: Models, context: Context, limit: int) -> tuple[Message, list[memoryview]]:
+    head = await _head(context)
+    if head.WhichOneof("message") != "request":
+        raise _invalid("the head of a request has a ModelInferRequest")
+    if head.request.raw_input_contents:
+        raise _invalid("raw contents come in the chunks after the head, not in it")
+    models.find(head.request.model_name, head.request.model_version)  # before anything large is taken
+    sizes = _checked(head.sizes, limit)
+    buffer, place = bytearray(sum(sizes)), 0
+    while (data := await _data(context)) is not None:
+        if place + len(data) > len(buffer):
+            raise _invalid(
+                f"the head speaks of {len(buffer)} bytes of raw contents, but at least {place + len(data)} came"
+            )
+        buffer[place : place + len(data)] = data
+        place += len(data)
+    if place < len(buffer):
+        raise _invalid(f"the head speaks of {len(buffer)} bytes of raw contents, but {place} came")
+    return head.request, _split(buffer, sizes)
+
+
+def _checked(sizes: Sequence[int], limit: int) -> list[int]:
+    if len(sizes) > _MAX_TENSORS:
+        raise _invalid(f"the head speaks of {len(sizes)} raw contents; {_MAX_TENSORS} are the most")
+    if sum(sizes) > limit:
+        raise Refused("RESOURCE_EXHAUSTED", f"the request's tensors are {sum(sizes)} bytes; the server takes {limit}")
+    return list(sizes)
+
+
+def _split(buffer: bytearray, sizes: Sequence[int]) -> list[memoryview]:
+    view, place = memoryview(buffer), 0
+    found = []
+    for size in sizes:
+        found.append(view[place : place + size])
+        place += size
+    return found
+
+
+async def _head(context: Context) -> Message:
+    chunk = await _chunk(context)
+    if chunk is None or chunk.WhichOneof("piece") != "head":
+        raise _invalid("the first chunk is the head")
+    return chunk.head
+
+
+async def _data(context: Context) -> bytes | None:
+    """The next piece; None where there are no more."""
+    chunk = await _chunk(context)
+    if chunk is None:
+        return None
+    if chunk.WhichOneof("piece") != "data":
+        raise _invalid("after the head there is nothing but data")
+    data: bytes = chunk.data
+    return data
+
+
+async def _chunk(context: Context) -> Message | None:
+    message = await context.read()
+    if message is grpc.aio.EOF:
+        return None
+    try:
+        return Chunk.FromString(message)
+    except DecodeError as error:
+        raise Refused("INTERNAL", f"the message is no Chunk: {bounded(str(error))}") from None
+
+
+def _invalid(message: str) -> Refused:
+    return Refused("INVALID_ARGUMENT", message)
+
+
+# --- an answer -------------------------------------------------------------------------------------------------------
+
+
+def pieces(head: Message, outputs: Sequence[Output]) -> Iterator[bytes]:
+    """An answer's chunks, the head first."""
+    contents = [grpc_codec.flat(output.tensor.data) for output in outputs]
+    first = Chunk()
+    first.head.response.CopyFrom(head)
+    first.head.sizes.extend(map(len, contents))
+    yield first.SerializeToString()
+    for data in contents:
+        view = memoryview(data)
+        for place in range(0, len(view), PIECE):
+            yield Chunk(data=bytes(view[place : place + PIECE])).SerializeToString()

@@ -1,0 +1,191 @@
+"""What the server says about itself and its models, as the protocol's messages; `tree` is how HTTP shows them.
+
+Both front ends answer from here, so that they say the same. The words of refusals are Triton's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from inferometer import __version__
+from inferometer.serve.kserve.messages import (
+    CudaSharedMemoryStatusResponse,
+    LogSettingsResponse,
+    Message,
+    ModelMetadataResponse,
+    ModelStatisticsResponse,
+    RepositoryIndexResponse,
+    ServerMetadataResponse,
+    SystemSharedMemoryStatusResponse,
+    TraceSettingResponse,
+)
+from inferometer.serve.models.registry import Model, Models
+from inferometer.serve.models.types import Refused
+from inferometer.tensors import TensorSpec
+
+NAME = "inferometer"
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+NO_CONTROL = "models cannot be loaded and unloaded from outside: the server was started without --control"
+
+
+def server_metadata(models: Models) -> Message:
+    return ServerMetadataResponse(name=NAME, version=__version__, extensions=EXTENSIONS)
+
+
+def model_metadata(model: Model) -> Message:
+    made = ModelMetadataResponse(name=model.name, versions=list(model.versions), platform=model.platform)
+    _add_specs(made.inputs, model.facts.inputs)
+    _add_specs(made.outputs, model.facts.outputs)
+    return made
+
+
+def _add_specs(field: Any, specs: Sequence[TensorSpec]) -> None:
+    for spec in specs:
+        field.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+
+
+def model_config(model: Model) -> Message:
+    """The ModelConfig itself."""
+    return model.config
+
+
+def statistics(models: Models, name: str = "", version: str = "") -> Message:
+    """Of one model, or of all that are ready."""
+    if name:
+        return ModelStatisticsResponse(model_stats=[_ready_one(models, name, version).statistics()])
+    ready = [models.find(entry.name, entry.version) for entry in models.index(only_ready=True)]
+    return ModelStatisticsResponse(model_stats=[model.statistics() for model in ready])
+
+
+def _ready_one(models: Models, name: str, version: str) -> Model:
+    try:
+        return models.find(name, version)
+    except Refused as refused:
+        if refused.code not in ("NOT_FOUND", "UNAVAILABLE"):
+            raise
+    if version and models.is_ready(name):
+        raise Refused("INVALID_ARGUMENT", f"requested model version is not available for model '{name}'")
+    raise Refused("INVALID_ARGUMENT", f"requested model '{name}' is not available")
+
+
+def repository_index(models: Models, ready: bool = False) -> Message:
+    made = RepositoryIndexResponse()
+    for entry in models.index(only_ready=ready):
+        made.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+    return made
+
+
+# --- shared memory ---------------------------------------------------------------------------------------------------
+
+
+def shared_memory_status(models: Models, name: str = "") -> Message:
+    made = SystemSharedMemoryStatusResponse()
+    for region in models.regions.status(name):
+        status = made.regions[region.name]
+        status.name, status.key = region.name, region.key
+        status.offset, status.byte_size = region.offset, region.byte_size
+    return made
+
+
+def cuda_status(name: str = "") -> Message:
+    """There is no CUDA shared memory here, so nothing is ever registered."""
+    if name:
+        raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{name}'")
+    return CudaSharedMemoryStatusResponse()
+
+
+def refuse_cuda(name: str) -> Refused:
+    return Refused(
+        "INVALID_ARGUMENT",
+        f"failed to register CUDA shared memory region '{name}': this server has none; use system shared memory",
+    )
+
+
+# --- traces and logs: shown, and not to be changed -------------------------------------------------------------------
+
+_TRACE = {
+    "trace_level": ("OFF",),
+    "trace_rate": ("1000",),
+    "trace_count": ("-1",),
+    "log_frequency": ("0",),
+    "trace_file": ("",),
+    "trace_mode": ("triton",),
+}
+_LOG: dict[str, bool | int | str] = {
+    "log_file": "",
+    "log_info": False,
+    "log_warning": False,
+    "log_error": False,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -> Message:
+    """`asked` are those that the client wants changed: none can be."""
+    if model and not models.is_ready(model):
+        raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
+    if asked:
+        raise Refused("UNIMPLEMENTED", "this server has no traces: trace settings cannot be changed")
+    made = TraceSettingResponse()
+    for name, values in _TRACE.items():
+        made.settings[name].value.extend(values)
+    return made
+
+
+def log_settings(asked: Sequence[str] = ()) -> Message:
+    if asked:
+        raise Refused("UNIMPLEMENTED", "this server keeps no log of its own: log settings cannot be changed")
+    made = LogSettingsResponse()
+    for name, value in _LOG.items():
+        kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
+        setattr(made.settings[name], kind, value)
+    return made
+
+
+# --- as JSON ---------------------------------------------------------------------------------------------------------
+
+
+def tree(message: Message, empty: bool = True) -> dict[str, Any]:
+    """As Triton's HTTP prints it: the .proto's names in its order, 64-bit integers as numbers, enums by name.
+
+    `empty`: zeros, empty texts, lists and maps are there as well; messages that are not set and choices that were not made
+    never are. (Triton prints the repository's index without them.)
+    """
+    return {
+        field.name: _value(message, field, empty)
+        for field in message.DESCRIPTOR.fields
+        if (message.HasField(field.name) if field.has_presence else empty or getattr(message, field.name))
+    }
+
+
+def _value(message: Message, field: FieldDescriptor, empty: bool) -> Any:
+    value = getattr(message, field.name)
+    if not field.is_repeated:
+        return _item(field, value, empty)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        kind = field.message_type.fields_by_name["value"]
+        return {str(key): _item(kind, value[key], empty) for key in sorted(value)}
+    return [_item(field, one, empty) for one in value]
+
+
+def _item(field: FieldDescriptor, value: Any, empty: bool) -> Any:
+    if field.message_type is not None:
+        return tree(value, empty)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return value.decode("utf-8", "backslashreplace")
+    return value

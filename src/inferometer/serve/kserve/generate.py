@@ -1,0 +1,103 @@
+"""Triton's generate extension, the server's side: keys of a JSON object are inputs by name, and outputs are keys of another.
+
+A value is a scalar or a list; the model says its datatype and shape. Keys that are no inputs are parameters, and so are those
+within `parameters`. An output of one element is a scalar, of several a list.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from inferometer.serve.kserve import http
+from inferometer.serve.kserve.http import Asked
+from inferometer.serve.models.registry import Model
+from inferometer.serve.models.types import Output, Refused, Tensors
+from inferometer.tensors import Tensor, TensorSpec
+
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number of "
+    "responses"
+)
+
+
+def request(body: bytes | memoryview, model: Model) -> Asked:
+    try:
+        tree = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(tree, dict):
+        raise Refused("INVALID_ARGUMENT", "expected a JSON object with the model's inputs by name")
+    specs = {spec.name: spec for spec in model.facts.inputs}
+    has_batch = model.config.max_batch_size > 0
+    inputs: Tensors = {}
+    others: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name == "parameters" and isinstance(value, dict) and name not in specs:
+            for inner, nested in value.items():
+                _sort(inner, nested, specs, has_batch, inputs, others)
+        elif name != "id" or name in specs:
+            _sort(name, value, specs, has_batch, inputs, others)
+    id_ = tree.get("id", "") if "id" not in specs else ""
+    if not isinstance(id_, str | int):
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'id': expected a text, got {id_!r:.60}")
+    return Asked(inputs, str(id_), parameters=http.parameters(others))
+
+
+def _sort(
+    name: str, value: Any, specs: dict[str, TensorSpec], has_batch: bool, inputs: Tensors, others: dict[str, Any]
+) -> None:
+    if name not in specs:
+        others[name] = value
+    elif name in inputs:
+        raise Refused("INVALID_ARGUMENT", f"[request id: <id_unknown>] input '{name}' already exists in request")
+    else:
+        inputs[name] = _tensor(specs[name], value, has_batch)
+
+
+def _tensor(spec: TensorSpec, value: Any, has_batch: bool) -> Tensor:
+    values = value if isinstance(value, list) else [value]
+    shape = _shape(spec, _count(values), has_batch)
+    return http.from_values(spec.name, spec.datatype, shape, values)
+
+
+def _count(values: list[Any]) -> int:
+    count, stack = 0, [values]
+    while stack:
+        for value in stack.pop():
+            if isinstance(value, list):
+                stack.append(value)
+            else:
+                count += 1
+    return count
+
+
+def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
+    """The model's, with a batch of one and the free dimension as large as it must be."""
+    dims = list(spec.shape[1:] if has_batch else spec.shape)
+    free = [place for place, size in enumerate(dims) if size < 0]
+    fixed = math.prod(size for size in dims if size >= 0)
+    for place in free[:-1]:
+        dims[place] = 1
+    if free:
+        dims[free[-1]] = count // fixed if fixed else 0
+    if math.prod(dims) != count:
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"The schema can not convert input '{spec.name}' to tensor with proper shape: expected "
+            f"{list(spec.shape)}, got {count} values",
+        )
+    return (1, *dims) if has_batch else tuple(dims)
+
+
+def answer(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> bytes:
+    """An answer as JSON, its keys in their order."""
+    tree: dict[str, Any] = {"model_name": model, "model_version": version}
+    if id:
+        tree["id"] = id
+    for output in outputs:
+        values = http.to_values(output.tensor)
+        if math.prod(output.tensor.shape) == 1:
+            values = msgspec.Raw(bytes(values)[1:-1])
+        tree[output.tensor.name] = values
+    return msgspec.json.encode(dict(sorted(tree.items())))

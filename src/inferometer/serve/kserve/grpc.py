@@ -1,0 +1,117 @@
+"""The gRPC server: the KServe service, our own, health and reflection on one port, in the running event loop.
+
+Nothing is generated: methods are functions from bytes to bytes, found by their paths (guard.py).
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from inferometer.errors import UserError
+from inferometer.serve.http.tls import context as check_tls
+from inferometer.serve.kserve.chunked import infer_chunked
+from inferometer.serve.kserve.grpc_calls import model_infer
+from inferometer.serve.kserve.grpc_control import control_methods
+from inferometer.serve.kserve.guard import Context, Handlers, Service
+from inferometer.serve.kserve.health import SERVICE as HEALTH_SERVICE
+from inferometer.serve.kserve.health import Health
+from inferometer.serve.kserve.messages import KSERVE_SERVICE, OWN_SERVICE
+from inferometer.serve.kserve.reflection import Reflection
+from inferometer.serve.kserve.stream import Stream, infer_stream
+from inferometer.serve.models.registry import Models
+from inferometer.serve.ports import bound
+from inferometer.serve.settings import Limits, Settings, Tls
+
+
+async def start(models: Models, settings: Settings) -> "GrpcServer":
+    """Listen at settings.grpc (0, or none given: any free port); UserError where that cannot be."""
+    server = GrpcServer(models, settings)
+    await server.start()
+    return server
+
+
+class GrpcServer:
+    """`port` is where it listens; `health` is what health checks are answered from."""
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models = models
+        self._streams: set[Stream] = set()
+        self.health = Health(models.is_ready, models.names)
+        reflection = Reflection((KSERVE_SERVICE, OWN_SERVICE, HEALTH_SERVICE))
+        services = [
+            Service(
+                KSERVE_SERVICE,
+                unary={"ModelInfer": functools.partial(model_infer, models), **control_methods(models, settings)},
+                streaming={"ModelStreamInfer": self._model_stream_infer},
+            ),
+            Service(
+                OWN_SERVICE,
+                streaming={
+                    "InferStream": functools.partial(infer_stream, models),
+                    "InferChunked": functools.partial(infer_chunked, models, settings.limits.chunked),
+                },
+            ),
+            self.health.service,
+            *reflection.services(),
+        ]
+        self._server = grpc.aio.server(
+            handlers=(Handlers(services, settings.token, settings.access_log),),
+            options=_options(settings.limits),
+            maximum_concurrent_rpcs=settings.limits.requests,
+        )
+        self.port = self._listen(settings)
+
+    def _listen(self, settings: Settings) -> int:
+        port = settings.grpc or 0
+        credentials = None if settings.tls is None else _credentials(settings.tls)
+        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not tell why it cannot
+            host, port = tried.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if credentials is None:
+                return int(self._server.add_insecure_port(place))
+            return int(self._server.add_secure_port(place, credentials))
+        except RuntimeError:
+            raise UserError(f"{host} port {port} cannot be listened on", "choose another with --grpc") from None
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, let those under way end for `grace` seconds, then cancel them."""
+        self.health.close()
+        for stream in list(self._streams):
+            stream.end_input()
+        await self._server.stop(grace)
+
+    async def _model_stream_infer(self, context: Context) -> None:
+        stream = Stream(self._models, context)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+
+def _options(limits: Limits) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", min(limits.message, 2**31 - 1)),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", limits.head),
+        ("grpc.absolute_max_metadata_size", limits.head),
+        ("grpc.max_concurrent_streams", limits.streams),
+        # Calls that came and that we have not begun: from 1000 on gRPC would cancel some, at random and without a word.
+        ("grpc.server.max_pending_requests", limits.requests),
+        ("grpc.server.max_pending_requests_hard_limit", limits.requests),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def _credentials(tls: Tls) -> Any:
+    check_tls(tls)  # gRPC itself would find out only when a client comes
+    authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+    pair = Path(tls.key).read_bytes(), Path(tls.cert).read_bytes()
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

@@ -1,0 +1,127 @@
+"""One inference by a gRPC call: the way from the request's bytes to `Models.submit`, and ModelInfer, the plainest of them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc  # type: ignore[import-untyped]
+
+from inferometer.serve.kserve import grpc_codec
+from inferometer.serve.kserve.guard import Context
+from inferometer.serve.kserve.messages import Message
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import NEVER, Inference, Output, Refused
+
+Answer = Callable[[tuple[Output, ...]], None]
+Ended = Callable[[Refused | None], None]
+
+
+def is_decoupled(models: Models, request: Message) -> bool:
+    """Whether the model may give any number of answers; Refused where there is no such model."""
+    return models.find(request.model_name, request.model_version).decoupled
+
+
+def inference(
+    models: Models,
+    request: Message,
+    raw: grpc_codec.Raw,
+    *,
+    answer: Answer,
+    ended: Ended,
+    deadline: int,
+    arrived: int,
+) -> Inference:
+    return Inference(
+        request.model_name,
+        grpc_codec.inputs(request, raw, models.regions),
+        answer=answer,
+        ended=ended,
+        arrived=arrived,
+        version=request.model_version,
+        id=request.id,
+        wanted=grpc_codec.wanted(request),
+        parameters=grpc_codec.parameters(request),
+        deadline=deadline,
+    )
+
+
+def deadline(context: Context, now: int) -> int:
+    left = context.time_remaining()
+    return NEVER if left is None else now + int(left * 1e9)
+
+
+async def prepare(context: Context) -> None:
+    """An answer is compressed where the client asks for it with the metadata `accept-encoding`.
+
+    (What the request was compressed with, gRPC tells nobody; and every client says that it could take gzip.)
+    """
+    for key, value in context.invocation_metadata() or ():
+        if key == "accept-encoding":
+            names = [name.partition(";")[0].strip() for name in str(value).lower().split(",")]
+            chosen = next((name for name in names if name in _COMPRESSIONS), None)
+            if chosen is not None:
+                context.set_compression(_COMPRESSIONS[chosen])
+                await context.send_initial_metadata(())  # it is forgotten in the answers of unary calls otherwise
+            return
+
+
+_COMPRESSIONS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+
+
+def say_times(context: Context, one: Inference) -> None:
+    timing = f"queue;dur={one.queue_ns / 1e6:.6f}, compute;dur={one.compute_ns / 1e6:.6f}"
+    context.set_trailing_metadata((("server-timing", timing),))
+
+
+class _Waiting:
+    """For the one answer of an inference."""
+
+    __slots__ = ("future", "outputs", "over", "refused")
+
+    def __init__(self) -> None:
+        self.outputs: tuple[Output, ...] | None = None
+        self.refused: Refused | None = None
+        self.over = False
+        self.future: asyncio.Future[None] | None = None
+        """Only where the end did not come at once."""
+
+    def answer(self, outputs: tuple[Output, ...]) -> None:
+        self.outputs = outputs
+
+    def ended(self, refused: Refused | None) -> None:
+        self.over, self.refused = True, refused
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+
+async def model_infer(models: Models, data: bytes, context: Context) -> bytes:
+    now = time.monotonic_ns()
+    request, raw = grpc_codec.parse(data)
+    if is_decoupled(models, request):
+        raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
+    waiting = _Waiting()
+    one = inference(
+        models,
+        request,
+        raw,
+        answer=waiting.answer,
+        ended=waiting.ended,
+        deadline=deadline(context, now),
+        arrived=now,
+    )
+    await prepare(context)
+    models.submit(one)
+    if not waiting.over:
+        waiting.future = asyncio.get_running_loop().create_future()
+        try:
+            await waiting.future
+        except asyncio.CancelledError:
+            models.cancel(one)
+            raise
+    if waiting.refused is not None:
+        raise waiting.refused
+    if waiting.outputs is None:
+        raise Refused("INTERNAL", f"model '{one.model}' ended without an answer")
+    say_times(context, one)
+    made = grpc_codec.head(one.model, one.version, one.id, waiting.outputs, (one.queue_ns, one.compute_ns))
+    return grpc_codec.joined(made, waiting.outputs)

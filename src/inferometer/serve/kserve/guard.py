@@ -1,0 +1,153 @@
+"""Who is let in, and what failures become: every method of the gRPC server is wrapped here.
+
+A Refused is the call's status; whatever else is raised is INTERNAL with one line, so that nothing is ever printed and the
+server goes on. Methods take and give bytes: a message that is none is then ours to refuse, too.
+"""
+
+import asyncio
+import hmac
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import grpc  # type: ignore[import-untyped]
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.models.types import Refused
+
+Context = Any
+"""A grpc.aio.ServicerContext whose messages are bytes."""
+Unary = Callable[[bytes, Context], Awaitable[bytes]]
+Streaming = Callable[[Context], Awaitable[None]]
+"""Reads with context.read() and writes with context.write()."""
+
+_MAX_DETAILS = 1000
+"""Characters of a status message: it travels in the trailers, and clients take no more than a few kB of those."""
+
+
+class Service(msgspec.Struct, frozen=True):
+    """A service's methods by name. No token is asked for where it is `open`."""
+
+    name: str
+    unary: Mapping[str, Unary] = {}
+    streaming: Mapping[str, Streaming] = {}
+    open: bool = False
+
+
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
+    """The methods of all services, by their paths."""
+
+    def __init__(self, services: Sequence[Service], token: str | None = None, log: bool = False) -> None:
+        self._token = token
+        self._open: set[str] = set()
+        self._handlers: dict[str, Any] = {}
+        for service in services:
+            made = {name: _unary(call) for name, call in service.unary.items()}
+            made |= {name: _streaming(call) for name, call in service.streaming.items()}
+            for name, (kind, handle) in made.items():
+                path = f"/{service.name}/{name}"
+                self._handlers[path] = kind(_logged(path, handle) if log else handle)
+                if service.open:
+                    self._open.add(path)
+
+    def service(self, handler_call_details: Any) -> Any:
+        path = handler_call_details.method
+        if self._token is None or path in self._open or self._shows_token(handler_call_details.invocation_metadata):
+            return self._handlers.get(path)
+        return _UNAUTHENTICATED
+
+    def _shows_token(self, metadata: Any) -> bool:
+        assert self._token is not None
+        for key, value in metadata or ():
+            if key == "authorization" and isinstance(value, str):
+                scheme, _, given = value.partition(" ")
+                return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+        return False
+
+
+# --- what failures become --------------------------------------------------------------------------------------------
+
+Handle = Callable[..., Awaitable[Any]]
+
+
+def _unary(call: Unary) -> tuple[Callable[[Handle], Any], Handle]:
+    async def handle(data: bytes, context: Context) -> bytes:
+        try:
+            return await call(data, context)
+        except Exception as error:
+            await _refuse(context, error)
+
+    return grpc.unary_unary_rpc_method_handler, handle
+
+
+def _streaming(call: Streaming) -> tuple[Callable[[Handle], Any], Handle]:
+    """Whatever the method's kind: to the server a client that sends one message is a stream of one."""
+
+    async def handle(_: Any, context: Context) -> None:
+        try:
+            await call(context)
+        except Exception as error:
+            await _refuse(context, error)
+
+    return grpc.stream_stream_rpc_method_handler, handle
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    refused = refusal(error)
+    try:
+        await context.abort(grpc.StatusCode[refused.code], shown(refused.message))
+    except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone: there is nobody to tell
+        raise asyncio.CancelledError from None
+    raise AssertionError("abort raises")
+
+
+def refusal(error: Exception) -> Refused:
+    """What a client is told."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, UserError):
+        return Refused("INVALID_ARGUMENT", str(error))
+    if isinstance(error, MemoryError):
+        return Refused("RESOURCE_EXHAUSTED", "the server has not enough memory for this request")
+    return Refused("INTERNAL", f"{type(error).__name__}: {error}")
+
+
+def shown(message: str) -> str:
+    """One line, of bounded length, that can be sent."""
+    line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
+
+
+async def _turned_away(_: Any, context: Context) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "a token is needed: send the metadata 'authorization: Bearer TOKEN'"
+    )
+
+
+_UNAUTHENTICATED = grpc.stream_stream_rpc_method_handler(_turned_away)
+
+
+# --- the access log --------------------------------------------------------------------------------------------------
+
+
+def _logged(path: str, handle: Handle) -> Handle:
+    async def logged(first: Any, context: Context) -> Any:
+        start, status = time.monotonic_ns(), "CANCELLED"
+        try:
+            answer = await handle(first, context)
+            status = "OK"
+            return answer
+        except grpc.aio.AbortError:
+            status = context.code().name
+            raise
+        finally:
+            spent = (time.monotonic_ns() - start) / 1e6
+            when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+            sys.stderr.write(f"{when}Z {context.peer()} GRPC {path} {status} {spent:.3f} ms\n")
+
+    return logged

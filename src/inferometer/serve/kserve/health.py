@@ -1,0 +1,100 @@
+"""grpc.health.v1: Check and Watch, of the whole server, of its services, and of each model by its name."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+
+from inferometer.serve.kserve.guard import Context, Service
+from inferometer.serve.kserve.messages import KSERVE_SERVICE, OWN_SERVICE
+from inferometer.serve.models.types import Refused
+from inferometer.wire import protobuf
+
+SERVICE = "grpc.health.v1.Health"
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+_SCHEMA = protobuf.own("health")
+_Request = _SCHEMA.message("grpc.health.v1.HealthCheckRequest")
+_Response = _SCHEMA.message("grpc.health.v1.HealthCheckResponse")
+
+_LOOK_S = 0.5
+"""How often a watched model is looked at: models come and go without telling."""
+
+
+class Health:
+    """`set_serving` is heard by all who watch, at once."""
+
+    def __init__(self, is_ready: Callable[[str], bool], names: Callable[[], list[str]]) -> None:
+        self._is_ready, self._names = is_ready, names
+        self._serving = True
+        self._closed = False
+        self._changed: set[asyncio.Event] = set()
+        self.service = Service(SERVICE, unary={"Check": self._check}, streaming={"Watch": self._watch}, open=True)
+
+    def set_serving(self, serving: bool) -> None:
+        self._serving = serving
+        self._tell()
+
+    def close(self) -> None:
+        """Not serving any more; who watches is told so, and the call ends."""
+        self._closed, self._serving = True, False
+        self._tell()
+
+    def _tell(self) -> None:
+        for event in self._changed:
+            event.set()
+
+    def status(self, service: str) -> int:
+        if service in ("", KSERVE_SERVICE, OWN_SERVICE):
+            return SERVING if self._serving else NOT_SERVING
+        if service not in self._names():
+            return SERVICE_UNKNOWN
+        return SERVING if self._serving and self._is_ready(service) else NOT_SERVING
+
+    async def _check(self, data: bytes, context: Context) -> bytes:
+        service = _asked(data)
+        status = self.status(service)
+        if status == SERVICE_UNKNOWN:
+            raise Refused("NOT_FOUND", f"there is no service and no model '{service}'")
+        return _message(status)
+
+    async def _watch(self, context: Context) -> None:
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            raise Refused("INVALID_ARGUMENT", "the call has no request")
+        service, said = _asked(data), -1
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            while True:
+                changed.clear()
+                status, closed = self.status(service), self._closed
+                if status != said:
+                    said = status
+                    await context.write(_message(status))
+                if closed:
+                    return
+                await _either(changed, _LOOK_S)
+        finally:
+            self._changed.discard(changed)
+
+
+async def _either(changed: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await changed.wait()
+    except TimeoutError:
+        pass
+
+
+def _asked(data: bytes) -> str:
+    try:
+        return str(_Request.FromString(data).service)
+    except DecodeError:
+        raise Refused("INTERNAL", "the message is no HealthCheckRequest") from None
+
+
+def _message(status: int) -> bytes:
+    data: bytes = _Response(status=status).SerializeToString()
+    return data

@@ -1,0 +1,45 @@
+"""The protocol's messages as classes: one schema for the whole server, since a message of one pool does not fit into another's."""
+
+from typing import Any
+
+from inferometer.wire import protobuf
+
+SCHEMA = protobuf.own("inferometer")
+"""inferometer.proto with what it imports: kserve.proto and model_config.proto."""
+
+Message = Any
+"""Of a class that exists at run time only."""
+
+KSERVE_SERVICE = "inference.GRPCInferenceService"
+OWN_SERVICE = "inferometer.Inference"
+
+
+def _class(name: str) -> type[Any]:
+    return SCHEMA.message(name)
+
+
+ModelConfig = _class("inference.ModelConfig")
+ModelStatistics = _class("inference.ModelStatistics")
+ModelInferRequest = _class("inference.ModelInferRequest")
+ModelInferResponse = _class("inference.ModelInferResponse")
+ModelStreamInferResponse = _class("inference.ModelStreamInferResponse")
+
+ServerLiveResponse = _class("inference.ServerLiveResponse")
+ServerReadyResponse = _class("inference.ServerReadyResponse")
+ModelReadyResponse = _class("inference.ModelReadyResponse")
+ServerMetadataResponse = _class("inference.ServerMetadataResponse")
+ModelMetadataResponse = _class("inference.ModelMetadataResponse")
+ModelConfigResponse = _class("inference.ModelConfigResponse")
+ModelStatisticsResponse = _class("inference.ModelStatisticsResponse")
+RepositoryIndexResponse = _class("inference.RepositoryIndexResponse")
+RepositoryModelLoadResponse = _class("inference.RepositoryModelLoadResponse")
+RepositoryModelUnloadResponse = _class("inference.RepositoryModelUnloadResponse")
+SystemSharedMemoryStatusResponse = _class("inference.SystemSharedMemoryStatusResponse")
+SystemSharedMemoryRegisterResponse = _class("inference.SystemSharedMemoryRegisterResponse")
+SystemSharedMemoryUnregisterResponse = _class("inference.SystemSharedMemoryUnregisterResponse")
+CudaSharedMemoryStatusResponse = _class("inference.CudaSharedMemoryStatusResponse")
+CudaSharedMemoryUnregisterResponse = _class("inference.CudaSharedMemoryUnregisterResponse")
+TraceSettingResponse = _class("inference.TraceSettingResponse")
+LogSettingsResponse = _class("inference.LogSettingsResponse")
+
+Chunk = _class("inferometer.Chunk")

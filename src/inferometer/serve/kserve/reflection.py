@@ -1,0 +1,99 @@
+"""Server reflection, v1 and v1alpha (whose messages are the same): the server describes its own services."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.message import DecodeError
+
+from inferometer.serve.kserve.guard import Context, Service
+from inferometer.serve.models.types import Refused
+from inferometer.wire import protobuf
+
+SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_SETS = ("inferometer", "health", "reflection", "reflection_v1alpha")
+
+_SCHEMA = protobuf.own("reflection")
+_Request = _SCHEMA.message("grpc.reflection.v1.ServerReflectionRequest")
+_Response = _SCHEMA.message("grpc.reflection.v1.ServerReflectionResponse")
+
+
+class Reflection:
+    def __init__(self, services: Sequence[str]) -> None:
+        self._services = sorted({*services, *SERVICES})
+        self._pool = descriptor_pool.DescriptorPool()
+        self._files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+        for name in _SETS:
+            for file in descriptor_pb2.FileDescriptorSet.FromString((protobuf.OWN / f"{name}.binpb").read_bytes()).file:
+                if file.name not in self._files:
+                    self._files[file.name] = file
+                    self._pool.AddSerializedFile(file.SerializeToString())
+
+    def services(self) -> list[Service]:
+        return [Service(name, streaming={"ServerReflectionInfo": self._converse}) for name in SERVICES]
+
+    async def _converse(self, context: Context) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            try:
+                request = _Request.FromString(data)
+            except DecodeError:
+                raise Refused("INTERNAL", "the message is no ServerReflectionRequest") from None
+            await context.write(self.answer(request).SerializeToString())
+
+    def answer(self, request: Any) -> Any:
+        made = _Response(valid_host=request.host, original_request=request)
+        kind = request.WhichOneof("message_request")
+        if kind == "list_services":
+            for name in self._services:
+                made.list_services_response.service.add(name=name)
+        elif kind == "file_by_filename":
+            self._describe(made, request.file_by_filename, f"file {request.file_by_filename!r}")
+        elif kind == "file_containing_symbol":
+            symbol = request.file_containing_symbol
+            self._describe(made, self._file_of(symbol), f"symbol {symbol!r}")
+        elif kind == "all_extension_numbers_of_type":
+            name = request.all_extension_numbers_of_type
+            if self._is_message(name):
+                made.all_extension_numbers_response.base_type_name = name
+            else:
+                _error(made, grpc.StatusCode.NOT_FOUND, f"there is no message {name!r}")
+        elif kind == "file_containing_extension":
+            _error(made, grpc.StatusCode.NOT_FOUND, "the services have no extensions")
+        else:
+            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request asks for nothing")
+        return made
+
+    def _file_of(self, symbol: str) -> str:
+        """The file that has a message, a field, an enum, a service or a method; "" where none has."""
+        for find in (self._pool.FindFileContainingSymbol, self._file_of_method):
+            with contextlib.suppress(KeyError):
+                return str(find(symbol.removeprefix(".")).name)
+        return ""
+
+    def _file_of_method(self, name: str) -> Any:
+        return self._pool.FindMethodByName(name).containing_service.file
+
+    def _is_message(self, name: str) -> bool:
+        try:
+            self._pool.FindMessageTypeByName(name)
+        except KeyError:
+            return False
+        return True
+
+    def _describe(self, made: Any, name: str, what: str) -> None:
+        """The file, and after it those that it imports."""
+        if name not in self._files:
+            _error(made, grpc.StatusCode.NOT_FOUND, f"there is no {what}")
+            return
+        wanted = [name]
+        for file in wanted:
+            wanted += [one for one in self._files[file].dependency if one not in wanted]
+        for file in wanted:
+            made.file_descriptor_response.file_descriptor_proto.append(self._files[file].SerializeToString())
+
+
+def _error(made: Any, code: grpc.StatusCode, message: str) -> None:
+    made.error_response.error_code = code.value[0]
+    made.error_response.error_message = message

@@ -1,0 +1,261 @@
+"""Inference over streams: ModelStreamInfer, many requests and their answers; InferStream, one request and its answers.
+
+As Triton does it, the answers of ordinary models come in the order of their requests, those of decoupled models as soon as
+they are there, and a refusal is a message of its own, after which the stream goes on. What waits to be sent is bounded: a
+client that does not read its answers is not read from either.
+"""
+
+import asyncio
+import time
+from collections import deque
+
+import grpc  # type: ignore[import-untyped]
+
+from inferometer.serve.kserve import grpc_codec
+from inferometer.serve.kserve.grpc_calls import deadline, inference, is_decoupled, prepare, say_times
+from inferometer.serve.kserve.guard import Context, refusal, shown
+from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import Inference, Output, Refused
+
+_MAX_PENDING = 1024
+_MAX_WAITING = 64 << 20
+"""Requests under way, and bytes of answers not yet taken, from which on a stream is not read from."""
+GIVEN_UP = 1 << 30
+"""Bytes that a decoupled model may be ahead of its client; then it is stopped, and what waits is thrown away."""
+
+_STOPPING = Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+NOT_READ = Refused("RESOURCE_EXHAUSTED", "the answers are not read as fast as the model gives them")
+
+
+class Outbox:
+    """Messages on their way to a client, and what waits for room or for the last of them."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._is_complete = False
+        self.has_overflown = False
+
+    def put(self, message: bytes) -> None:
+        if self.has_overflown:
+            return
+        self._waiting.append(message)
+        self._bytes += len(message)
+        self._changed.set()
+        if self._bytes > GIVEN_UP and len(self._waiting) > 1:
+            self._waiting.clear()
+            self.has_overflown = True
+
+    def complete(self) -> None:
+        """Nothing more will be put in."""
+        self._is_complete = True
+        self._changed.set()
+
+    @property
+    def has_room(self) -> bool:
+        return self._bytes <= _MAX_WAITING
+
+    async def send(self, sent: asyncio.Event | None = None) -> None:
+        """Write until all is written; `sent` is set after each message."""
+        while True:
+            while self._waiting:
+                message = self._waiting.popleft()
+                await self._context.write(message)
+                self._bytes -= len(message)
+                del message
+                if sent is not None:
+                    sent.set()
+            if self._is_complete:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+# --- one request -----------------------------------------------------------------------------------------------------
+
+
+async def infer_stream(models: Models, context: Context) -> None:
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        raise Refused("INVALID_ARGUMENT", "the call has no request")
+    now = time.monotonic_ns()
+    request, raw = grpc_codec.parse(data)
+    outbox, end = Outbox(context), _End()
+
+    def answer(outputs: tuple[Output, ...]) -> None:
+        made = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
+        outbox.put(grpc_codec.joined(made, outputs))
+        if outbox.has_overflown:
+            end.refused = NOT_READ
+            models.cancel(one)
+
+    def ended(refused: Refused | None) -> None:
+        end.refused = end.refused or refused
+        outbox.complete()
+
+    one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
+    del request, raw, data
+    await prepare(context)
+    models.submit(one)
+    try:
+        await outbox.send()
+    finally:
+        models.cancel(one)
+    if end.refused is not None:
+        raise end.refused
+    say_times(context, one)
+
+
+class _End:
+    refused: Refused | None = None
+
+
+# --- many requests ---------------------------------------------------------------------------------------------------
+
+
+class _Request:
+    """One of a stream's requests."""
+
+    __slots__ = ("decoupled", "empty_final", "id", "inference", "model", "over", "ready")
+
+    def __init__(self, request: Message) -> None:
+        self.id, self.model = request.id, request.model_name
+        self.decoupled = self.empty_final = self.over = False
+        self.inference: Inference | None = None
+        self.ready: list[bytes] = []
+        """Answers that wait for their turn."""
+
+
+class Stream:
+    """A call of ModelStreamInfer."""
+
+    def __init__(self, models: Models, context: Context) -> None:
+        self._models, self._context = models, context
+        self._outbox = Outbox(context)
+        self._in_order: deque[_Request] = deque()
+        """Requests whose answers are not yet out, but for those to decoupled models."""
+        self._pending: set[_Request] = set()
+        self._moved = asyncio.Event()
+        """Set when a request ended or a message was sent."""
+        self._reader: asyncio.Task[None] | None = None
+        self._is_read = False
+        self._refused: Refused | None = None
+
+    async def run(self) -> None:
+        await prepare(self._context)
+        self._reader = asyncio.ensure_future(self._read())
+        try:
+            await self._outbox.send(self._moved)
+        finally:
+            self._reader.cancel()
+            for request in list(self._pending):
+                if request.inference is not None:
+                    self._models.cancel(request.inference)
+        if self._refused is not None:
+            raise self._refused
+
+    def end_input(self) -> None:
+        """Take no more requests: the stream ends when those under way are answered."""
+        if self._reader is not None and not self._is_read:
+            self._refused = self._refused or _STOPPING
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while (data := await self._context.read()) is not grpc.aio.EOF:
+                self._take(data)
+                del data
+                while len(self._pending) >= _MAX_PENDING or not self._outbox.has_room:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except Exception as error:  # not even a refused request ends a stream: this is the connection
+            self._refused = refusal(error)
+        finally:
+            self._is_read = True
+            self._complete()
+
+    def _take(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        try:
+            request, raw = grpc_codec.parse(data)
+        except Refused as refused:
+            self._outbox.put(_error(refused.message, ModelInferResponse()))
+            return
+        one = _Request(request)
+        self._pending.add(one)
+        try:
+            one.decoupled = is_decoupled(self._models, request)
+            made = one.inference = inference(
+                self._models,
+                request,
+                raw,
+                answer=lambda outputs: self._answer(one, outputs),
+                ended=lambda refused: self._ended(one, refused),
+                deadline=deadline(self._context, now),
+                arrived=now,
+            )
+            one.empty_final = one.decoupled and bool(made.parameters.get(grpc_codec.EMPTY_FINAL, False))
+            if not one.decoupled:
+                self._in_order.append(one)
+            self._models.submit(made)
+        except Exception as error:
+            if not one.decoupled and (not self._in_order or self._in_order[-1] is not one):
+                self._in_order.append(one)
+            one.ready.append(_error(refusal(error).message, ModelInferResponse(id=one.id)))
+            self._over(one)
+
+    def _answer(self, request: _Request, outputs: tuple[Output, ...]) -> None:
+        one = request.inference
+        assert one is not None
+        times = one.queue_ns, one.compute_ns
+        made = grpc_codec.head(one.model, one.version, one.id, outputs, times, final=not request.decoupled)
+        message = grpc_codec.in_stream(made, outputs)
+        if not request.decoupled:
+            request.ready.append(message)
+            return
+        self._outbox.put(message)
+        if self._outbox.has_overflown:
+            self._refused = NOT_READ
+            self.end_input()
+            self._models.cancel(one)
+
+    def _ended(self, request: _Request, refused: Refused | None) -> None:
+        if refused is not None:
+            request.ready.append(_error(refused.message, _empty(request, final=not request.decoupled)))
+        if request.empty_final:
+            request.ready.append(grpc_codec.in_stream(_empty(request, final=True), ()))
+        self._over(request)
+
+    def _over(self, request: _Request) -> None:
+        """Its last messages go out, or wait for those of the requests before it."""
+        request.over = True
+        self._pending.discard(request)
+        if request.decoupled:
+            self._send(request)
+        while self._in_order and self._in_order[0].over:
+            self._send(self._in_order.popleft())
+        self._moved.set()
+        self._complete()
+
+    def _send(self, request: _Request) -> None:
+        for message in request.ready:
+            self._outbox.put(message)
+
+    def _complete(self) -> None:
+        if self._is_read and not self._pending:
+            self._outbox.complete()
+
+
+def _empty(request: _Request, final: bool) -> Message:
+    made = ModelInferResponse(model_name=request.model, id=request.id)
+    made.parameters[grpc_codec.FINAL].bool_param = final
+    return made
+
+
+def _error(message: str, answer: Message) -> bytes:
+    made = ModelStreamInferResponse(error_message=shown(message), infer_response=answer)
+    data: bytes = made.SerializeToString()
+    return data

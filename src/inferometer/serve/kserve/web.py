@@ -1,0 +1,482 @@
+"""KServe v2 with Triton's extensions over HTTP: /v2 and what is below it.
+
+A path and a method are one of the routes in `_Routes`; what it is answered with comes from control.py (which gRPC answers
+from, too) or from an inference, whose answer is written when it ends. A client that goes away cancels its inference. What is
+wrong is `{"error": "..."}` with the status of its code.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve.http import answers
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.parse import Request
+from inferometer.serve.http.reply import reply
+from inferometer.serve.kserve import control, generate, http
+from inferometer.serve.kserve.http import Asked
+from inferometer.serve.models.registry import Model, Models
+from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
+from inferometer.serve.settings import Settings
+
+_JSON_LENGTH = b"inference-header-content-length"
+_BINARY = b"application/octet-stream"
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+
+_encode = msgspec.json.encode
+
+
+class Declined(Exception):  # noqa: N818  (an answer)
+    """There is nothing of the kind at that path, whatever the models are."""
+
+    def __init__(self, status: int, message: str, extra: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.extra = extra
+
+
+class Kserve:
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self.models = models
+        self.in_flight = 0
+        """Inferences under way."""
+        self.draining = False
+        self._limit = settings.limits.message
+        self._control = settings.control
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        try:
+            words = request.path.split(b"/")[2:]
+            if len(words) > 2 and words[0] == b"models":
+                self._of_model(connection, request, words[1:])
+            else:
+                self._of_server(connection, request, words)
+        except Refused as refused:
+            self.refuse(connection, request, refused)
+        except Declined as declined:
+            self._reply(connection, request, declined.status, http.error(declined.message), declined.extra)
+
+    def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
+        status = 413 if isinstance(refused, http.TooLarge) else HTTP_STATUS[refused.code]
+        self._reply(connection, request, status, http.error(refused.message))
+
+    def _reply(
+        self, connection: Connection, request: Request, status: int, body: bytes = b"", extra: bytes = b""
+    ) -> None:
+        reply(connection, request, status, body, extra=extra, close=self.draining)
+
+    def _say(self, connection: Connection, request: Request, tree: Any) -> None:
+        self._reply(connection, request, 200, _encode(tree))
+
+    # --- the server --------------------------------------------------------------------------------------------------
+
+    def _of_server(self, connection: Connection, request: Request, words: list[bytes]) -> None:
+        match words:
+            case []:
+                _only(request, b"GET")
+                self._say(connection, request, control.tree(control.server_metadata(self.models)))
+            case [b"health", b"live"]:
+                _only(request, b"GET")
+                self._reply(connection, request, 200)
+            case [b"health", b"ready"]:
+                _only(request, b"GET")
+                self._ready(connection, request, self.models.ready, "Server not ready")
+            case [b"models", b"stats"]:
+                _only(request, b"GET")
+                self._say(connection, request, control.tree(control.statistics(self.models)))
+            case [b"models", name] if name:
+                _only(request, b"GET")
+                self._metadata(connection, request, _text(name), "")
+            case [b"repository", b"index"]:
+                _only(request, b"POST")
+                index = control.repository_index(self.models, bool(_fields(request).get("ready", False)))
+                self._say(connection, request, control.tree(index, empty=False).get("models", []))
+            case [b"repository", b"models", name, b"load" | b"unload" as what]:
+                _only(request, b"POST")
+                self._load(connection, request, _text(name), what)
+            case [b"systemsharedmemory", *rest]:
+                self._shared_memory(connection, request, rest)
+            case [b"cudasharedmemory", *rest]:
+                self._cuda_memory(connection, request, rest)
+            case [b"logging"]:
+                self._logging(connection, request)
+            case [b"trace", b"setting"]:
+                self._trace(connection, request, "")
+            case _:
+                raise _not_found()
+
+    def _ready(self, connection: Connection, request: Request, is_ready: bool, why_not: str) -> None:
+        if is_ready and not self.draining:
+            self._reply(connection, request, 200)
+        else:
+            self._reply(connection, request, 400, http.error(why_not))  # the status that Triton has for it
+
+    def _load(self, connection: Connection, request: Request, name: str, what: bytes) -> None:
+        if not self._control:
+            raise Refused("PERMISSION_DENIED", f"this server lets no client load or unload models ('{name}')")
+        given = _fields(request).get("parameters") or {}
+        if not isinstance(given, dict):
+            raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
+        if what == b"unload":
+            self._later(connection, request, self.models.unload(name))
+            return
+        config = given.get("config", "")
+        if not isinstance(config, str):
+            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration's JSON as a text")
+        if any(key.startswith("file:") for key in given):
+            raise Refused(
+                "UNIMPLEMENTED", "this server loads models from its repository alone, not files out of requests"
+            )
+        self._later(connection, request, self.models.load(name, config))
+
+    def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        """Answer when it is done."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Refused as refused:
+                self.refuse(connection, request, refused)
+            except UserError as error:
+                self.refuse(connection, request, Refused("INTERNAL", str(error)))
+            except Exception as error:  # the server goes on
+                self.refuse(connection, request, unexpected(error))
+            else:
+                self._reply(connection, request, 200)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _logging(self, connection: Connection, request: Request) -> None:
+        asked = list(_fields(request)) if _either(request) == b"POST" else []
+        settings = control.tree(control.log_settings(asked))["settings"]
+        self._say(connection, request, {name: next(iter(value.values())) for name, value in settings.items()})
+
+    def _trace(self, connection: Connection, request: Request, model: str) -> None:
+        asked = list(_fields(request)) if _either(request) == b"POST" else []
+        settings = control.tree(control.trace_settings(self.models, model, asked))["settings"]
+        shown = {name: value["value"] for name, value in settings.items()}
+        self._say(
+            connection,
+            request,
+            {name: values if name == "trace_level" else "".join(values) for name, values in shown.items()},
+        )
+
+    # --- shared memory -----------------------------------------------------------------------------------------------
+
+    def _shared_memory(self, connection: Connection, request: Request, words: list[bytes]) -> None:
+        regions = self.models.regions
+        match words:
+            case [b"status"] | [b"region", _, b"status"]:
+                _only(request, b"GET")
+                status = control.shared_memory_status(self.models, _text(words[1]) if len(words) > 1 else "")
+                self._say(connection, request, list(control.tree(status)["regions"].values()))
+            case [b"unregister"] | [b"region", _, b"unregister"]:
+                _only(request, b"POST")
+                regions.unregister(_text(words[1]) if len(words) > 1 else "")
+                self._reply(connection, request, 200)
+            case [b"region", name, b"register"]:
+                _only(request, b"POST")
+                asked = _registration(request)
+                regions.register(_text(name), asked.key, asked.offset, asked.byte_size)
+                self._reply(connection, request, 200)
+            case _:
+                raise _not_found()
+
+    def _cuda_memory(self, connection: Connection, request: Request, words: list[bytes]) -> None:
+        match words:
+            case [b"status"] | [b"region", _, b"status"]:
+                _only(request, b"GET")
+                status = control.cuda_status(_text(words[1]) if len(words) > 1 else "")
+                self._say(connection, request, list(control.tree(status)["regions"].values()))
+            case [b"unregister"] | [b"region", _, b"unregister"]:
+                _only(request, b"POST")
+                self._reply(connection, request, 200)
+            case [b"region", name, b"register"]:
+                _only(request, b"POST")
+                raise control.refuse_cuda(_text(name))
+            case _:
+                raise _not_found()
+
+    # --- a model -----------------------------------------------------------------------------------------------------
+
+    def _of_model(self, connection: Connection, request: Request, words: list[bytes]) -> None:
+        name, version = _text(words[0]), ""
+        if len(words) > 2 and words[1] == b"versions" and words[2].isdigit():
+            version, words = _text(words[2]), words[2:]
+        match words[1:]:
+            case [b"infer"]:
+                _only(request, b"POST")
+                self._infer(connection, request, name, version)
+            case [b"generate"]:
+                _only(request, b"POST")
+                self._generate(connection, request, name, version, _Whole)
+            case [b"generate_stream"]:
+                _only(request, b"POST")
+                if request.http10:
+                    raise Refused("INVALID_ARGUMENT", "streaming needs HTTP/1.1")
+                self._generate(connection, request, name, version, _Stream)
+            case []:
+                _only(request, b"GET")
+                self._metadata(connection, request, name, version)
+            case [b"ready"]:
+                _only(request, b"GET")
+                self._ready(connection, request, self.models.is_ready(name, version), "Model version not ready")
+            case [b"config"]:
+                _only(request, b"GET")
+                config = control.model_config(self.models.find(name, version))
+                self._say(connection, request, control.tree(config))
+            case [b"stats"]:
+                _only(request, b"GET")
+                self._say(connection, request, control.tree(control.statistics(self.models, name, version)))
+            case [b"trace", b"setting"]:
+                self._trace(connection, request, name)
+            case _:
+                raise _not_found()
+
+    def _metadata(self, connection: Connection, request: Request, name: str, version: str) -> None:
+        self._say(connection, request, control.tree(control.model_metadata(self.models.find(name, version))))
+
+    # --- inference ---------------------------------------------------------------------------------------------------
+
+    def _infer(self, connection: Connection, request: Request, name: str, version: str) -> None:
+        model = self._find(name, version)
+        if model.config.model_transaction_policy.decoupled:
+            raise Refused("UNIMPLEMENTED", _DECOUPLED)
+        headers = request.headers
+        body = http.unpacked(request.body, headers.get(b"content-encoding", b""), self._limit)
+        asked = http.request(body, headers.get(_JSON_LENGTH, b""), name, self.models.regions.read, model.facts)
+        self._submit(connection, request, name, version, asked, _Infer(self, connection, request, asked))
+
+    def _generate(
+        self, connection: Connection, request: Request, name: str, version: str, kind: "type[_Whole | _Stream]"
+    ) -> None:
+        model = self._find(name, version)
+        body = http.unpacked(request.body, request.headers.get(b"content-encoding", b""), self._limit)
+        asked = generate.request(body, model)
+        self._submit(connection, request, name, version, asked, kind(self, connection, request, asked))
+
+    def _find(self, name: str, version: str) -> Model:
+        if self.draining:
+            raise Refused("UNAVAILABLE", "the server is shutting down and takes no new requests")
+        return self.models.find(name, version)
+
+    def _submit(
+        self, connection: Connection, request: Request, name: str, version: str, asked: Asked, under_way: "_UnderWay"
+    ) -> None:
+        inference = Inference(
+            name,
+            asked.inputs,
+            answer=under_way.answer,
+            ended=under_way.ended,
+            arrived=request.arrived,
+            version=version,
+            id=asked.id,
+            wanted=asked.wanted,
+            parameters=asked.parameters,
+        )
+        under_way.inference = inference
+        connection.gone = partial(self.models.cancel, inference)
+        self.in_flight += 1
+        try:
+            self.models.submit(inference)
+        except BaseException:
+            connection.gone = None
+            self.in_flight -= 1
+            raise
+
+
+class _UnderWay:
+    """An inference and whom it is for."""
+
+    __slots__ = ("_asked", "_connection", "_outputs", "_request", "_web", "inference")
+
+    inference: Inference
+
+    def __init__(self, web: Kserve, connection: Connection, request: Request, asked: Asked) -> None:
+        self._web = web
+        self._connection = connection
+        self._request = request
+        self._asked = asked
+        self._outputs: list[tuple[Output, ...]] = []
+
+    def answer(self, outputs: tuple[Output, ...]) -> None:
+        self._outputs.append(outputs)
+
+    def ended(self, refused: Refused | None) -> None:
+        self._web.in_flight -= 1
+        try:
+            self._finish(refused)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The inference knows this one, and this one the inference: without the circle, tensors are freed at once."""
+        del self.inference, self._outputs, self._asked
+
+    def _finish(self, refused: Refused | None) -> None:
+        if self._connection.closed:
+            self._connection.finish(keep_alive=False)
+            return
+        try:
+            if refused is not None:
+                raise refused
+            self._send()
+        except Refused as why:
+            self._web.refuse(self._connection, self._request, why)
+        except UserError as error:  # an output that is not what it says
+            self._web.refuse(self._connection, self._request, Refused("INTERNAL", error.what))
+        except Exception as error:  # the server goes on
+            self._web.refuse(self._connection, self._request, unexpected(error))
+
+    def _send(self) -> None:
+        raise NotImplementedError
+
+    def _timing(self) -> bytes:
+        return http.timing(self.inference.queue_ns, self.inference.compute_ns)
+
+
+class _Infer(_UnderWay):
+    __slots__ = ()
+
+    def _send(self) -> None:
+        inference, request = self.inference, self._request
+        said = {"queue_ns": inference.queue_ns, "compute_ns": inference.compute_ns}
+        outputs = self._outputs[0] if self._outputs else ()
+        made = http.answer(inference.model, inference.version, inference.id, outputs, self._asked.binary, said)
+        extra, content_type = self._timing(), b"application/json"
+        if made.parts:
+            extra += b"Inference-Header-Content-Length: %d\r\n" % len(made.head)
+            content_type = _BINARY
+        body: list[bytes | memoryview] = [made.head, *made.parts]
+        how = http.packing(request.headers.get(b"accept-encoding", b""))
+        if how:
+            body = [http.packed(body, how)]
+            extra += b"Content-Encoding: %b\r\n" % how.encode()
+        close = self._web.draining
+        reply(self._connection, request, 200, *body, content_type=content_type, extra=extra, close=close)
+
+
+class _Whole(_UnderWay):
+    """generate: one answer, as JSON."""
+
+    __slots__ = ()
+
+    def answer(self, outputs: tuple[Output, ...]) -> None:
+        if len(self._outputs) < 2:
+            self._outputs.append(outputs)
+
+    def _send(self) -> None:
+        inference = self.inference
+        if len(self._outputs) != 1:
+            raise Refused("INVALID_ARGUMENT", generate.NOT_ONE)
+        body = generate.answer(inference.model, inference.version, inference.id, self._outputs[0])
+        reply(self._connection, self._request, 200, body, extra=self._timing(), close=self._web.draining)
+
+
+class _Stream(_UnderWay):
+    """generate_stream: an event for each answer."""
+
+    __slots__ = ("_has_begun",)
+
+    def __init__(self, web: Kserve, connection: Connection, request: Request, asked: Asked) -> None:
+        super().__init__(web, connection, request, asked)
+        self._has_begun = False
+
+    def answer(self, outputs: tuple[Output, ...]) -> None:
+        inference = self.inference
+        try:
+            body = generate.answer(inference.model, inference.version, inference.id, outputs)
+        except (Refused, UserError) as why:
+            body = http.error(str(why))
+        self._event(body)
+
+    def _finish(self, refused: Refused | None) -> None:
+        keep = self._request.keep_alive and not self._web.draining
+        if refused is not None:
+            self._event(http.error(refused.message), HTTP_STATUS[refused.code])
+        if self._has_begun:
+            self._connection.write(answers.LAST_CHUNK)
+        else:
+            self._connection.write(self._head(200) + answers.LAST_CHUNK)
+        self._connection.finish(keep)
+
+    def _event(self, body: bytes, status: int = 200) -> None:
+        if self._connection.closed:
+            return
+        data = answers.chunk(b"data: %b\n\n" % body)
+        if not self._has_begun:
+            self._has_begun = True
+            data = self._head(status) + data
+        self._connection.write(data)
+
+    def _head(self, status: int) -> bytes:
+        """Of the server's times, only the queue's is known by now."""
+        extra = b"Server-Timing: queue;dur=%.6f\r\n" % (self.inference.queue_ns / 1e6)
+        return answers.events_head(status, keep_alive=self._request.keep_alive, extra=extra)
+
+
+# --- paths, methods, bodies ------------------------------------------------------------------------------------------
+
+
+class _Registration(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+def _registration(request: Request) -> _Registration:
+    fields = _fields(request)
+    for name in ("key", "byte_size"):
+        if name not in fields:
+            raise Refused("INVALID_ARGUMENT", f"Shared memory register request has no '{name}' field")
+    try:
+        return msgspec.convert(fields, _Registration)
+    except msgspec.ValidationError as error:
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    """The body of a control request: a JSON object, or nothing."""
+    if not len(request.body):
+        return {}
+    try:
+        tree = msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(tree, dict):
+        raise Refused("INVALID_ARGUMENT", "expected a JSON object")
+    return tree
+
+
+def _text(word: bytes) -> str:
+    return (unquote_to_bytes(word) if b"%" in word else word).decode("utf-8", "replace")
+
+
+def _only(request: Request, method: bytes) -> None:
+    if request.method != method and not (method == b"GET" and request.method == b"HEAD"):
+        raise Declined(405, "Method Not Allowed", b"Allow: %b\r\n" % method)
+
+
+def _either(request: Request) -> bytes:
+    if request.method not in (b"GET", b"POST"):
+        raise Declined(405, "Method Not Allowed", b"Allow: GET, POST\r\n")
+    return request.method
+
+
+def _not_found() -> Declined:
+    return Declined(404, "Not Found")
+
+
+def unexpected(error: BaseException) -> Refused:
+    """An error of ours, in one line."""
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return Refused("INTERNAL", f"the server failed here: {line:.300}")

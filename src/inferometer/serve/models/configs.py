@@ -1,0 +1,175 @@
+"""A model's configuration: read from config.pbtxt, config.yaml or a client's JSON, and what follows from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
+
+from inferometer.errors import UserError
+from inferometer.serve.kserve.messages import ModelConfig
+from inferometer.serve.models.queue import Policy
+from inferometer.serve.models.types import Facts
+from inferometer.tensors import DATATYPES, TensorSpec
+
+FILES = ("config.pbtxt", "config.yaml", "config.yml")
+_BY_TYPE = {"STRING": "BYTES"}
+_NOT_OFFERED = {
+    "ensemble_scheduling": "ensembles are not offered",
+    "sequence_batching": "sequence batching is not offered",
+}
+
+
+def read(path: Path) -> Any:
+    """What a file of FILES says."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "check the file") from None
+    return from_pbtxt(text, str(path)) if path.suffix == ".pbtxt" else from_yaml(text, str(path))
+
+
+def from_pbtxt(text: str, where: str = "the configuration") -> Any:
+    config = ModelConfig()
+    try:
+        text_format.Parse(text, config, allow_unknown_field=True)
+    except text_format.ParseError as error:
+        raise UserError(f"{where}: {error}", "mend it; it is a ModelConfig in protobuf's text format") from None
+    return config
+
+
+def from_yaml(text: str, where: str = "the configuration") -> Any:
+    try:
+        return from_tree(yaml.safe_load(text), where)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is no YAML: {' '.join(str(error).split())}", "mend it") from None
+
+
+def from_json(text: str) -> Any:
+    """As a client gives it with a load request."""
+    try:
+        return from_tree(json.loads(text))
+    except ValueError as error:
+        raise UserError(f"the configuration is no JSON: {error}", "give a ModelConfig as JSON") from None
+
+
+def from_tree(tree: Any, where: str = "the configuration") -> Any:
+    """From JSON's types, with the names of the .proto file; a parameter may be a plain value."""
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise UserError(
+            f"{where} is not a mapping", "it has the fields of Triton's ModelConfig, such as max_batch_size"
+        )
+    parameters = tree.get("parameters")
+    if isinstance(parameters, dict):
+        plain = {
+            name: value if isinstance(value, dict) else {"string_value": _text(value)}
+            for name, value in parameters.items()
+        }
+        tree = {**tree, "parameters": plain}
+    config: Message = ModelConfig()
+    try:
+        json_format.ParseDict(tree, config, ignore_unknown_fields=True)
+    except (json_format.ParseError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: {' '.join(str(error).split())}", "mend it; it is a ModelConfig") from None
+    return config
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- what follows from it --------------------------------------------------------------------------------------------
+
+
+def parameter(config: Any, name: str, default: str = "") -> str:
+    return str(config.parameters[name].string_value) if name in config.parameters else default
+
+
+def facts(config: Any) -> Facts:
+    """The tensors, with the batch dimension where there is one; UserError where the configuration is not whole."""
+    if not config.input or not config.output:
+        missing = "inputs" if not config.input else "outputs"
+        raise UserError(
+            f"the model {config.name} has no {missing} in its configuration", f"list its {missing} in config.pbtxt"
+        )
+    return Facts(
+        inputs=tuple(_spec(config, each, each.optional) for each in config.input),
+        outputs=tuple(_spec(config, each, False) for each in config.output),
+    )
+
+
+def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
+    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+    short = name.removeprefix("TYPE_")
+    datatype = _BY_TYPE.get(short, short)
+    if not tensor.name or datatype not in DATATYPES:
+        raise UserError(
+            f"the model {config.name}: a tensor in its configuration has no name or no data_type",
+            "each has a name, a data_type such as TYPE_FP32 and dims",
+        )
+    if any(size < -1 for size in tensor.dims):
+        raise UserError(
+            f"the model {config.name}: tensor {tensor.name} has the dims {list(tensor.dims)}", "-1 stands for any size"
+        )
+    if tensor.HasField("reshape"):
+        raise UserError(f"the model {config.name}: tensor {tensor.name} has a reshape, which is not offered")
+    batch = (-1,) if config.max_batch_size > 0 else ()
+    return TensorSpec(tensor.name, datatype, (*batch, *tensor.dims), optional)
+
+
+def policy(config: Any) -> Policy:
+    """How its requests are queued and batched."""
+    kind = config.WhichOneof("scheduling_choice")
+    if kind in _NOT_OFFERED:
+        raise UserError(f"the model {config.name}: {_NOT_OFFERED[kind]}", "use dynamic_batching, or none")
+    batching = config.dynamic_batching
+    limit = batching.default_queue_policy.max_queue_size or _whole(config, "max_queue_size")
+    is_batching = kind == "dynamic_batching" and config.max_batch_size > 1
+    if not is_batching or config.model_transaction_policy.decoupled:
+        return Policy(limit=limit)
+    wrong = [size for size in batching.preferred_batch_size if not 0 < size <= config.max_batch_size]
+    if wrong:
+        raise UserError(
+            f"the model {config.name}: the preferred batch size {wrong[0]} is not between 1 and its max_batch_size, "
+            f"{config.max_batch_size}"
+        )
+    return Policy(
+        max_rows=config.max_batch_size,
+        batching=True,
+        preferred=frozenset(batching.preferred_batch_size),
+        delay_ns=batching.max_queue_delay_microseconds * 1000,
+        limit=limit,
+    )
+
+
+def timeout_ns(config: Any) -> int:
+    """That its requests may wait unless they say so themselves; 0: any time."""
+    queue = config.dynamic_batching.default_queue_policy
+    rejects = (
+        queue.timeout_action == queue.DESCRIPTOR.enum_types_by_name["TimeoutAction"].values_by_name["REJECT"].number
+    )
+    return queue.default_timeout_microseconds * 1000 if rejects else 0
+
+
+def devices(config: Any, default: str) -> list[str]:
+    """One for each instance."""
+    found: list[str] = []
+    for group in config.instance_group:
+        if group.count < 0:
+            raise UserError(f"the model {config.name}: instance_group.count is {group.count}", "1 or more")
+        kind = group.DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        places = {"KIND_CPU": ["cpu"], "KIND_GPU": [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]}
+        for place in places.get(kind, [default]):
+            found += [place] * (group.count or 1)
+    return found or [default]
+
+
+def _whole(config: Any, name: str) -> int:
+    text = parameter(config, name, "0")
+    if not text.isdecimal():
+        raise UserError(f"the model {config.name}: the parameter {name} is a whole number, not {text!r}")
+    return int(text)

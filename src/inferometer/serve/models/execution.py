@@ -1,0 +1,290 @@
+"""A batch on an instance: begun in the loop or run in a thread, answered, ended.
+
+Whatever a model raises is an answer to its requests (INTERNAL, in one line); the instance takes the next batch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Protocol
+
+from inferometer.errors import UserError
+from inferometer.serve.models.batches import join, split
+from inferometer.serve.models.outputs import select
+from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.types import Inference, Loaded, Output, Refused, Tensors
+from inferometer.timing.clock import now
+
+Job = Callable[[], None]
+Compute = tuple[int, int, int]
+"""Nanoseconds of joining the inputs, inferring, splitting the outputs."""
+Shares = list[tuple[Output, ...] | Refused]
+"""For each request of a batch."""
+_AHEAD = 256
+"""Answers that a model may be ahead of the loop."""
+
+
+class Owner(Protocol):
+    """The model, as an execution knows it."""
+
+    regions: Regions
+    labels: Mapping[str, tuple[str, ...]]
+    batched: bool
+    decoupled: bool
+
+    def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None: ...
+    def succeeded(self, inference: Inference, compute: Compute) -> None: ...
+    def failed(self, inference: Inference, why: Refused) -> None: ...
+    def executed(self, execution: "Execution", compute: Compute | None) -> None: ...
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
+
+
+class Instance:
+    """A loaded model with the threads that run it; `begin` needs none."""
+
+    def __init__(self, loaded: Loaded, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self.loaded, self.loop = loaded, loop
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads = 0
+        self._idle = 0
+        """Threads that wait for a job; counted in the loop, so that it may be too small for an instant."""
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def do(self, job: Job) -> None:
+        if self._idle:
+            self._idle -= 1
+        else:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"{self._name} {self._threads}", daemon=True).start()
+        self._jobs.put(job)
+
+    def done(self) -> None:
+        """One of the threads is idle again."""
+        self._idle += 1
+
+    def close(self) -> None:
+        """The last thread closes what was loaded, once it has done what it was given."""
+        self._left = self._threads
+        for _ in range(self._threads):
+            self._jobs.put(None)
+        if not self._threads:
+            _quietly(self.loaded.close)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            _quietly(self.loaded.close)
+
+
+def _quietly(close: Job) -> None:
+    """A model that fails at its end has nobody left to tell."""
+    with suppress(Exception):
+        close()
+
+
+# --- executions ------------------------------------------------------------------------------------------------------
+
+
+class Execution:
+    __slots__ = (
+        "_answered",
+        "_began",
+        "_cancel",
+        "_computed",
+        "_is_over",
+        "_joined",
+        "_split",
+        "batch",
+        "instance",
+        "owner",
+    )
+
+    def __init__(self, owner: Owner, instance: Instance, batch: list[Inference]) -> None:
+        self.owner, self.instance, self.batch = owner, instance, batch
+        self._cancel: Callable[[], None] | None = None
+        self._is_over = False
+        self._answered = False
+        self._began = self._joined = self._computed = self._split = 0
+
+    def start(self) -> None:
+        self._began = now()
+        for inference in self.batch:
+            inference.place = self
+            inference.started = self._began
+            inference.queue_ns = self._began - inference.queued
+        if self.instance.loaded.begin is None:
+            self.instance.do(self._run)
+            return
+        try:
+            inputs = join(self.batch)
+            self._joined = now()
+            cancel = self.instance.loaded.begin(inputs, self.batch[0].parameters, self._emit, self._finish)
+        except Exception as error:
+            self._finish(reason(error))
+            return
+        if not self._is_over:
+            self._cancel = cancel
+            if cancel is not None and all(inference.is_over for inference in self.batch):  # while it began
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any longer. A thread sees it at its next answer."""
+        if self._cancel is not None and not self._is_over:
+            cancel, self._cancel = self._cancel, None
+            try:
+                cancel()
+            except Exception as error:
+                self._finish(reason(error))
+
+    # --- begun in the loop ---
+
+    def _emit(self, outputs: Tensors) -> None:
+        if self._is_over:
+            return
+        self._computed = now()
+        try:
+            made = self._shares(outputs)
+        except Exception as error:
+            self._finish(reason(error))
+            return
+        self._split = now()
+        self._answer(made)
+
+    def _finish(self, why: Refused | None) -> None:
+        if self._is_over:
+            return
+        if why is None and not self._answered and not self.owner.decoupled:
+            why = Refused("INTERNAL", "the model gave no answer")
+        if self.owner.decoupled or not self._split:
+            self._computed = self._split = now()
+        self._end(why, (self._joined - self._began, self._computed - self._joined, self._split - self._computed))
+
+    # --- run in a thread ---
+
+    def _run(self) -> None:
+        why: Refused | None = None
+        compute: Compute = (0, 0, 0)
+        try:
+            compute = self._compute()
+        except BaseException as error:  # even a model that wants to exit: the thread is needed
+            why = reason(error)
+        self._tell(self._ran, why, compute)
+
+    def _compute(self) -> Compute:
+        begin = now()
+        inputs = join(self.batch)
+        joined = now()
+        assert self.instance.loaded.run is not None
+        made: Shares | None = None
+        try:
+            outputs = self.instance.loaded.run(inputs, self.batch[0].parameters)
+        except Refused:
+            if len(self.batch) == 1:
+                raise
+            outputs, made = {}, [self._alone(inference) for inference in self.batch]
+        if not isinstance(outputs, dict):
+            self._iterate(outputs)
+            return joined - begin, now() - joined, 0
+        computed = now()
+        made = made or self._shares(outputs)
+        self._tell(self._answer, made)
+        return joined - begin, computed - joined, now() - computed
+
+    def _alone(self, inference: Inference) -> tuple[Output, ...] | Refused:
+        """A request of a batch that was refused: what is wrong with one of them is no reason to refuse the others."""
+        assert self.instance.loaded.run is not None
+        try:
+            outputs = self.instance.loaded.run(join([inference]), inference.parameters)
+        except Exception as error:
+            return reason(error)
+        if not isinstance(outputs, dict):
+            return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
+        return self._selected(inference, outputs)
+
+    def _iterate(self, answers: Iterator[Tensors]) -> None:
+        """Answers as they come; closed after the first that nobody wants."""
+        room = threading.Semaphore(_AHEAD)
+        try:
+            for outputs in answers:
+                if all(inference.is_over for inference in self.batch):
+                    break
+                room.acquire()
+                self._tell(self._answer_next, self._shares(outputs), room)
+        finally:
+            close = getattr(answers, "close", None)
+            if close is not None:
+                close()
+
+    def _answer_next(self, made: Shares, room: threading.Semaphore) -> None:
+        room.release()
+        self._answer(made)
+
+    def _ran(self, why: Refused | None, compute: Compute) -> None:
+        self.instance.done()
+        if why is None and not self._answered and not self.owner.decoupled:
+            why = Refused("INTERNAL", "the model gave no answer")
+        self._end(why, compute)
+
+    def _tell(self, call: Callable[..., None], *words: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            self.instance.loop.call_soon_threadsafe(call, *words)
+
+    # --- both ---
+
+    def _shares(self, outputs: Tensors) -> Shares:
+        """Each request's outputs, as it wants them; one's trouble with its shared memory is not the others'."""
+        batch = self.batch
+        shares = [outputs] if len(batch) == 1 else split(outputs, [inference.rows for inference in batch])
+        return [self._selected(inference, share) for inference, share in zip(batch, shares, strict=True)]
+
+    def _selected(self, inference: Inference, outputs: Tensors) -> tuple[Output, ...] | Refused:
+        owner = self.owner
+        try:
+            return select(outputs, inference.wanted, owner.labels, owner.regions, owner.batched)
+        except Exception as error:
+            return reason(error)
+
+    def _answer(self, made: Shares) -> None:
+        is_first = not self._answered
+        if not is_first and not self.owner.decoupled:
+            return
+        t = now()
+        self._answered = True
+        for inference, outputs in zip(self.batch, made, strict=True):
+            if inference.is_over:
+                continue
+            if isinstance(outputs, Refused):
+                self.owner.failed(inference, outputs)
+                continue
+            if is_first:
+                inference.compute_ns = t - inference.started
+            self.owner.answered(inference, outputs)
+
+    def _end(self, why: Refused | None, compute: Compute) -> None:
+        self._is_over = True
+        self._cancel = None
+        for inference in self.batch:
+            if not inference.is_over:
+                if why is None:
+                    self.owner.succeeded(inference, compute)
+                else:
+                    self.owner.failed(inference, why)
+        self.owner.executed(self, compute if why is None else None)
+
+
+def reason(error: BaseException) -> Refused:
+    """An exception as an answer, in one line."""
+    if isinstance(error, Refused):
+        return error
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return Refused("INTERNAL", " ".join(text.split())[:1000])

@@ -1,0 +1,137 @@
+"""From a definition to a model that is ready: loaded once for each instance, completed, warmed up.
+
+Loading happens in a thread, so that the models that are there go on. A model that does not load says why (UserError).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inferometer.errors import UserError
+from inferometer.serve import backends
+from inferometer.serve.models import configs
+from inferometer.serve.models.execution import Instance, reason
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.overrides import override
+from inferometer.serve.models.queue import Clock
+from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.repository import Definition
+from inferometer.serve.models.types import Facts, Loaded, Loading, Tensors
+from inferometer.tensors import zeros
+
+
+async def bring_up(
+    definition: Definition,
+    overrides: tuple[str, ...],
+    device: str,
+    *,
+    regions: Regions,
+    clock: Clock,
+    over: Callable[[], None],
+) -> Model:
+    loop = asyncio.get_running_loop()
+    config = definition.config
+    for text in overrides if definition.loader is None else ():
+        override(config, text)
+    if config.max_batch_size < 0:
+        raise UserError(f"the model {definition.name}: max_batch_size is {config.max_batch_size}", "0 or more")
+    loaded: list[Loaded] = []
+    try:
+        for i, place in enumerate(configs.devices(config, device)):
+            loading = Loading(definition.name, config, definition.folder, definition.file, place, i)
+            loaded.append(await loop.run_in_executor(None, _load, definition, loading))
+        facts = configs.facts(config)
+        instances = [Instance(each, loop, f"{definition.name} {i}") for i, each in enumerate(loaded)]
+        if configs.parameter(config, "warmup", "1") != "0":
+            for each in loaded:
+                await _warm_up(loop, definition.name, each, facts)
+        _complete(definition, config, device)
+        return Model(
+            name=definition.name,
+            version=definition.version,
+            config=config,
+            facts=facts,
+            labels=_labels(definition, loaded),
+            platform=config.platform or backends.PLATFORMS.get(definition.backend, definition.backend),
+            policy=configs.policy(config),
+            default_timeout_ns=configs.timeout_ns(config),
+            instances=instances,
+            regions=regions,
+            clock=clock,
+            over=over,
+        )
+    except BaseException:
+        for each in loaded:
+            each.close()
+        raise
+
+
+def _load(definition: Definition, loading: Loading) -> Loaded:
+    try:
+        return (definition.loader or backends.loader(definition.backend))(loading)
+    except ImportError as error:
+        raise backends.missing(definition.backend, error) from None
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"the model {loading.name} does not load: {reason(error).message}") from None
+
+
+def _labels(definition: Definition, loaded: list[Loaded]) -> Mapping[str, tuple[str, ...]]:
+    return {**loaded[0].labels, **definition.labels}
+
+
+def _complete(definition: Definition, config: Any, device: str) -> None:
+    """What Triton's configurations have although nobody wrote it."""
+    config.name = definition.name
+    if not config.backend:
+        config.backend = definition.backend
+    if not config.instance_group:
+        config.instance_group.add(
+            name=definition.name, count=1, kind="KIND_GPU" if device.startswith("cuda") else "KIND_CPU"
+        )
+    for i, group in enumerate(config.instance_group):
+        group.name = group.name or (definition.name if len(config.instance_group) == 1 else f"{definition.name}_{i}")
+        group.count = group.count or 1
+    if not config.version_policy.WhichOneof("policy_choice"):
+        config.version_policy.latest.num_versions = 1
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+async def _warm_up(loop: asyncio.AbstractEventLoop, name: str, loaded: Loaded, facts: Facts) -> None:
+    """One execution with zeros. Not where text is needed: nobody knows which the model takes; and what is begun in the loop
+    has nothing to warm up."""
+    if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):
+        return
+    inputs = {
+        spec.name: zeros(spec.name, spec.datatype, [size if size >= 0 else 1 for size in spec.shape])
+        for spec in facts.inputs
+        if spec.datatype != "BYTES"
+    }
+    if not inputs:
+        return
+    try:
+        await loop.run_in_executor(None, _run, loaded, inputs)
+    except Exception as error:
+        why = reason(error)
+        if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too
+            raise UserError(
+                f"the model {name} fails at its warm-up: {why.message}",
+                "parameters.warmup=0 goes without one",
+            ) from None
+
+
+def _run(loaded: Loaded, inputs: Tensors) -> None:
+    """Of a stream, the first answer will do."""
+    assert loaded.run is not None
+    try:
+        answers = loaded.run(inputs, {})
+        if isinstance(answers, dict):
+            return
+        next(iter(answers), None)
+        if close := getattr(answers, "close", None):
+            close()
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from None

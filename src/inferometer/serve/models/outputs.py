@@ -1,0 +1,68 @@
+"""What of a model's outputs a request gets: those it asked for, as they are, as classes, or in shared memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.types import Output, Placed, Refused, Tensors, Wanted
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+Labels = Mapping[str, Sequence[str]]
+
+
+def select(
+    tensors: Tensors, wanted: Sequence[Wanted], labels: Labels, regions: Regions, batched: bool
+) -> tuple[Output, ...]:
+    if not wanted:
+        return tuple([Output(tensor) for tensor in tensors.values()])
+    made = []
+    for each in wanted:
+        tensor = tensors.get(each.name)
+        if tensor is None:
+            raise Refused("INTERNAL", f"the model gave no output '{each.name}', which was asked for")
+        if each.classes > 0:
+            tensor = classify(tensor, each.classes, labels.get(each.name, ()), batched)
+        elif each.placed is not None:
+            tensor = _place(tensor, each.placed, regions)
+        made.append(Output(tensor, each))
+    return tuple(made)
+
+
+def classify(tensor: Tensor, classes: int, labels: Sequence[str], batched: bool) -> Tensor:
+    """The best so many of each row, best first, as "value:index:label"; without a label where there is none."""
+    values = to_numpy(tensor)
+    rows = values.reshape(values.shape[0], -1) if batched and values.ndim else values.reshape(1, -1)
+    best = min(classes, rows.shape[1])
+    found = [_named(row, index, labels) for row in rows for index in _order(row)[:best].tolist()]
+    shape = (rows.shape[0], best) if batched else (best,)
+    made = np.empty(len(found), dtype=object)
+    made[:] = found
+    return from_numpy(tensor.name, made.reshape(shape), "BYTES")
+
+
+def _order(row: NDArray[Any]) -> NDArray[Any]:
+    """Indices, the largest value first; equal ones as they come, and what is no number last."""
+    if row.dtype.kind == "f":
+        return np.argsort(-row, kind="stable")
+    return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]
+
+
+def _named(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:
+    value = row[index]
+    shown = f"{float(value):f}" if row.dtype.kind == "f" else str(int(value))
+    return f"{shown}:{index}:{labels[index]}" if index < len(labels) else f"{shown}:{index}"
+
+
+def _place(tensor: Tensor, placed: Placed, regions: Regions) -> Tensor:
+    size = len(tensor.data)
+    if size > placed.byte_size:
+        raise Refused(
+            "INTERNAL",
+            f"shared memory size specified with the request for output '{tensor.name}' ({placed.byte_size} bytes) should be "
+            f"at least {size} bytes to hold the results",
+        )
+    regions.write(placed.region, placed.offset, placed.byte_size, tensor.data)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")

@@ -1,0 +1,131 @@
+"""KEY=VALUE put over a model's configuration: max_batch_size=8, dynamic_batching.max_queue_delay_microseconds=500,
+instance_group.count=2, parameters.delay=5ms. A key is a path of the configuration's own field names.
+"""
+
+import difflib
+import json
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from inferometer.errors import UserError
+from inferometer.serve.kserve.messages import ModelConfig
+
+_WHOLE = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+_EXAMPLE = "write KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
+
+
+def override(config: Any, text: str) -> None:
+    """Put one KEY=VALUE into `config`; UserError where there is no such field or the value does not fit it."""
+    key, is_given, value = text.partition("=")
+    key = key.strip()
+    if not is_given or not key:
+        raise UserError(f"the configuration {text!r} has no value", _EXAMPLE)
+    _put(config, key.split("."), value.strip(), key)
+
+
+def check(overrides: tuple[str, ...]) -> None:
+    """Whether they fit any configuration at all."""
+    for text in overrides:
+        override(ModelConfig(), text)
+
+
+def _put(message: Any, path: list[str], value: str, key: str) -> None:
+    field = message.DESCRIPTOR.fields_by_name.get(path[0])
+    if field is None:
+        names = [each.name for each in message.DESCRIPTOR.fields]
+        near = difflib.get_close_matches(path[0], names)
+        raise UserError(
+            f"the configuration {key}: there is no {path[0]!r} in {message.DESCRIPTOR.name}",
+            f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(names)}",
+        )
+    if field.message_type is None:
+        if len(path) > 1:
+            raise UserError(f"the configuration {key}: {field.name} is a value and has no {path[1]!r}")
+        _put_value(message, field, value, key)
+    elif field.message_type.GetOptions().map_entry:
+        _put_entry(message, field, path[1:], value, key)
+    elif len(path) == 1:
+        _put_whole(message, field, value, key)
+    elif field.is_repeated:
+        items = getattr(message, field.name)
+        for item in items or [items.add()]:
+            _put(item, path[1:], value, key)
+    else:
+        part = getattr(message, field.name)
+        part.SetInParent()
+        _put(part, path[1:], value, key)
+
+
+def _put_value(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
+    if not field.is_repeated:
+        setattr(message, field.name, _value(field, value, key))
+        return
+    items = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
+    del getattr(message, field.name)[:]
+    getattr(message, field.name).extend([_value(field, item, key) for item in items])
+
+
+def _put_entry(message: Any, field: FieldDescriptor, path: list[str], value: str, key: str) -> None:
+    if not path:
+        raise UserError(f"the configuration {key}: which of the {field.name}?", f"write {field.name}.NAME=VALUE")
+    assert field.message_type is not None
+    entry = field.message_type.fields_by_name["value"]
+    name: Any = ".".join(path)
+    if field.message_type.fields_by_name["key"].cpp_type != FieldDescriptor.CPPTYPE_STRING:
+        raise UserError(f"the configuration {key} cannot be given here", "write it into the model's config.pbtxt")
+    if entry.message_type is None:
+        getattr(message, field.name)[name] = _value(entry, value, key)
+    elif "string_value" in entry.message_type.fields_by_name:
+        getattr(message, field.name)[name].string_value = value
+    else:
+        raise UserError(f"the configuration {key} cannot be given here", "write it into the model's config.pbtxt")
+
+
+def _put_whole(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
+    """dynamic_batching={} switches it on with all that it has by default."""
+    try:
+        is_empty = json.loads(value or "{}") == {}
+    except ValueError:
+        is_empty = False
+    if field.is_repeated or not is_empty:
+        assert field.message_type is not None
+        names = [each.name for each in field.message_type.fields]
+        raise UserError(
+            f"the configuration {key} has parts of its own", f"write {key}.PART=VALUE; there is {', '.join(names)}"
+        )
+    getattr(message, field.name).SetInParent()
+
+
+def _value(field: FieldDescriptor, value: str, key: str) -> Any:
+    if field.cpp_type in _WHOLE:
+        least, most = _WHOLE[field.cpp_type]
+        try:
+            number = int(value)
+        except ValueError:
+            raise UserError(f"the configuration {key} is a whole number, not {value!r}") from None
+        if not least <= number <= most:
+            raise UserError(f"the configuration {key}={value} is not between {least} and {most}")
+        return number
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        if value.lower() not in (*_TRUE, *_FALSE):
+            raise UserError(f"the configuration {key} is true or false, not {value!r}")
+        return value.lower() in _TRUE
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        assert field.enum_type is not None
+        names = {each.name: each.number for each in field.enum_type.values}
+        if value not in names:
+            raise UserError(f"the configuration {key} is one of {', '.join(names)}, not {value!r}")
+        return names[value]
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
+        try:
+            return float(value)
+        except ValueError:
+            raise UserError(f"the configuration {key} is a number, not {value!r}") from None
+    return value

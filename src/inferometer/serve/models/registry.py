@@ -1,0 +1,260 @@
+"""All models of the server: loaded, found by name, given requests, unloaded. Everything here is called in the loop's thread."""
+
+import asyncio
+from pathlib import Path
+from typing import NamedTuple
+
+from inferometer.errors import UserError
+from inferometer.serve.models import overrides as overriding
+from inferometer.serve.models import repository
+from inferometer.serve.models.alarms import Alarms
+from inferometer.serve.models.loading import bring_up
+from inferometer.serve.models.model import Model
+from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.repository import Source
+from inferometer.serve.models.types import Inference, Loader, Refused
+
+__all__ = ["IndexEntry", "Model", "Models"]
+
+
+class IndexEntry(NamedTuple):
+    name: str
+    version: str
+    state: str
+    """READY, UNAVAILABLE, LOADING or UNLOADING."""
+    reason: str
+
+
+class Models:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        device: str = "auto",
+        overrides: tuple[str, ...] = (),
+        limit: int = 100_000,
+    ) -> None:
+        overriding.check(overrides)
+        self.regions = Regions()
+        self.in_flight = 0
+        self._device, self._overrides, self._limit = device, overrides, limit
+        self._entries: dict[str, _Entry] = {}
+        self._repositories: list[Path] = []
+        self._alarms = Alarms(loop)
+        self._retired: set[Model] = set()
+        """Replaced or unloaded, with requests that are not over yet."""
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._is_started = self._is_closed = self._refuses = False
+        self._drained: asyncio.Future[None] | None = None
+
+    def add(self, source: str) -> None:
+        """A built-in model's name, a model file, a model folder or a repository."""
+        found, root = repository.sources(source)
+        for each in found:
+            self._add(each)
+        if root is not None:
+            self._repositories.append(root)
+
+    def add_own(self, name: str, config: str, loader: Loader) -> None:
+        """A model that the server brings along: its configuration as text, and what loads it. No overrides touch it."""
+        self._add(Source(name, config=config, loader=loader))
+
+    def _add(self, source: Source) -> None:
+        if source.name in self._entries:
+            where = source.path or "the server's own"
+            raise UserError(f"two models are called {source.name}: the second is {where}", "rename one of them")
+        self._entries[source.name] = _Entry(source)
+
+    async def start(self) -> None:
+        """Load and warm up all. One that does not load is in the index with its reason, unless it is the only one."""
+        for entry in self._entries.values():
+            try:
+                await self._bring_up(entry)
+            except UserError:
+                if len(self._entries) == 1:
+                    raise
+        self._is_started = True
+
+    # --- what there is ---
+
+    @property
+    def ready(self) -> bool:
+        return self._is_started and not self._refuses
+
+    def names(self) -> list[str]:
+        """Those that are served."""
+        return sorted(name for name, entry in self._entries.items() if entry.model is not None)
+
+    def find(self, name: str, version: str = "") -> Model:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' is not found")
+        model = entry.model
+        if model is None:
+            if entry.state == "LOADING":
+                raise Refused("UNAVAILABLE", f"Request for unknown model: '{name}' version 1 is not at ready state")
+            raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' has no available versions")
+        if version not in ("", model.version):
+            raise Refused("NOT_FOUND", f"Request for unknown model: '{name}' version {version} is not found")
+        return model
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        try:
+            self.find(name, version)
+        except Refused:
+            return False
+        return not self._refuses
+
+    def index(self, only_ready: bool = False) -> list[IndexEntry]:
+        """Also what lies in a repository and was never loaded."""
+        entries = [
+            IndexEntry(name, entry.model.version if entry.model else entry.version, entry.state, entry.reason)
+            for name, entry in sorted(self._entries.items())
+        ]
+        known = set(self._entries)
+        for root in self._repositories:
+            names = [name for name in _listed(root) if name not in known]
+            entries += [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names]
+            known.update(names)
+        return [entry for entry in entries if entry.state == "READY"] if only_ready else sorted(entries)
+
+    # --- requests ---
+
+    def submit(self, inference: Inference) -> None:
+        """Check and queue it, or raise Refused (then `ended` is not called). A model that is quick enough (identity) calls
+        `answer` and `ended` before this returns."""
+        if self._refuses:
+            raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+        model = self.find(inference.model, inference.version)
+        if self.in_flight >= self._limit:
+            raise Refused(
+                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests under way"
+            )
+        inference.version = model.version
+        self.in_flight += 1
+        try:
+            model.submit(inference)
+        except Refused:
+            self._over()
+            raise
+
+    def cancel(self, inference: Inference) -> None:
+        """It ends with CANCELLED unless it is over."""
+        if inference.is_over:
+            return
+        if inference.place is not None:
+            inference.place.owner.cancel(inference)
+
+    def _over(self) -> None:
+        self.in_flight -= 1
+        if self._drained is not None and not self.in_flight and not self._drained.done():
+            self._drained.set_result(None)
+
+    # --- loading and unloading ---
+
+    async def load(self, name: str, config: str = "") -> None:
+        """As it is on disk now, or with `config` (JSON) instead of its file; what runs goes on until the new one is ready."""
+        entry = self._entries.get(name) or self._new_entry(name)
+        async with entry.lock:
+            try:
+                await self._bring_up(entry, config)
+            except UserError as error:
+                raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
+
+    async def unload(self, name: str) -> None:
+        """It takes no more requests; this returns when those it has are over. One that is not there is unloaded: Triton has
+        no complaint either."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        async with entry.lock:
+            model, entry.model = entry.model, None
+            if model is None:
+                return
+            entry.version, entry.state, entry.reason = model.version, "UNLOADING", ""
+            await self._retire(model)
+            entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+
+    def _new_entry(self, name: str) -> "_Entry":
+        root = next((root for root in self._repositories if repository.is_name(name) and name in _listed(root)), None)
+        if root is None:
+            raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
+        return self._entries.setdefault(name, _Entry(Source(name, root / name, root)))
+
+    async def _bring_up(self, entry: "_Entry", config: str = "") -> None:
+        if entry.model is None:
+            entry.state, entry.reason = "LOADING", ""
+        loop = asyncio.get_running_loop()
+        try:
+            definition = await loop.run_in_executor(None, repository.define, entry.source, config)
+            entry.version = definition.version
+            model = await bring_up(
+                definition,
+                self._overrides,
+                self._device,
+                regions=self.regions,
+                clock=self._alarms,
+                over=self._over,
+            )
+        except BaseException as error:
+            if entry.model is None:
+                entry.state, entry.reason = "UNAVAILABLE", " ".join(str(error).split())
+            if isinstance(error, OSError):
+                raise UserError(f"the model {entry.source.name} cannot be read: {error}") from None
+            raise
+        old, entry.model = entry.model, model
+        entry.state, entry.reason = "READY", ""
+        if old is not None:
+            self._retiring.add(task := loop.create_task(self._retire(old)))
+            task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, model: Model) -> None:
+        self._retired.add(model)
+        await model.drained()
+        if model in self._retired:
+            self._retired.discard(model)
+            model.close()
+
+    # --- the end ---
+
+    def refuse_new(self) -> None:
+        self._refuses = True
+
+    async def drained(self) -> None:
+        """No request is under way any longer."""
+        if not self.in_flight:
+            return
+        if self._drained is None or self._drained.done():
+            self._drained = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._drained)
+
+    async def close(self) -> None:
+        """Whatever is under way is refused."""
+        if self._is_closed:
+            return
+        self._is_closed = self._refuses = True
+        why = Refused("UNAVAILABLE", "the server has stopped")
+        models = [entry.model for entry in self._entries.values() if entry.model is not None]
+        for model in [*models, *self._retired]:
+            model.refuse_all(why)
+            model.close()
+        self._retired.clear()
+        self.regions.unregister()
+        self._alarms.close()
+
+
+class _Entry:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.model: Model | None = None
+        self.version = ""
+        self.state = "UNAVAILABLE"
+        self.reason = "not loaded"
+        self.lock = asyncio.Lock()
+
+
+def _listed(root: Path) -> list[str]:
+    try:
+        return repository.listed(root)
+    except OSError:  # the repository is gone: there is nothing to list
+        return []

@@ -1,0 +1,232 @@
+"""Where models come from: a repository, a model's folder, a model's file, or what is built in.
+
+    REPOSITORY/MODEL/config.pbtxt (or config.yaml)      may be missing: the loader completes it
+    REPOSITORY/MODEL/VERSION/model.onnx, ...            the newest version is served
+
+A folder without numbered versions is a version itself. Nothing outside a repository can be reached: names are single
+names, and links that leave it are refused.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.serve import backends
+from inferometer.serve.kserve.messages import ModelConfig
+from inferometer.serve.models import configs
+from inferometer.serve.models.types import Loader
+
+_SUFFIXES = {".onnx": "onnxruntime", ".pt": "torch", ".pt2": "torch", ".py": "python"}
+_TRANSFORMERS = "config.json"
+_SHOWN = 200
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a model is found again when it is to be loaded once more."""
+
+    name: str
+    path: Path | None = None
+    """None: built in."""
+    root: Path | None = None
+    """The repository that it must not leave; None where the path was given by itself."""
+    config: str = ""
+    """In protobuf's text format, of a model that the server brings along with its `loader`."""
+    loader: Loader | None = None
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """A model as it is found on disk."""
+
+    name: str
+    version: str
+    config: Any
+    backend: str
+    folder: Path | None = None
+    file: Path | None = None
+    labels: dict[str, tuple[str, ...]] = {}
+    loader: Loader | None = None
+    """None: the backend's."""
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def sources(given: str) -> tuple[list[Source], Path | None]:
+    """The models that `given` names, and the repository where it is one."""
+    if given in backends.BUILTIN:
+        return [Source(given)], None
+    path = Path(given)
+    if path.is_file():
+        return [_file_source(path)], None
+    if not path.is_dir():
+        raise UserError(
+            f"there is no model {given}",
+            f"give a model file, a folder or a repository, or one of {', '.join(sorted(backends.BUILTIN))}",
+        )
+    if _is_model(path):
+        return [Source(path.resolve().name, path)], None
+    found = [Source(name, path / name, path) for name in listed(path)]
+    if not found:
+        raise UserError(
+            f"{given} is neither a model nor a repository of models",
+            "a model's folder has a config.pbtxt, a model file or numbered versions",
+        )
+    return found, path
+
+
+def listed(repository: Path) -> list[str]:
+    """The names of its models."""
+    return sorted(
+        path.name for path in repository.iterdir() if is_name(path.name) and path.is_dir() and _is_model(path)
+    )
+
+
+def is_name(name: str) -> bool:
+    """That of something right inside a folder."""
+    return bool(name) and not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
+
+
+def _file_source(path: Path) -> Source:
+    if path.suffix not in _SUFFIXES:
+        raise UserError(f"{path} is not a model file that is known", f"it ends with one of {', '.join(_SUFFIXES)}")
+    name = path.stem
+    if name == "model":
+        folder = path.resolve().parent
+        name = folder.parent.name if folder.name.isdecimal() else folder.name
+    return Source(name or "model", path)
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError:  # why it cannot be read is said when it is loaded
+        return True
+    return bool(
+        names & {*configs.FILES, _TRANSFORMERS}
+        or any(name.isdecimal() for name in names)
+        or any(Path(name).suffix in _SUFFIXES and Path(name).stem == "model" for name in names)
+    )
+
+
+# --- definitions -----------------------------------------------------------------------------------------------------
+
+
+def define(source: Source, config_json: str = "") -> Definition:
+    """What is there now; `config_json` instead of the configuration's file."""
+    given = configs.from_json(config_json) if config_json else None
+    if source.path is None:
+        config = given or configs.from_pbtxt(source.config or backends.BUILTIN[source.name])
+        config.name = source.name
+        backend = config.backend if source.loader else backends.backend_of(config)
+        return Definition(source.name, "1", config, backend, loader=source.loader)
+    if not source.path.exists():
+        raise UserError(f"{source.path} is not there any more")
+    if source.path.is_file():
+        return _of_file(source, given)
+    _check_inside(source)
+    config = given or _config(source.path)
+    if config.name not in ("", source.name):
+        raise UserError(
+            f"{source.path}: its configuration calls it {config.name}", "the name is that of the folder, or left out"
+        )
+    config.name = source.name
+    version, folder = _newest(source.path, config)
+    backend = backends.backend_of(config) or _guess(folder)
+    file = _model_file(folder, backend, config)
+    return Definition(source.name, version, config, backend, folder, file, _labels(source.path, config))
+
+
+def _of_file(source: Source, given: Any) -> Definition:
+    assert source.path is not None
+    path = source.path.resolve()
+    config = given or ModelConfig()
+    config.name = source.name
+    backend = backends.backend_of(config) or _SUFFIXES[path.suffix]
+    return Definition(source.name, "1", config, backend, path.parent, path)
+
+
+def _config(folder: Path) -> Any:
+    for name in configs.FILES:
+        if (folder / name).is_file():
+            return configs.read(folder / name)
+    return ModelConfig()
+
+
+def _newest(folder: Path, config: Any) -> tuple[str, Path]:
+    versions = {
+        int(path.name): path
+        for path in folder.iterdir()
+        if path.name.isascii() and path.name.isdecimal() and path.is_dir()
+    }
+    wanted = set(config.version_policy.specific.versions)
+    if wanted:
+        versions = {number: path for number, path in versions.items() if number in wanted}
+        if not versions:
+            raise UserError(f"{folder} has none of the versions {sorted(wanted)} that its version_policy names")
+    if not versions:
+        return "1", folder
+    newest = max(versions)
+    return str(newest), versions[newest]
+
+
+def _guess(folder: Path) -> str:
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _SUFFIXES and path.stem == "model":
+            return _SUFFIXES[path.suffix]
+    if (folder / _TRANSFORMERS).is_file():
+        return "transformers"
+    found = {_SUFFIXES[path.suffix] for path in folder.iterdir() if path.suffix in _SUFFIXES}
+    if len(found) == 1:
+        return found.pop()
+    raise UserError(
+        f"{folder}: what kind of model this is cannot be seen",
+        f"call its file model.onnx, model.pt or model.py, or name the backend in config.pbtxt: {', '.join(backends.LOADERS)}",
+    )
+
+
+def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
+    """The file by its usual name, by the one that the configuration has, or the only one of the backend's kind."""
+    if config.default_model_filename:
+        if not is_name(config.default_model_filename):
+            raise UserError(f"default_model_filename {config.default_model_filename!r:.{_SHOWN}} is not a file's name")
+        file: Path = folder / config.default_model_filename
+        if not file.is_file():
+            raise UserError(f"{file} is not there", "default_model_filename in the configuration names it")
+        return file
+    suffixes = [suffix for suffix, name in _SUFFIXES.items() if name == backend]
+    if backend == "torch":
+        suffixes.append(".py")
+    for suffix in suffixes:
+        if (folder / f"model{suffix}").is_file():
+            return folder / f"model{suffix}"
+    found = [path for path in folder.iterdir() if path.suffix in suffixes and path.is_file()]
+    return found[0] if len(found) == 1 else None
+
+
+def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        file = folder / output.label_filename
+        if Path(output.label_filename).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"the label_filename {output.label_filename!r:.{_SHOWN}} is outside of {folder}")
+        try:
+            labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"the labels {file} cannot be read: {error}") from None
+    return labels
+
+
+def _check_inside(source: Source) -> None:
+    """No link in a repository's model leads out of the repository."""
+    if source.root is None or source.path is None:
+        return
+    root = source.root.resolve()
+    for folder, folders, files in os.walk(source.path):
+        for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UserError(f"{path} is a link that leaves the repository {source.root}", "copy the file instead")

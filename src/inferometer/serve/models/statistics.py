@@ -1,0 +1,94 @@
+"""What a model counted since it was loaded, as Triton counts it.
+
+Of a request: success or failure with its time from arrival to end; of a successful one the time in the queue and that of
+the execution it was part of (joining inputs, inferring, splitting outputs). Of a batch size: its executions.
+"""
+
+import time
+from typing import Any, Literal
+
+from inferometer.serve.kserve.messages import ModelStatistics
+from inferometer.serve.models.types import Inference
+from inferometer.serve.sim.metrics import Histogram
+
+Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
+
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self.success = [0, 0]
+        """Count and nanoseconds; so are the others."""
+        self.failure = [0, 0]
+        self.failures: dict[Reason, int] = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
+        self.queue_ns = 0
+        self.compute_ns = [0, 0, 0]
+        """Joining, inferring, splitting; of successful requests."""
+        self.rows = 0
+        self.executions = 0
+        self.last_ms = 0
+        self.batches: dict[int, list[int]] = {}
+        """Executions and the three times of the compute, by batch size."""
+        self.request = Histogram(_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.compute = Histogram(_SECONDS)
+
+    def executed(self, rows: int, compute_ns: tuple[int, int, int]) -> None:
+        """An execution that the model did to its end."""
+        self.executions += 1
+        self.rows += rows
+        self.last_ms = time.time_ns() // 1_000_000
+        batch = self.batches.setdefault(rows, [0, 0, 0, 0])
+        batch[0] += 1
+        for i, ns in enumerate(compute_ns):
+            batch[i + 1] += ns
+
+    def succeeded(self, inference: Inference, compute_ns: tuple[int, int, int]) -> None:
+        whole = inference.finished - inference.arrived
+        self.success[0] += 1
+        self.success[1] += whole
+        self.queue_ns += inference.queue_ns
+        totals = self.compute_ns
+        totals[0] += compute_ns[0]
+        totals[1] += compute_ns[1]
+        totals[2] += compute_ns[2]
+        self.request.observe(whole)
+        self.queue.observe(inference.queue_ns)
+        self.compute.observe(inference.finished - inference.started)
+
+    def failed(self, ns: int, reason: Reason) -> None:
+        self.failure[0] += 1
+        self.failure[1] += ns
+        self.failures[reason] += 1
+
+    def message(self, name: str, version: str) -> Any:
+        count = self.success[0]
+        made = ModelStatistics(
+            name=name,
+            version=version,
+            last_inference=self.last_ms,
+            inference_count=self.rows,
+            execution_count=self.executions,
+        )
+        stats = made.inference_stats
+        for field, pair in (
+            (stats.success, self.success),
+            (stats.fail, self.failure),
+            (stats.queue, (count, self.queue_ns)),
+            (stats.compute_input, (count, self.compute_ns[0])),
+            (stats.compute_infer, (count, self.compute_ns[1])),
+            (stats.compute_output, (count, self.compute_ns[2])),
+            (stats.cache_hit, (0, 0)),
+            (stats.cache_miss, (0, 0)),
+        ):
+            field.count, field.ns = pair
+        for rows, (times, *compute) in sorted(self.batches.items()):
+            batch = made.batch_stats.add(batch_size=rows)
+            for field, ns in zip(
+                (batch.compute_input, batch.compute_infer, batch.compute_output), compute, strict=True
+            ):
+                field.count, field.ns = times, ns
+        return made

@@ -1,0 +1,45 @@
+"""Ports to listen on: bound, or why not, in words."""
+
+import errno
+import socket
+
+from inferometer.errors import UserError
+
+
+def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket at that address, not yet listening; `option` is what the user sets the port with."""
+    try:
+        return _bind(host, port)
+    except socket.gaierror as error:
+        raise UserError(f"cannot resolve {host}: {error.strerror}", "give --host an address or a name") from None
+    except OverflowError:
+        raise UserError(f"there is no port {port}", f"choose a {option} up to 65535") from None
+    except OSError as error:
+        reason, remedy = _REASONS.get(
+            error.errno or 0, (f"cannot be listened on: {error.strerror}", "see --host and {option}")
+        )
+        raise UserError(f"{host} port {port} {reason}", remedy.format(option=option)) from None
+
+
+_REASONS = {
+    errno.EADDRINUSE: ("is in use", "choose another with {option}, or {option} 0 for any free one"),
+    errno.EACCES: ("needs privileges", "choose a {option} from 1024 on"),
+    errno.EADDRNOTAVAIL: (
+        "is not an address of this machine",
+        "give --host an address of this machine, or 0.0.0.0 for all",
+    ),
+}
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,157 @@
+"""Everything over HTTP: which part of the server answers a path, who is let in, what is logged, and the end.
+
+/v1/...    the simulator's OpenAI endpoints          /metrics   Prometheus' text
+/v2/...    KServe v2 with Triton's extensions        /health    that it is up
+/          what is served
+
+Where a token is set, all but health, readiness and metrics ask for it. Whatever goes wrong in answering a request is that
+request's 500, and the server goes on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from inferometer import __version__
+from inferometer.serve.http import answers, token
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.parse import Problem, Request
+from inferometer.serve.http.reply import Logged, reply
+from inferometer.serve.kserve import http as kserve_http
+from inferometer.serve.kserve.web import Kserve, unexpected
+from inferometer.serve.models.registry import Models
+from inferometer.serve.settings import Settings
+from inferometer.serve.sim import frames
+from inferometer.serve.sim.metrics import CONTENT_TYPE
+from inferometer.serve.sim.openai import Refusal
+from inferometer.serve.sim.server import Simulator, unauthorised
+
+Page = Callable[[], bytes]
+"""A part of /metrics."""
+
+_OPEN = frozenset((b"/health", b"/metrics"))
+
+
+class Web:
+    """The handler of all connections."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models | None = None,
+        sim: Simulator | None = None,
+        metrics: Sequence[Page] = (),
+    ) -> None:
+        self._kserve = Kserve(models, settings) if models is not None else None
+        self._models = models
+        self._sim = sim
+        self._metrics = metrics
+        self._token = settings.token
+        self._is_logged = settings.access_log
+        self._draining = False
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose answer is not complete."""
+        return (self._kserve.in_flight if self._kserve else 0) + (self._sim.in_flight if self._sim else 0)
+
+    def refuse_new(self) -> None:
+        """From now on not ready, and new inferences are refused; what is under way goes on."""
+        self._draining = True
+        if self._kserve is not None:
+            self._kserve.draining = True
+
+    # --- a request ---------------------------------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        if self._is_logged:
+            connection = cast(Connection, Logged(connection, request))
+        try:
+            self._route(connection, request)
+        except Exception as error:  # the server goes on
+            connection.gone = None
+            self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
+
+    def problem(self, connection: Connection, problem: Problem) -> None:
+        if self._sim is not None and self._kserve is None:
+            body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
+        else:
+            body = kserve_http.error(problem.message)
+        connection.write(answers.response(problem.status, body, keep_alive=False))
+        connection.finish(keep_alive=False)
+
+    def _route(self, connection: Connection, request: Request) -> None:
+        path = request.path
+        why = "" if self._token is None or is_open(path) else token.why_not(self._token, request)
+        if why:
+            self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
+        elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):
+            self._kserve.handle(connection, request)
+        elif self._sim is not None and path.startswith(b"/v1/"):
+            self._simulate(self._sim, connection, request)
+        else:
+            self._page(connection, request)
+
+    def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
+        if self._draining:
+            why = "the server is shutting down and takes no new requests"
+            self._refuse(connection, request, 503, why, "shutting_down", close=True)
+        else:
+            sim.route(connection, request)
+
+    # --- pages -------------------------------------------------------------------------------------------------------
+
+    def _page(self, connection: Connection, request: Request) -> None:
+        page = {b"/": self._served, b"/health": self._health, b"/metrics": self._all_metrics}.get(request.path)
+        shown = request.path.decode("latin-1")
+        if page is None:
+            self._refuse(connection, request, 404, f"there is no {shown} here", "not_found")
+        elif request.method not in (b"GET", b"HEAD"):
+            why = f"{request.method.decode('latin-1')} is not for {shown}"
+            self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
+        else:
+            status, content_type, body = page()
+            reply(connection, request, status, body, content_type=content_type, close=self._draining)
+
+    def _served(self) -> tuple[int, bytes, bytes]:
+        tree: dict[str, object] = {"name": "inferometer", "version": __version__}
+        if self._models is not None:
+            tree["kserve"] = {"path": "/v2", "models": self._models.names()}
+        if self._sim is not None:
+            tree["openai"] = {"path": "/v1", "models": [self._sim.settings.model]}
+        return 200, b"application/json", msgspec.json.encode(tree | {"health": "/health", "metrics": "/metrics"})
+
+    def _health(self) -> tuple[int, bytes, bytes]:
+        if self._draining:
+            return 503, b"application/json", b'{"status":"stopping"}'
+        return 200, b"application/json", b'{"status":"ok"}'
+
+    def _all_metrics(self) -> tuple[int, bytes, bytes]:
+        return 200, CONTENT_TYPE, b"".join(page() for page in self._metrics)
+
+    def _refuse(
+        self,
+        connection: Connection,
+        request: Request,
+        status: int,
+        message: str,
+        code: str,
+        extra: bytes = b"",
+        close: bool = False,
+    ) -> None:
+        """In the words of the protocol that the path belongs to."""
+        if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
+            refusal = unauthorised(message) if status == 401 else Refusal(status, message, code, headers=extra)
+            body = frames.error_body(refusal.message, refusal.kind, refusal.code)
+        else:
+            body = kserve_http.error(message)
+        reply(connection, request, status, body, extra=extra, close=close or self._draining)
+
+
+def is_open(path: bytes) -> bool:
+    """Whether it is answered without a token."""
+    if path in _OPEN or path.startswith(b"/v2/health/"):
+        return True
+    words = path.split(b"/")
+    return words[:3] == [b"", b"v2", b"models"] and words[-1] == b"ready" and len(words) in (5, 7)

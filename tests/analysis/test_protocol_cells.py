@@ -1,0 +1,111 @@
+"""Cells of a comparison of protocols, from runs whose numbers are known."""
+
+import msgspec
+import pytest
+import synthetic_run as made
+from protocol_runs import measured
+
+from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST
+from inferometer.analysis.protocols import WAYS, Cell, Comparison, Measured, cell_of
+from inferometer.analysis.summary import summarise
+
+
+def cell(*runs: Measured, kept: bool = False) -> Cell:
+    return cell_of("http", 1000, runs, kept)
+
+
+def test_one_round_has_the_numbers_of_its_run() -> None:
+    run, summary = measured(2.0, told=(0.25, 0.5))
+    found = cell((run, summary))
+    assert found.e2e == summary.metrics["e2e"]
+    assert found.throughput == summary.throughput.requests
+    assert (found.ok, found.failed, found.verdict, found.reasons) == (500, 0, "VALID", ())
+    assert (found.bytes_out, found.bytes_in) == (1200, 1100)
+    assert found.runs == ()
+
+
+def test_what_the_server_tells_of_each_request_is_queue_and_compute() -> None:
+    found = cell(measured(2.0, told=(0.25, 0.5)))
+    assert found.source == PER_REQUEST
+    assert (found.queue, found.compute) == (pytest.approx(0.25e-3), pytest.approx(0.5e-3))
+    assert found.server == pytest.approx(0.75e-3)
+    assert found.mean == pytest.approx(2.2495e-3) == found.e2e.mean
+    assert found.network == pytest.approx(found.mean - found.server)
+
+
+def test_where_it_keeps_sums_they_are_averages_and_strangers_are_counted() -> None:
+    found = cell(measured(2.0, sums=(0.25, 0.5)), measured(2.0, sums=(0.25, 1.5), others=7))
+    assert found.source == AVERAGES
+    assert found.server == pytest.approx(1.25e-3)
+    assert found.strangers == 7
+
+
+def test_where_it_says_nothing_there_is_no_split() -> None:
+    found = cell(measured(2.0))
+    assert (found.source, found.server, found.network, found.mean) == (None, None, None, None)
+    assert found.e2e.mean == pytest.approx(2.2495e-3)
+
+
+@pytest.mark.parametrize("other", [{}, {"sums": (0.1, 0.1)}], ids=["one round is silent", "two sources"])
+def test_rounds_that_do_not_know_the_same_have_no_split(other: dict[str, tuple[float, float]]) -> None:
+    assert cell(measured(2.0, told=(0.25, 0.5)), measured(2.0, **other)).server is None
+
+
+def test_rounds_are_one_sample_in_which_every_request_counts_the_same() -> None:
+    fast, slow = measured(1.0, 300, told=(0.0, 0.5), sent=1000), measured(9.0, 100, told=(0.0, 4.5), sent=2000)
+    found = cell(fast, slow)
+    assert (found.ok, found.e2e.count) == (400, 400)
+    assert found.e2e.max == pytest.approx(9.099e-3) and found.e2e.value("p50") == pytest.approx(1.199e-3)
+    assert found.server == pytest.approx((300 * 0.5e-3 + 100 * 4.5e-3) / 400)
+    assert found.bytes_out == pytest.approx(1250)
+    seconds = sum((run.records.rows["done"].max()) / 1e9 for run, _ in (fast, slow))
+    assert found.throughput == pytest.approx(400 / seconds)
+
+
+def test_one_invalid_round_makes_the_cell_invalid_and_says_why_once() -> None:
+    found = cell(measured(2.0), measured(2.0, failed=100), measured(2.0, failed=100))
+    assert found.verdict == "INVALID"
+    assert (found.ok, found.failed) == (1300, 200)
+    (reason,) = found.reasons
+    assert reason.startswith("failures: ")
+
+
+def test_failed_requests_count_neither_for_the_times_nor_for_the_bytes() -> None:
+    run, _ = measured(2.0, failed=100)
+    rows = run.records.rows
+    rows["bytes_in"][:100] = 9
+    rows["done"][:100] += 1000 * made.MS
+    found = cell((run, summarise(run)))
+    assert found.bytes_in == 1100
+    assert found.e2e.max == pytest.approx(2.499e-3)
+
+
+def test_nothing_answered_has_no_numbers() -> None:
+    found = cell(measured(2.0, 20, failed=20))
+    assert (found.verdict, found.ok, found.e2e.count) == ("INVALID", 0, 0)
+    assert (found.bytes_out, found.server, found.e2e.value("p50")) == (None, None, None)
+
+
+def test_a_run_with_time_for_the_first_request_only_says_so() -> None:
+    run, _ = measured(2.0, 1)
+    run.records.phase[:] = 0
+    found = cell((run, summarise(run)))
+    assert (found.verdict, found.ok) == ("INVALID", 0)
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["too short"]
+
+
+def test_folders_are_named_only_where_they_are_kept() -> None:
+    assert cell(measured(2.0), measured(2.0), kept=True).runs == ("/runs/made", "/runs/made")
+
+
+def test_a_comparison_is_valid_if_all_its_cells_are_and_it_went_to_its_end() -> None:
+    good, bad = cell(measured(2.0)), cell(measured(2.0, failed=100))
+    whole = Comparison(model="m", concurrency=1, cells=(good, good))
+    assert whole.is_valid
+    assert not msgspec.structs.replace(whole, cells=(good, bad)).is_valid
+    assert not msgspec.structs.replace(whole, interrupted=True).is_valid
+
+
+def test_a_comparison_goes_through_json_unchanged() -> None:
+    whole = Comparison(model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in WAYS))
+    assert msgspec.json.decode(msgspec.json.encode(whole), type=Comparison) == whole

@@ -1,0 +1,284 @@
+"""`inferometer compare-protocols`, against a small KServe server over HTTP. (tests/real has all four, against Triton.)"""
+
+import importlib.util
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from command import Said, assert_one_line, cli
+from helpers import Client, scripted
+
+from inferometer import conduct, protocols
+from inferometer.analysis.protocols import WAYS
+from inferometer.records import Outcome
+
+
+class Identity:
+    """A server whose model gives back nothing much, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.datatype, self.shape, self.max_batch = "FP32", [-1, -1], 8
+        self.timing = "Server-Timing: queue;dur=0.01, compute;dur=0.04\r\n"
+        self.json_fails = False
+        self.seen: list[tuple[str, bytes]] = []
+        """The kind of each request, and its body."""
+        self._lock = threading.Lock()
+
+    def serve(self, client: Client) -> None:
+        while request := client.request():
+            first, headers, body = request
+            status, tree, extra = self._answer(first.split()[1], headers, body)
+            content = json.dumps(tree).encode() if tree is not None else b""
+            client.send(f"HTTP/1.1 {status} X\r\n{extra}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, str]:
+        if path.endswith(("/live", "/ready", "/v2")):
+            return 200, {"name": "test", "version": "1.2", "extensions": []}, ""
+        if path.endswith("/infer"):
+            kind = "http" if "inference-header-content-length" in headers else "http-json"
+            with self._lock:
+                self.seen.append((kind, body))
+            if kind == "http-json" and self.json_fails:
+                return 400, {"error": "no JSON here"}, ""
+            return 200, {"model_name": "identity", "outputs": []}, self.timing
+        if path.endswith("/config"):
+            return 200, {"name": "identity", "max_batch_size": self.max_batch}, ""
+        if path.startswith("/v2/models/identity") and not path.endswith("/stats"):
+            tensor = {"datatype": self.datatype, "shape": self.shape}
+            return 200, {
+                "name": "identity", "versions": ["1"], "platform": "test",
+                "inputs": [{"name": "IN"} | tensor], "outputs": [{"name": "OUT"} | tensor],
+            }, ""  # fmt: skip
+        return 404, {"error": "unknown"}, ""
+
+
+@pytest.fixture
+def model() -> Identity:
+    return Identity()
+
+
+@pytest.fixture
+def url(model: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.chdir(tmp_path)
+    with scripted(model.serve) as url:
+        yield url
+
+
+def compare(url: str, *more: str | Path) -> Said:
+    return cli("compare-protocols", url, "--sizes", "40", "--requests", "9", *more)
+
+
+def numbers(url: str, *more: str | Path) -> dict[str, Any]:
+    said = compare(url, "--json", "-", "-q", *more)
+    assert said.status in (0, 1) and said.err == "", said.err
+    tree: dict[str, Any] = json.loads(said.out)
+    return tree
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_has_its_row_and_progress_goes_to_standard_error(url: str) -> None:
+    said = compare(url, "--sizes", "40,1kB")
+    assert said.status in (0, 1), said.err
+    assert said.err.splitlines() == [
+        "1/4 HTTP binary, 40 B", "2/4 HTTP JSON, 40 B", "3/4 HTTP JSON, 1 kB", "4/4 HTTP binary, 1 kB",
+    ]  # fmt: skip
+    assert said.out.startswith(f" identity · test 1.2 · {url}\n")
+    assert said.out.count("HTTP JSON") >= 4 and "gRPC unary" not in said.out
+    assert "grpc was not measured" in said.out
+    assert "which the server told for each request" in said.out
+
+
+def test_all_protocols_send_the_same_tensor_every_time(url: str, model: Identity) -> None:
+    compare(url, "--sizes", "40,1kB")
+    assert Counter(kind for kind, _ in model.seen) == {"http": 2 * 10, "http-json": 2 * 10}
+    sent: dict[int, set[bytes]] = {10: set(), 250: set()}
+    for kind, body in model.seen:
+        tree, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+        (one,) = tree["inputs"]
+        batch, count = one["shape"]
+        assert (one["datatype"], batch) == ("FP32", 1)
+        data = body[end:] if kind == "http" else np.array(one["data"], "<f4").tobytes()
+        sent[count].add(data)
+    assert [len(found) for found in sent.values()] == [1, 1]
+    assert [len(found.pop()) for found in sent.values()] == [40, 1000]
+
+
+def test_the_json_has_the_numbers_and_the_first_request_is_left_out(url: str) -> None:
+    found = numbers(url, "--sizes", "40,1kB")
+    assert (found["model"], found["server"], found["http"], found["grpc"]) == ("identity", "test 1.2", url, None)
+    assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
+        ("http", 40), ("http-json", 40), ("http", 1000), ("http-json", 1000),
+    ]  # fmt: skip
+    for cell in found["cells"]:
+        assert (cell["ok"], cell["failed"], cell["source"], cell["runs"]) == (9, 0, "each request", [])
+        assert cell["server"] == pytest.approx(50e-6)
+        assert cell["mean"] == pytest.approx(cell["server"] + cell["network"])
+        assert cell["mean"] == pytest.approx(cell["e2e"]["mean"])
+        assert cell["bytes_out"] > cell["size"]
+
+
+def test_rounds_are_gone_through_and_counted_together(url: str) -> None:
+    found = numbers(url, "--rounds", "2")
+    assert [cell["ok"] for cell in found["cells"]] == [18, 18]
+    assert found["rounds"] == 2
+
+
+def test_credentials_in_the_url_are_not_repeated(url: str, tmp_path: Path) -> None:
+    said = compare(url.replace("://", "://me:hush@"), "--json", tmp_path / "out.json", "--out", tmp_path / "kept")
+    assert said.status in (0, 1), said.err
+    assert url in said.out and json.loads((tmp_path / "out.json").read_text())["http"] == url
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert "hush" not in said.out + said.err and b"hush" not in written
+    assert_one_line(cli("compare-protocols", url, "--grpc", "http://me:hush@127.0.0.1:1"), "--grpc http://...")
+
+
+def test_a_model_without_batches_gets_one_dimension(url: str, model: Identity) -> None:
+    model.max_batch, model.shape = 0, [-1]
+    assert [cell["ok"] for cell in numbers(url)["cells"]] == [9, 9]
+    assert json.JSONDecoder().raw_decode(model.seen[0][1].decode("latin-1"))[0]["inputs"][0]["shape"] == [10]
+
+
+def test_runs_are_kept_where_told_and_are_ordinary_ones(url: str, tmp_path: Path) -> None:
+    found = numbers(url, "--out", tmp_path / "kept")
+    assert not (tmp_path / "runs").exists()
+    for cell in found["cells"]:
+        (folder,) = cell["runs"]
+        assert Path(folder).parent == tmp_path / "kept"
+        run, summary = conduct.open_run(folder)
+        assert summary.counts.ok == 9 and summary.verdict == cell["verdict"]
+        assert run.manifest.config["server"]["api"] == WAYS[cell["protocol"]].api  # type: ignore[index]
+
+
+def test_a_protocol_that_the_server_refuses_is_invalid_and_says_why(url: str, model: Identity) -> None:
+    model.json_fails = True
+    said = cli("compare-protocols", url, "--sizes", "40", "--requests", "2")
+    assert said.status == 1
+    assert "no answer that counts" in said.out and "no JSON here" in said.out
+
+
+def test_a_server_that_says_nothing_of_its_time_has_no_split(url: str, model: Identity) -> None:
+    model.timing = ""
+    said = compare(url)
+    assert "the server does not say how long it took" in said.out and "not split" in said.out
+
+
+def test_a_duration_ends_a_cell_too(url: str) -> None:
+    said = cli("compare-protocols", url, "--sizes", "40", "--duration", "100ms", "--json", "-")
+    found = json.loads(said.out)
+    assert (found["duration"], found["requests"]) == (0.1, None)
+    assert all(cell["ok"] > 0 for cell in found["cells"])
+
+
+def test_the_chart_is_drawn(url: str, tmp_path: Path) -> None:
+    assert compare(url, "--chart", tmp_path / "out.svg").status in (0, 1)
+    assert "One model, by protocol" in (tmp_path / "out.svg").read_text()
+
+
+def test_an_interrupted_run_ends_the_comparison_with_what_there_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, count = conduct.measure, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        found = measure(*arguments)
+        if count == 2:
+            manifest = msgspec.structs.replace(found[0].manifest, outcome=Outcome(interrupted=True))
+            return msgspec.structs.replace(found[0], manifest=manifest), found[1]
+        return found
+
+    monkeypatch.setattr(conduct, "measure", interrupted)
+    said = compare(url, "--sizes", "40,1kB")
+    assert said.status == 1 and count == 2
+    assert "interrupted: not everything was measured" in said.out
+    assert "40 B" in said.out and "1 kB" not in said.out
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def test_protocols_take_turns_and_another_one_begins_each_time() -> None:
+    ways, sizes = list(WAYS), (1, 2, 3)
+    order = protocols.turns(ways, sizes, 2)
+    assert Counter(order) == {(way, size): 2 for way in ways for size in sizes}
+    begun = [order[at] for at in range(0, len(order), 4)]
+    assert begun == [(ways[(turn + place) % 4], size) for turn in range(2) for place, size in enumerate(sizes)]
+    for at in range(0, len(order), 4):
+        assert len({size for _, size in order[at : at + 4]}) == 1
+
+
+def test_over_as_many_rounds_as_protocols_each_has_had_every_place() -> None:
+    order = protocols.turns(list(WAYS), (1,), 4)
+    for place in range(4):
+        assert {way for way, _ in order[place::4]} == set(WAYS)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--sizes", "1kB,x"), ("--sizes", "'x'")),
+        (("--sizes", "1kB,"), ("--sizes",)),
+        (("--sizes", "10"), ("10 bytes", "FP32", "multiple of 4")),
+        (("--sizes", "0"), ("0 bytes",)),
+        (("--sizes", "1kB,1000"), ("twice",)),
+        (("--duration", "1s"), ("--duration and --requests",)),
+        (("--grpc", "http://127.0.0.1:1"), ("--grpc http://...", "grpc://HOST:PORT")),
+        (("--grpc", "127.0.0.1:1"), ("grpc://127.0.0.1:1",)),
+        (("--model", "identiti"), ("identiti",)),
+        (("--chart", "out.gif"), ("out.gif", ".svg")),
+        (("--chart", "no/out.svg"), ("no/out.svg",)),
+        (("--json", "no/out.json"), ("no/out.json",)),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is_sent(
+    url: str, model: Identity, more: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_one_line(compare(url, *more), *words)
+    assert not model.seen
+
+
+@pytest.mark.parametrize("duration", ["0", "soon"])
+def test_a_duration_that_is_none(url: str, duration: str) -> None:
+    assert_one_line(cli("compare-protocols", url, "--duration", duration), "--duration")
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "BYTES"])
+def test_a_datatype_that_json_has_no_numbers_for(url: str, model: Identity, datatype: str) -> None:
+    model.datatype = datatype
+    assert_one_line(compare(url), datatype, "JSON", "FP32")
+
+
+def test_a_model_of_a_fixed_size(url: str, model: Identity) -> None:
+    model.shape = [-1, 16]
+    assert_one_line(compare(url), "variable size", "[-1, 16]")
+
+
+def test_the_url_is_that_of_the_http_port() -> None:
+    assert_one_line(cli("compare-protocols", "grpc://127.0.0.1:1"), "URL grpc://", "http://HOST:PORT")
+
+
+def test_without_a_url_our_own_server_is_asked_over_all_four(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    said = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))
+    assert said.status in (0, 1), said
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["protocol"] for cell in cells] == list(WAYS)
+    assert all(cell["ok"] == 20 and cell["failed"] == 0 for cell in cells)
+    assert all(0 < cell["server"] < cell["mean"] for cell in cells)
+
+
+def test_the_extra_is_asked_for_only_where_a_chart_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "altair" else find(name))
+    assert_one_line(compare(url, "--chart", "out.svg"), "altair", "inferometer[report]")
+    assert compare(url).status in (0, 1)

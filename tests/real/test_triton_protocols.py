@@ -1,0 +1,62 @@
+"""`inferometer compare-protocols` against Triton itself: all four protocols, small tensors."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import assert_one_line, cli
+from triton_server import Triton
+
+from inferometer import conduct
+from inferometer.analysis.protocols import WAYS
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["triton_server"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["identity", "no_batch"])
+def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
+    """The machine may be busy: the verdicts are not the point here."""
+    said = cli(
+        "compare-protocols", triton.http, "--grpc", triton.grpc, "--model", model, "--sizes", "1kB,20kB",
+        "--requests", "30", "--json", "out.json", "--chart", "out.svg", "--out", "kept",
+    )  # fmt: skip
+    assert said.status in (0, 1), said.err
+    found = json.loads(Path("out.json").read_text())
+    assert found["server"].startswith("triton ")
+    assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
+        (way, size) for size in (1000, 20_000) for way in WAYS
+    ]
+    bytes_out = {}
+    for cell in found["cells"]:
+        assert (cell["ok"], cell["failed"], cell["source"]) == (30, 0, "server statistics")
+        assert (cell["strangers"], cell["mean"]) == (0, pytest.approx(cell["server"] + cell["network"]))
+        assert cell["server"] > 0 and cell["queue"] > 0 and cell["compute"] > 0
+        assert cell["bytes_in"] > cell["size"]
+        _, summary = conduct.open_run(cell["runs"][0])
+        assert summary.breakdown is not None and summary.breakdown.counted == 31
+        bytes_out[cell["protocol"], cell["size"]] = cell["bytes_out"]
+    for size in (1000, 20_000):
+        for way in ("grpc", "grpc-stream", "http"):
+            assert size < bytes_out[way, size] < size + 600
+        assert bytes_out["http-json", size] > 2 * size
+    for way in WAYS.values():
+        assert way.label in said.out and way.label in Path("out.svg").read_text()
+    assert "averages of the server's own statistics" in said.out
+
+
+def test_gRPC_alone(triton: Triton) -> None:  # noqa: N802
+    said = cli("compare-protocols", "--grpc", triton.grpc.removeprefix("grpc://"), "--sizes", "4", "--requests", "5")
+    assert said.status in (0, 1), said.err
+    assert "http was not measured" in said.out and "HTTP JSON" not in said.out
+
+
+def test_models_that_are_not_for_it(triton: Triton) -> None:
+    urls = (triton.http, "--grpc", triton.grpc)
+    assert_one_line(cli("compare-protocols", *urls, "--model", "add_sub"), "expecting 1 input")
+    assert_one_line(cli("compare-protocols", *urls, "--model", "identiti"), "did you mean identity?")

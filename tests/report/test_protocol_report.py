@@ -1,0 +1,201 @@
+"""The report of compared protocols: bytes against golden files, the chart's content. INFEROMETER_UPDATE_GOLDEN=1 writes anew."""
+
+import importlib.util
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from protocol_runs import measured
+
+from inferometer.analysis.protocols import WAYS, Comparison, Measured, cell_of
+from inferometer.errors import UserError
+from inferometer.report import protocols
+
+GOLDEN = Path(__file__).parent / "golden"
+ABOUT = Comparison(
+    inferometer="0.1.0",
+    started="2026-09-30T14:25:01+02:00",
+    model="identity",
+    server="triton 2.51.0",
+    http="http://127.0.0.1:8000",
+    grpc="grpc://127.0.0.1:8001",
+    concurrency=1,
+    duration=3.0,
+    cells=(),
+)
+
+
+def with_cells(runs: dict[int, dict[str, Measured]], **about: Any) -> Comparison:
+    cells = tuple(cell_of(way, size, [one], False) for size, by_way in runs.items() for way, one in by_way.items())
+    return msgspec.structs.replace(ABOUT, cells=cells, **about)
+
+
+def by_statistics() -> Comparison:
+    """All four at three sizes; JSON is slow, and too slow to be measured well at the last."""
+    runs = {
+        size: {
+            "grpc": measured(1 * scale, sums=(0.1, 0.4 * scale), sent=size + 216, received=size + 43),
+            "grpc-stream": measured(1.2 * scale, sums=(0.1, 0.4 * scale), sent=size + 222, received=size + 75),
+            "http": measured(1.1 * scale, sums=(0.1, 0.3 * scale), sent=size + 370, received=size + 268),
+            "http-json": measured(
+                3 * scale * scale,
+                500 if scale < 40 else 5,
+                sums=(0.1, 1.5 * scale * scale),
+                failed=0 if scale < 40 else 1,
+                sent=size * 5,
+                received=size * 5,
+                others=3,
+            ),
+        }
+        for size, scale in ((1_000, 1), (100_000, 2), (10_000_000, 40))
+    }
+    return with_cells(runs)
+
+
+def by_request() -> Comparison:
+    runs = {way: measured(2.0 + place, told=(0.25, 0.5 + place)) for place, way in enumerate(WAYS)}
+    return with_cells({1_004: runs}, requests=500, duration=None, rounds=3, concurrency=16)
+
+
+def unsplit() -> Comparison:
+    """HTTP alone, to a server that says nothing, ended early; nothing came back in JSON."""
+    runs = {"http": measured(2.0), "http-json": measured(2.0, 20, failed=20)}
+    return with_cells({1_500: runs}, grpc=None, server="", interrupted=True)
+
+
+FOUND: dict[str, Callable[[], Comparison]] = {
+    "statistics": by_statistics, "request": by_request, "unsplit": unsplit,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_bytes(name: str) -> None:
+    text, path = protocols.render(FOUND[name]()), GOLDEN / f"protocols_{name}.txt"
+    if os.environ.get("INFEROMETER_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_it_fits_100_columns_and_lets_no_control_character_through(name: str) -> None:
+    lines = protocols.render(FOUND[name]()).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(line.isprintable() and line == line.rstrip() for line in lines)
+    assert all(f" {note}" in lines for note in protocols._notes(FOUND[name]()))
+
+
+def test_large_numbers_fit_too() -> None:
+    runs = {way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in WAYS}
+    lines = protocols.render(with_cells({1_000_000_000: runs})).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "5,000,000,000" in "".join(lines) and "…" not in "".join(lines)
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    plain, colored = (protocols.render(by_statistics(), color=color) for color in (False, True))
+    assert "\x1b[" in colored and "\x1b[" not in plain
+    assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
+
+
+def test_a_check_that_several_cells_fail_is_told_once() -> None:
+    runs = {way: measured(2.0, failed=100 + place) for place, way in enumerate(WAYS)}
+    told = [line for line in protocols.render(with_cells({1000: runs})).splitlines() if "✗" in line]
+    assert len(told) == 1
+    assert told[0].startswith(" ✗ failures: gRPC unary, 1 kB and 3 more: 100 of 500 requests failed")
+
+
+def test_bars_are_as_long_as_their_times_say() -> None:
+    found = by_request()
+    lines = protocols.render(found).splitlines()
+    drawn = [(line.count("█"), line.count("▒")) for line in lines if line.endswith(" ms") and "█" in line]
+    longest = max(cell.mean or 0 for cell in found.cells)
+    for (server, network), cell in zip(drawn, found.cells, strict=True):
+        assert server == pytest.approx(56 * (cell.server or 0) / longest, abs=1)
+        assert server + network == pytest.approx(56 * (cell.mean or 0) / longest, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(4, "4 B"), (1000, "1 kB"), (1004, "1,004 B"), (1500, "1.5 kB"), (100_000, "100 kB"), (10_000_000, "10 MB"),
+     (1 << 20, "1,048,576 B"), (10**9, "1 GB")],
+)  # fmt: skip
+def test_sizes_in_words_are_exact(size: int, words: str) -> None:
+    assert protocols.size_words(size) == words
+
+
+# --- the chart -------------------------------------------------------------------------------------------------------
+
+
+def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() -> None:
+    first, *_ = by_request().cells
+    rows = protocols.chart_rows([first])
+    assert [(row["protocol"], row["part"]) for row in rows] == [("gRPC unary", "server"), ("gRPC unary", "network")]
+    assert [rows[0]["start"], rows[0]["end"], rows[1]["end"]] == pytest.approx([0, 0.75, 2.2495])
+    assert rows[1]["start"] == rows[0]["end"]
+
+
+def test_a_network_time_below_0_is_drawn_as_none() -> None:
+    cell = msgspec.structs.replace(by_request().cells[0], network=-0.001)
+    assert protocols.parts(cell) == [("server", pytest.approx(0.75e-3)), ("network", 0.0)]
+
+
+def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:
+    spec = protocols.chart(by_statistics()).to_dict()
+    assert [panel["title"]["text"] for panel in spec["vconcat"]] == ["1 kB tensor", "100 kB tensor", "10 MB tensor"]
+    assert spec["resolve"]["scale"]["x"] == "independent"
+    ends = [panel["layer"][0]["encoding"]["x"]["scale"]["domain"][1] for panel in spec["vconcat"]]
+    assert ends == sorted(ends) and len(set(ends)) == 3
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_svg_is_well_formed_and_says_what_is_to_be_said(name: str, tmp_path: Path) -> None:
+    found = FOUND[name]()
+    protocols.draw(found, str(tmp_path / "out.SVG"))
+    text = " ".join(
+        "".join(node.itertext()) for node in ET.parse(tmp_path / "out.SVG").iter("{http://www.w3.org/2000/svg}text")
+    )
+    for cell in found.cells:
+        assert WAYS[cell.protocol].label in text
+        assert f"{protocols.size_words(cell.size)} tensor" in text
+    assert text.count("INVALID") == sum(cell.verdict == "INVALID" for cell in found.cells)
+    assert text.count("no answer that counts") == sum(not cell.ok for cell in found.cells)
+    assert ("network" in text) == any(cell.source for cell in found.cells)
+
+
+def test_png_and_html_need_nothing_from_elsewhere(tmp_path: Path) -> None:
+    protocols.draw(by_request(), str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    protocols.draw(by_request(), str(tmp_path / "out.html"))
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "gRPC stream" in page and '<script src="http' not in page
+
+
+def test_other_kinds_of_file_are_refused() -> None:
+    with pytest.raises(UserError, match="not a kind of chart"):
+        protocols.check_chart("out.jpg")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vl_convert" else found(name))
+    with pytest.raises(UserError, match="needs vl_convert") as error:
+        protocols.check_chart("out.svg")
+    assert "inferometer[report]" in error.value.remedy
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"out\.svg"):
+        protocols.draw(by_request(), str(tmp_path / "no" / "out.svg"))
+
+
+@pytest.mark.parametrize("longest", [0.00021, 0.7, 1.0, 10.3, 885.7, 12_345.0])
+def test_ticks_are_few_and_round(longest: float) -> None:
+    ticks = protocols._ticks(longest)
+    assert ticks[0] == 0 and 3 <= len(ticks) <= 11
+    assert ticks[-1] <= longest < ticks[-1] + 2 * ticks[1]
+    assert f"{ticks[1]:e}"[0] in "125"

@@ -1,0 +1,57 @@
+"""A model's loading as the server would do it, and requests as arrays."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inferometer.serve.models.types import Loaded, Loading
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+from inferometer.wire import protobuf
+
+ModelConfig = protobuf.own("kserve").message("inference.ModelConfig")
+
+
+def loading(path: Path | None = None, *, device: str = "cpu", name: str = "m", **config: Any) -> Loading:
+    """`path`: the model's file or its folder; `config`: as JSON, with plain `parameters`."""
+    parameters = {key: {"string_value": value} for key, value in config.pop("parameters", {}).items()}
+    made = protobuf.parse(ModelConfig, protobuf.encode(ModelConfig, {"name": name, "parameters": parameters, **config}))
+    is_file = path is not None and path.is_file()
+    return Loading(
+        name,
+        made,
+        folder=path.parent if path is not None and is_file else path,
+        file=path if is_file else None,
+        device=device,
+    )
+
+
+def field(name: str, datatype: str, *dims: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": list(dims), **more}
+
+
+def words(*values: bytes | str) -> np.ndarray[Any, Any]:
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made
+
+
+def given(**arrays: Any) -> dict[str, Tensor]:
+    return {
+        name: array if isinstance(array, Tensor) else from_numpy(name, np.asarray(array))
+        for name, array in arrays.items()
+    }
+
+
+def answer(loaded: Loaded, parameters: dict[str, Any] | None = None, **arrays: Any) -> dict[str, Any]:
+    assert loaded.run is not None
+    made = loaded.run(given(**arrays), parameters or {})
+    assert isinstance(made, dict)
+    assert all(name == tensor.name for name, tensor in made.items())
+    return {name: to_numpy(tensor) for name, tensor in made.items()}
+
+
+def listed(fields: Any) -> list[tuple[Any, ...]]:
+    """The inputs or outputs of a configuration."""
+    kinds = fields[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    return [(one.name, kinds[one.data_type].name.removeprefix("TYPE_"), tuple(one.dims)) for one in fields]

@@ -1,0 +1,201 @@
+"""ONNX models, each held against what it is defined to compute."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_help import answer, field, listed, loading, words
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import onnx as backend
+from inferometer.serve.models.types import Refused
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
+
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+onnx = pytest.importorskip("onnx", reason="onnx, which writes the models of these tests, is not installed")
+helper, TYPES = onnx.helper, onnx.TensorProto
+
+NUMBERS = {
+    "BOOL": TYPES.BOOL, "UINT8": TYPES.UINT8, "UINT16": TYPES.UINT16, "UINT32": TYPES.UINT32, "UINT64": TYPES.UINT64,
+    "INT8": TYPES.INT8, "INT16": TYPES.INT16, "INT32": TYPES.INT32, "INT64": TYPES.INT64, "FP16": TYPES.FLOAT16,
+    "BF16": TYPES.BFLOAT16, "FP32": TYPES.FLOAT, "FP64": TYPES.DOUBLE, "BYTES": TYPES.STRING,
+}  # fmt: skip
+
+
+def saved(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
+    """A model of nodes (op, inputs, outputs) and tensors (name, datatype, shape)."""
+    graph = helper.make_graph(
+        [helper.make_node(op, into, out) for op, into, out in nodes],
+        "g",
+        [helper.make_tensor_value_info(name, NUMBERS[kind], shape) for name, kind, shape in inputs],
+        [helper.make_tensor_value_info(name, NUMBERS[kind], shape) for name, kind, shape in outputs],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+def add_sub(folder: Path, batch: Any = "batch") -> Path:
+    shape = [batch, 2]
+    return saved(
+        folder,
+        [("Add", ["A", "B"], ["SUM"]), ("Sub", ["A", "B"], ["DIFFERENCE"])],
+        [("A", "FP32", shape), ("B", "FP32", shape)],
+        [("SUM", "FP32", shape), ("DIFFERENCE", "FP32", shape)],
+    )
+
+
+A, B = np.array([[1, 2], [3, 4]], "f4"), np.array([[10, 20], [30, 40]], "f4")
+
+
+def test_an_open_first_dimension_is_the_batch(tmp_path: Path) -> None:
+    asked = loading(add_sub(tmp_path))
+    loaded = backend.load(asked)
+    assert asked.config.max_batch_size == 4
+    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    assert listed(asked.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
+    assert listed(asked.config.output) == [("SUM", "FP32", (2,)), ("DIFFERENCE", "FP32", (2,))]
+    made = answer(loaded, A=A, B=B)
+    assert made["SUM"].tolist() == (A + B).tolist()
+    assert made["DIFFERENCE"].tolist() == (A - B).tolist()
+    singles = [answer(loaded, A=A[i : i + 1], B=B[i : i + 1])["SUM"] for i in range(2)]
+    assert np.concatenate(singles).tolist() == made["SUM"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "config", "size", "dims"),
+    [
+        ("n", {"max_batch_size": 16}, 16, (2,)),
+        ("n", {"parameters": {"default_max_batch_size": "7"}}, 7, (2,)),
+        ("n", {"parameters": {"default_max_batch_size": "0"}}, 0, (-1, 2)),
+        (None, {}, 4, (2,)),
+        (3, {}, 0, (3, 2)),
+    ],
+)
+def test_who_says_how_large_a_batch_is(tmp_path: Path, batch: Any, config: Any, size: int, dims: Any) -> None:
+    asked = loading(add_sub(tmp_path, batch) / "model.onnx", **config)
+    backend.load(asked)
+    assert asked.config.max_batch_size == size
+    assert listed(asked.config.input)[0] == ("A", "FP32", dims)
+
+
+def test_a_fixed_first_dimension_takes_no_batches(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"max_batch_size is 8, but the first dimension of A \[3, 2\] is not open"):
+        backend.load(loading(add_sub(tmp_path, 3), max_batch_size=8))
+
+
+def test_only_the_outputs_of_the_configuration_are_given(tmp_path: Path) -> None:
+    config = {"max_batch_size": 2, "output": [field("DIFFERENCE", "FP32", 2)]}
+    assert list(answer(backend.load(loading(add_sub(tmp_path), **config)), A=A, B=B)) == ["DIFFERENCE"]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("start", [0, 1])
+def test_every_datatype_there_and_back_at_any_place_in_memory(tmp_path: Path, datatype: str, start: int) -> None:
+    path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", datatype, ["n", 3])], [("B", datatype, ["n", 3])])
+    values = words("", "猫", "x" * 100) if datatype == "BYTES" else np.array([0, 1, 1])
+    sent = from_numpy("A", values.reshape(1, 3), datatype)
+    moved = Tensor("A", datatype, (1, 3), memoryview(bytes(start) + sent.data)[start:])
+    loaded = backend.load(loading(path))
+    assert loaded.run is not None
+    back: Any = loaded.run({"A": moved}, {})["B"]  # type: ignore[index]
+    assert (back.name, back.datatype, back.shape, bytes(back.data)) == ("B", datatype, (1, 3), bytes(sent.data))
+
+
+def test_bf16_is_computed_with(tmp_path: Path) -> None:
+    path = saved(tmp_path, [("Cast", ["A"], ["B"])], [("A", "BF16", ["n"])], [("B", "FP32", ["n"])])
+    graph = onnx.load(path / "model.onnx")
+    graph.graph.node[0].attribute.append(helper.make_attribute("to", TYPES.FLOAT))
+    onnx.save(graph, path / "model.onnx")
+    loaded = backend.load(loading(path, parameters={"default_max_batch_size": "0"}))
+    assert answer(loaded, A=from_numpy("A", np.array([1.5, -2]), "BF16"))["B"].tolist() == [1.5, -2]
+
+
+def test_nothing_in_nothing_out(tmp_path: Path) -> None:
+    loaded = backend.load(loading(add_sub(tmp_path)))
+    assert answer(loaded, A=A[:0], B=B[:0])["SUM"].shape == (0, 2)
+
+
+def test_text_that_is_none_and_shapes_that_do_not_fit_are_the_requests_fault(tmp_path: Path) -> None:
+    loaded = backend.load(loading(add_sub(tmp_path)))
+    with pytest.raises(Refused) as caught:
+        answer(loaded, A=A, B=np.zeros((2, 3), "f4"))
+    assert caught.value.code == "INVALID_ARGUMENT"
+    assert "\n" not in caught.value.message
+    path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", "BYTES", [1])], [("B", "BYTES", [1])])
+    with pytest.raises(Refused, match="input 'A': an element is not UTF-8 text"):
+        answer(backend.load(loading(path)), A=words(b"\xff"))
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x08\x09"])
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, capfd: Any) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(UserError, match=r"model m: model\.onnx does not load") as caught:
+        backend.load(loading(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("where", ["inside", "../secret", "/secret"])
+def test_weights_outside_of_the_models_folder_are_not_read(tmp_path: Path, where: str) -> None:
+    folder = tmp_path / "1"
+    folder.mkdir()
+    for path in (folder / "inside", tmp_path / "secret"):
+        path.write_bytes(np.array([5, 6], "f4").tobytes())
+    add_sub(folder)
+    model = onnx.load(folder / "model.onnx")
+    weights = model.graph.initializer.add(name="B", data_type=TYPES.FLOAT, dims=[2], data_location=TYPES.EXTERNAL)
+    weights.external_data.add(
+        key="location", value=where.replace("/secret", f"{tmp_path}/secret") if where[0] == "/" else where
+    )
+    del model.graph.input[1]
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    if where == "inside":
+        assert answer(backend.load(loading(folder)), A=A)["SUM"].tolist() == [[6, 8], [8, 10]]
+        return
+    with pytest.raises(UserError, match=r"model\.onnx does not load"):
+        backend.load(loading(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"input": [field("X", "FP32", 2)]}, "the configuration has X, the model file only A, B"),
+        ({"input": [field("A", "INT32", 2)]}, "A is INT32 [2], the model file FP32 [2]"),
+        ({"output": [field("SUM", "FP32", 3)]}, "SUM is FP32 [3], the model file FP32 [2]"),
+    ],
+)
+def test_a_configuration_that_says_otherwise_than_the_file_is_refused(tmp_path: Path, config: Any, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(add_sub(tmp_path), max_batch_size=2, **config))
+    assert what in caught.value.what
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda"])
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
+    import onnxruntime  # noqa: PLC0415
+
+    if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    with pytest.raises(UserError, match=device):
+        backend.load(loading(add_sub(tmp_path), device=device))
+
+
+def test_auto_is_the_cpu_where_there_is_no_other(tmp_path: Path) -> None:
+    loaded = backend.load(loading(add_sub(tmp_path), device="auto", parameters={"threads": "1"}))
+    assert (
+        to_numpy(loaded.run({"A": from_numpy("A", A), "B": from_numpy("B", B)}, {})["SUM"]).tolist() == (A + B).tolist()
+    )  # type: ignore[misc,index]
+
+
+def test_the_extra_is_named_where_onnx_runtime_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib  # noqa: PLC0415
+
+    def missing(name: str, package: str | None = None) -> Any:
+        raise ImportError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UserError, match="onnxruntime is not installed") as caught:
+        backend.load(loading(tmp_path))
+    assert caught.value.remedy == "pip install 'inferometer[onnx]'"

@@ -1,0 +1,208 @@
+"""Models that are functions: what they are given, what they may give, what is said of broken ones."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_help import answer, field, given, listed, loading, words
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import python
+from inferometer.serve.models.types import Refused
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
+
+ADD = "def infer(inputs, parameters):\n    return {'C': inputs['A'] + inputs['B']}\n"
+ADDED = {
+    "input": [field("A", "FP32", 2), field("B", "FP32", 2)],
+    "output": [field("C", "FP32", 2)],
+}
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "model.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def identity(folder: Path, datatype: str, body: str = "inputs['A']", **more: Any) -> Any:
+    kind = "STRING" if datatype == "BYTES" else datatype
+    path = written(folder, f"import numpy as np\ndef infer(inputs, parameters):\n    return {{'B': {body}}}\n")
+    return python.load(loading(path, input=[field("A", kind, -1)], output=[field("B", kind, -1)], **more))
+
+
+def test_a_function_of_arrays(tmp_path: Path) -> None:
+    loaded = python.load(loading(written(tmp_path, ADD), **ADDED))
+    assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
+
+
+def test_a_file_by_itself(tmp_path: Path) -> None:
+    loaded = python.load(loading(written(tmp_path, ADD) / "model.py", **ADDED))
+    assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_there_and_back(tmp_path: Path, datatype: str) -> None:
+    values = words(b"", b"\xff\x00", "猫".encode()) if datatype == "BYTES" else np.array([0, 1, 1])
+    sent = from_numpy("A", values, datatype)
+    loaded = identity(tmp_path, datatype)
+    back = loaded.run({"A": sent}, {})["B"]
+    assert (back.datatype, back.shape, bytes(back.data)) == (datatype, sent.shape, bytes(sent.data))
+
+
+def test_bf16_is_float32_for_the_function(tmp_path: Path) -> None:
+    loaded = identity(tmp_path, "BF16", "np.asarray([inputs['A'].dtype == np.float32, inputs['A'][0]], np.float32)")
+    sent = from_numpy("A", np.array([1.5], "f4"), "BF16")
+    assert to_numpy(loaded.run({"A": sent}, {})["B"]).tolist() == [1, 1.5]
+
+
+def test_parameters_reach_the_function(tmp_path: Path) -> None:
+    loaded = identity(tmp_path, "FP32", "inputs['A'] * parameters['by']")
+    assert answer(loaded, {"by": 3}, A=np.array([1, 2], "f4"))["B"].tolist() == [3, 6]
+
+
+def test_load_is_called_once_with_folder_and_device_and_gives_the_function(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "calls = []\n"
+        "def load(folder, device):\n"
+        "    calls.append(device)\n"
+        "    offset = float((folder / 'offset').read_text())\n"
+        "    return lambda inputs, parameters: {'C': inputs['A'] + offset + len(calls)}\n",
+    )
+    (tmp_path / "offset").write_text("100")
+    loaded = python.load(loading(path, **ADDED))
+    for _ in range(2):
+        assert answer(loaded, A=np.array([1, 2], "f4"))["C"].tolist() == [102, 103]
+
+
+def test_a_generator_of_a_decoupled_model_is_closed_with_its_answers(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "closed = []\n"
+        "def infer(inputs, parameters):\n"
+        "    try:\n"
+        "        for i in range(int(inputs['A'][0])):\n"
+        "            yield {'C': inputs['A'] * i}\n"
+        "    finally:\n"
+        "        closed.append(True)\n"
+        "def load(folder, device):\n"
+        "    infer.closed = closed\n"
+        "    return infer\n",
+    )
+    asked = loading(path, **ADDED, model_transaction_policy={"decoupled": True})
+    loaded = python.load(asked)
+    answers: Any = loaded.run(given(A=np.array([3, 1], "f4")), {})
+    assert [to_numpy(one["C"]).tolist() for one in answers] == [[0, 0], [3, 1], [6, 2]]
+    answers = loaded.run(given(A=np.array([3, 1], "f4")), {})
+    next(answers)
+    module = next(
+        one for key, one in sys.modules.items() if key.startswith("_inferometer_model_") and hasattr(one, "closed")
+    )
+    assert len(module.closed) == 1
+    answers.close()
+    assert len(module.closed) == 2
+    loaded.close()
+    assert module not in sys.modules.values()
+
+
+def test_config_in_the_file_says_what_no_other_config_does(tmp_path: Path) -> None:
+    config = (
+        "CONFIG = {'max_batch_size': 4, 'dynamic_batching': {}, 'parameters': {'a': {'string_value': '1'}, "
+        "'b': {'string_value': '2'}}, 'input': [{'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [2]}, "
+        "{'name': 'B', 'data_type': 'TYPE_FP32', 'dims': [2]}], 'output': [{'name': 'C', 'data_type': 'TYPE_FP32', 'dims': [2]}]}\n"
+    )
+    path = written(tmp_path, config + ADD)
+    asked = loading(path, max_batch_size=8, parameters={"a": "9"})
+    python.load(asked)
+    assert asked.config.max_batch_size == 8
+    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    assert (asked.parameter("a"), asked.parameter("b")) == ("9", "2")
+    assert listed(asked.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
+    again = loading(path, sequence_batching={}, output=[field("C", "FP32", -1)])
+    python.load(again)
+    assert again.config.WhichOneof("scheduling_choice") == "sequence_batching"
+    assert listed(again.config.output) == [("C", "FP32", (-1,))]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def infer(:\n", "model.py does not load: SyntaxError"),
+        ("x = 1\n\n1 / 0\n", "ZeroDivisionError: division by zero (line 3)"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (line 2)"),
+        ("import no_such_module_here\n", "No module named 'no_such_module_here'"),
+        ("x = 1\n", "has no function infer"),
+        ("class TritonPythonModel: pass\n", "TritonPythonModel runs in Triton's own Python backend only"),
+        ("def load(folder, device): return 3\n", "load() in model.py gives int, not a function"),
+        ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py does not load: ValueError: no luck"),
+        ("CONFIG = {'max_batch': 1}\n" + ADD, "CONFIG in model.py: ModelConfig: inference.ModelConfig has no field 'max_batch'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_load_says_why_in_one_line(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        python.load(loading(written(tmp_path, text), **ADDED))
+    assert what in caught.value.what
+    assert "model m: " in caught.value.what
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_missing_file_and_missing_inputs_are_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no model\.py"):
+        python.load(loading(tmp_path))
+    with pytest.raises(UserError, match="nothing says what its inputs are"):
+        python.load(loading(written(tmp_path, ADD)))
+    with pytest.raises(UserError, match="nothing says what its outputs are"):
+        python.load(loading(written(tmp_path, ADD), input=ADDED["input"]))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "body", "what"),
+    [
+        ("INT32", "np.array([1.5])", "output 'B' is INT32, infer gives float64"),
+        ("UINT8", "np.array([256])", "output 'B' is UINT8, infer gives int64: tensor B: 256 does not fit into UINT8"),
+        ("FP32", "np.array(['x'], object)", "output 'B' is FP32, infer gives object"),
+        ("BYTES", "np.array([1])", "output 'B' is BYTES, infer gives int64"),
+        ("FP32", "np.array([1j])", "complex128"),
+    ],
+)
+def test_an_output_that_does_not_fit_is_named(tmp_path: Path, datatype: str, body: str, what: str) -> None:
+    loaded = identity(tmp_path, datatype, body)
+    with pytest.raises(Refused) as caught:
+        loaded.run({"A": from_numpy("A", words(b"x") if datatype == "BYTES" else np.zeros(1, int), datatype)}, {})
+    assert caught.value.code == "INTERNAL"
+    assert what in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "what"), [("return [1]", "infer gives list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
+)
+def test_an_answer_that_is_none_is_named(tmp_path: Path, body: str, what: str) -> None:
+    loaded = python.load(loading(written(tmp_path, f"def infer(inputs, parameters):\n    {body}\n"), **ADDED))
+    with pytest.raises(Refused, match=what) as caught:
+        answer(loaded)
+    assert caught.value.code == "INTERNAL"
+
+
+def test_a_decoupled_function_that_is_no_generator_is_named(tmp_path: Path) -> None:
+    loaded = python.load(loading(written(tmp_path, ADD), **ADDED, model_transaction_policy={"decoupled": True}))
+    answers: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
+    with pytest.raises(Refused, match="infer gives dict, not a generator"):
+        next(answers)
+
+
+def test_instances_do_not_share_a_module(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "seen = []\ndef infer(inputs, parameters):\n    seen.append(1)\n    return {'C': inputs['A'] * 0 + len(seen)}\n",
+    )
+    first, second = (python.load(loading(path, **ADDED)) for _ in range(2))
+    array = np.zeros(2, "f4")
+    assert [answer(one, A=array)["C"][0] for one in (first, first, second)] == [1, 2, 1]
+
+
+def test_inputs_may_lie_in_a_view(tmp_path: Path) -> None:
+    loaded = identity(tmp_path, "FP32")
+    raw = memoryview(b"x" + np.array([1, 2], "f4").tobytes())[1:]
+    assert to_numpy(loaded.run({"A": Tensor("A", "FP32", (2,), raw)}, {})["B"]).tolist() == [1, 2]

@@ -1,0 +1,426 @@
+"""PyTorch models, each held against a direct call of the module."""
+
+import importlib
+import io
+import json
+import os
+import pickle
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_help import answer, field, given, listed, loading
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import tensors
+from inferometer.serve.backends import torch as backend
+from inferometer.serve.models.types import Refused
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
+
+
+class TwoWays(torch.nn.Module):  # type: ignore[misc]
+    """Tells its arguments apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.linear(x) - y, (x * 10).to(torch.int64)
+
+
+MODULE = TwoWays().eval()
+X, Y = np.arange(6, dtype="f4").reshape(2, 3), np.array([[1, 2], [3, 4]], "f4")
+with torch.inference_mode():
+    EXPECTED = [one.numpy() for one in MODULE(torch.from_numpy(X), torch.from_numpy(Y))]
+
+OUT = [field("P", "FP32", 2), field("Q", "INT64", 3)]
+BATCHED: dict[str, Any] = {"max_batch_size": 8, "input": [field("x", "FP32", 3), field("y", "FP32", 2)], "output": OUT}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "model.pt"
+    torch.jit.script(MODULE).save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model.pt2"
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(
+        MODULE, (torch.from_numpy(X),), {"y": torch.from_numpy(Y)}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}}
+    )
+    torch.export.save(program, path)
+    return path
+
+
+def check(made: dict[str, Any], names: tuple[str, str] = ("P", "Q")) -> None:
+    assert tuple(made) == names
+    np.testing.assert_allclose(made[names[0]], EXPECTED[0], rtol=1e-6)
+    assert made[names[1]].tolist() == EXPECTED[1].tolist()
+    assert made[names[1]].dtype == np.int64
+
+
+# --- the three kinds of files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_torchscript_gives_what_the_module_gives(script: Path, by_folder: bool) -> None:
+    loaded = backend.load(loading(script.parent if by_folder else script, **BATCHED))
+    check(answer(loaded, x=X, y=Y))
+
+
+def test_an_exported_program_gives_what_the_module_gives_and_says_its_own_tensors(exported: Path) -> None:
+    asked = loading(exported)
+    loaded = backend.load(asked)
+    assert listed(asked.config.input) == [("x", "FP32", (3,)), ("y", "FP32", (2,))]
+    assert listed(asked.config.output) == [("OUTPUT__0", "FP32", (2,)), ("OUTPUT__1", "INT64", (3,))]
+    assert asked.config.max_batch_size == 4
+    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    check(answer(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
+    check(answer(loaded, y=Y, x=X), ("OUTPUT__0", "OUTPUT__1"))
+
+
+def test_an_exported_program_without_batches_where_the_parameter_says_so(exported: Path) -> None:
+    asked = loading(exported, parameters={"default_max_batch_size": "0"})
+    loaded = backend.load(asked)
+    assert asked.config.max_batch_size == 0
+    assert not asked.config.WhichOneof("scheduling_choice")
+    assert listed(asked.config.input) == [("x", "FP32", (-1, 3)), ("y", "FP32", (-1, 2))]
+    check(answer(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
+
+
+def test_a_python_file_gives_what_its_module_gives(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "CONFIG = {'input': [{'name': 'x', 'data_type': 'TYPE_FP32', 'dims': [2, 3]}],\n"
+        "          'output': [{'name': 'z', 'data_type': 'TYPE_FP32', 'dims': [2, 3]}]}\n"
+        "class Doubled(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.factor = torch.nn.Parameter(torch.tensor(2.0))\n"
+        "        self.drop = torch.nn.Dropout(0.5)\n"
+        "    def forward(self, x):\n"
+        "        return self.drop(x.mul_(self.factor))\n"
+        "def model():\n"
+        "    return Doubled()\n"
+    )
+    loaded = backend.load(loading(tmp_path))
+    sent = from_numpy("x", X)
+    before = bytes(sent.data)
+    assert to_numpy(loaded.run({"x": sent}, {})["z"]).tolist() == (X * 2).tolist()  # type: ignore[misc,index]
+    assert bytes(sent.data) == before  # it wrote into a copy
+    torch.save({"factor": torch.tensor(5.0)}, tmp_path / "weights.pt")
+    loaded = backend.load(loading(tmp_path, parameters={"weights": "weights.pt"}))
+    assert answer(loaded, x=X)["z"].tolist() == (X * 5).tolist()
+
+
+def test_a_batch_of_n_is_n_singles(script: Path) -> None:
+    loaded = backend.load(loading(script, **BATCHED))
+    rows = [answer(loaded, x=X[i : i + 1], y=Y[i : i + 1]) for i in range(2)]
+    check({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+
+
+# --- arguments and answers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names", [("x", "y"), ("INPUT__0", "INPUT__1"), ("first", "second")], ids=["by name", "numbered", "in order"]
+)
+@pytest.mark.parametrize("kind", ["script", "python"])
+def test_inputs_become_arguments(script: Path, tmp_path: Path, names: tuple[str, str], kind: str) -> None:
+    config = {**BATCHED, "input": [field(names[0], "FP32", 3), field(names[1], "FP32", 2)]}
+    path = script
+    if kind == "python":
+        path = tmp_path / "model.py"
+        path.write_text("import test_backend_torch\ndef model(): return test_backend_torch.MODULE\n")
+    loaded = backend.load(loading(path, **config))
+    check(answer(loaded, **{names[1]: Y, names[0]: X}))
+
+
+@pytest.mark.parametrize("names", [("y", "x"), ("INPUT__1", "INPUT__0")])
+def test_the_order_of_the_configuration_does_not_matter_for_names_that_say_it(
+    script: Path, names: tuple[str, str]
+) -> None:
+    config = {**BATCHED, "input": [field(names[0], "FP32", 2), field(names[1], "FP32", 3)]}
+    check(answer(backend.load(loading(script, **config)), **{names[0]: Y, names[1]: X}))
+
+
+def python_model(folder: Path, forward: str, inputs: list[Any], outputs: list[Any], arguments: str = "x") -> Any:
+    (folder / "model.py").write_text(
+        "import torch\nclass M(torch.nn.Module):\n"
+        f"    def forward(self, {arguments}):\n        return {forward}\n"
+        "def model(): return M()\n"
+    )
+    return backend.load(loading(folder, input=inputs, output=outputs))
+
+
+def test_a_dict_is_taken_by_name_and_a_list_in_order(tmp_path: Path) -> None:
+    two = [field("a", "FP32", -1), field("b", "FP32", -1)]
+    array = np.array([1, 2], "f4")
+    loaded = python_model(tmp_path, "{'b': x + 1, 'other': x, 'a': x}", [field("x", "FP32", -1)], two)
+    assert {name: one.tolist() for name, one in answer(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 3]}
+    loaded = python_model(tmp_path, "[x, x * 2, x * 3]", [field("x", "FP32", -1)], two)
+    assert {name: one.tolist() for name, one in answer(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 4]}
+
+
+def test_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
+    inputs = [field("x", "FP32", 1), field("by", "FP32", 1, optional=True), field("plus", "FP32", 1, optional=True)]
+    loaded = python_model(tmp_path, "x * by + plus", inputs, [field("z", "FP32", 1)], "x, by=3, plus=1")
+    one = np.array([2], "f4")
+    assert answer(loaded, x=one)["z"].tolist() == [7]
+    assert answer(loaded, x=one, plus=one)["z"].tolist() == [8]
+    inputs = [field("INPUT__0", "FP32", 1), *({**one, "name": f"INPUT__{i}"} for i, one in enumerate(inputs[1:], 1))]
+    loaded = python_model(tmp_path, "x * by + plus", inputs, [field("z", "FP32", 1)], "x, by=3, plus=1")
+    assert answer(loaded, INPUT__0=one, INPUT__1=one)["z"].tolist() == [5]
+    with pytest.raises(Refused, match="needs the input 'INPUT__1' where a later one is given") as caught:
+        answer(loaded, INPUT__0=one, INPUT__2=one)
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("forward", "what"),
+    [
+        ("x.to(torch.int32)", "output 'z' is INT32 [2], the configuration says FP32"),
+        ("x.to(torch.complex64)", "output 'z' is torch.complex64 [2]"),
+        ("()", "gives 0 outputs, the configuration has 1"),
+        ("'text'", "output 'z' is str, not a tensor"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_named(tmp_path: Path, forward: str, what: str) -> None:
+    loaded = python_model(tmp_path, forward, [field("x", "FP32", 2)], [field("z", "FP32", 2)])
+    with pytest.raises(Refused) as caught:
+        answer(loaded, x=np.zeros(2, "f4"))
+    assert caught.value.code == "INTERNAL"
+    assert what in caught.value.message
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+NUMERIC = [name for name in DATATYPES if name != "BYTES"]
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("copy", [False, True])
+def test_every_datatype_there_and_back_at_any_place_in_memory(datatype: str, start: int, copy: bool) -> None:
+    sent = from_numpy("A", np.array([[0, 1, 3], [1, 0, 1]]).clip(0, 1 if datatype == "BOOL" else 3), datatype)
+    raw = memoryview(bytes(start) + sent.data)[start:]
+    made = tensors.to_torch(torch, Tensor("A", datatype, (2, 3), raw), CPU, copy)
+    assert made.dtype == getattr(torch, tensors.DTYPES[datatype])
+    assert made.to(torch.float64).tolist() == to_numpy(sent).astype(float).tolist()
+    back = tensors.from_torch(torch, "A", made)
+    assert (back.datatype, back.shape, bytes(back.data)) == (datatype, (2, 3), bytes(sent.data))
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_nothing_there_and_back(datatype: str, shape: tuple[int, ...]) -> None:
+    made = tensors.to_torch(torch, Tensor("A", datatype, shape, b""), CPU)
+    back = tensors.from_torch(torch, "A", made)
+    assert (back.datatype, back.shape, bytes(back.data)) == (datatype, shape, b"")
+
+
+def test_a_scalar_and_a_transposed_tensor_come_back_row_major() -> None:
+    assert to_numpy(tensors.from_torch(torch, "A", torch.tensor(7.0))).tolist() == 7
+    made = torch.arange(6, dtype=torch.int16).reshape(2, 3).T
+    assert to_numpy(tensors.from_torch(torch, "A", made)).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_aligned_bytes_are_not_copied_where_nobody_writes() -> None:
+    data = bytearray(np.array([1, 2], "f4").tobytes())
+    seen = tensors.to_torch(torch, Tensor("A", "FP32", (2,), memoryview(data)), CPU)
+    own = tensors.to_torch(torch, Tensor("A", "FP32", (2,), memoryview(data)), CPU, copy=True)
+    data[:] = np.array([8, 9], "f4").tobytes()
+    assert (seen.tolist(), own.tolist()) == ([8, 9], [1, 2])
+
+
+def test_a_script_that_writes_in_place_gets_a_copy(tmp_path: Path) -> None:
+    class InPlace(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool(x.sum() > -1e9):
+                x.add_(1)
+            return x
+
+    torch.jit.script(InPlace()).save(str(tmp_path / "model.pt"))
+    loaded = backend.load(loading(tmp_path, input=[field("x", "FP32", 2)], output=[field("z", "FP32", 2)]))
+    sent = from_numpy("x", np.zeros(2, "f4"))
+    assert to_numpy(loaded.run({"x": sent}, {})["z"]).tolist() == [1, 1]  # type: ignore[misc,index]
+    assert bytes(sent.data) == bytes(8)
+
+
+# --- what does not load ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pt2"])
+@pytest.mark.parametrize("content", ["", "junk", "zip", "pickle"])
+def test_a_broken_file_is_one_line(tmp_path: Path, name: str, content: str, caplog: Any, capfd: Any) -> None:
+    path = tmp_path / name
+    if content == "pickle":
+        torch.save(MODULE.state_dict(), path)
+    elif content == "zip":
+        with zipfile.ZipFile(path, "w") as made:
+            made.writestr("a", "b")
+    else:
+        path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(path, **BATCHED))
+    assert f"model m: {name}" in caught.value.what
+    assert "\n" not in str(caught.value)
+    assert ("torch.jit.save" if name == "model.pt" else "torch.export.save") in caught.value.remedy
+    assert not caplog.records
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("where", ["samples", "weights", "constants", "legacy", "compiled", "twice"])
+def test_pickles_and_code_in_an_exported_program_are_not_run(exported: Path, tmp_path: Path, where: str) -> None:
+    marker, path = tmp_path / "run", tmp_path / "model.pt2"
+    file = io.BytesIO()
+    torch.save(Evil(marker), file)
+    with zipfile.ZipFile(exported) as whole:
+        root = whole.namelist()[0].partition("/")[0]
+        content = {name.partition("/")[2]: whole.read(name) for name in whole.namelist()}
+    if where == "samples":
+        content["data/sample_inputs/model.pt"] = file.getvalue()
+    elif where == "weights":
+        config = json.loads(content["data/weights/model_weights_config.json"])
+        next(iter(config["config"].values()))["use_pickle"] = True
+        content["data/weights/model_weights_config.json"] = json.dumps(config).encode()
+        content["data/weights/weight_0"] = file.getvalue()
+    elif where == "constants":
+        payload = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
+        content["data/constants/model_constants_config.json"] = json.dumps({"config": {"c": payload}}).encode()
+        content["data/constants/opaque_obj_0"] = pickle.dumps(Evil(marker))
+    elif where == "legacy":
+        content["data/weights/model.pt"] = file.getvalue()
+    elif where == "compiled":
+        content["data/aotinductor/model/a.so"] = b"code"
+    with zipfile.ZipFile(path, "w") as made:
+        for name, data in content.items():
+            made.writestr(f"{root}/{name}", data)
+        if where == "twice":
+            with pytest.warns(UserWarning, match="Duplicate name"):
+                made.writestr(f"{root}/models/model.json", content["models/model.json"])
+    with pytest.raises(UserError, match=r"which may do anything|has a name in it twice"):
+        backend.load(loading(path))
+    assert not marker.exists()
+
+
+def test_what_a_script_cannot_say_is_asked_for(script: Path) -> None:
+    with pytest.raises(UserError, match="does not say which shapes and types x, y have"):
+        backend.load(loading(script))
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"input": [field("z", "FP32", 3)]}, "the configuration has z, the model file only x, y"),
+        ({"input": [field("x", "FP16", 3), field("y", "FP32", 2)]}, "x is FP16 [3], the model file FP32 [3]"),
+        ({"input": [field("x", "FP32", 4), field("y", "FP32", 2)]}, "x is FP32 [4], the model file FP32 [3]"),
+        ({"input": [field("x", "FP32", 3, 1), field("y", "FP32", 2)]}, "x is FP32 [3, 1], the model file FP32 [3]"),
+    ],
+)
+def test_a_configuration_that_says_otherwise_than_the_file_is_refused(exported: Path, config: Any, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(exported, max_batch_size=2, **config))
+    assert what in caught.value.what
+
+
+def test_too_many_inputs_and_types_that_pytorch_has_not_are_refused(script: Path) -> None:
+    with pytest.raises(UserError, match="has 3 inputs, forward takes 2: x, y"):
+        backend.load(loading(script, **{**BATCHED, "input": [*BATCHED["input"], field("z", "FP32", 1)]}))
+    with pytest.raises(UserError, match="y is BYTES, which PyTorch has no tensors of"):
+        backend.load(loading(script, **{**BATCHED, "input": [field("x", "FP32", 3), field("y", "STRING", 1)]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("x = 1\n", "has no function model"),
+        ("def model(): return 3\n", "gives int, not a torch.nn.Module"),
+        ("def model(): raise OSError('no weights')\n", "OSError: no weights"),
+    ],
+)
+def test_a_python_file_without_a_module_is_one_line(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "model.py").write_text(text)
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(tmp_path, **BATCHED))
+    assert what in caught.value.what
+
+
+def test_weights_are_read_from_the_folder_alone_and_never_unpickled(tmp_path: Path) -> None:
+    folder = tmp_path / "1"
+    folder.mkdir()
+    (folder / "model.py").write_text("import torch\ndef model(): return torch.nn.Linear(1, 1)\n")
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "outside.pt")
+    (folder / "link.pt").symlink_to(tmp_path / "outside.pt")
+    for name in ("../outside.pt", str(tmp_path / "outside.pt"), "link.pt", ".."):
+        with pytest.raises(UserError, match="not in the model's folder"):
+            backend.load(loading(folder, **BATCHED, parameters={"weights": name}))
+    torch.save(Evil(tmp_path / "run"), folder / "evil.pt")
+    with pytest.raises(UserError, match=r"evil\.pt does not load"):
+        backend.load(loading(folder, **BATCHED, parameters={"weights": "evil.pt"}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "what"), [("cuda:99", "PyTorch sees"), ("tpu", "no device 'tpu'"), ("meta", "no device 'meta'")]
+)
+def test_a_device_that_is_not_there_is_named(script: Path, device: str, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(script, device=device, **BATCHED))
+    assert what in caught.value.what
+
+
+def test_the_extra_is_named_where_pytorch_is_missing(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, package: str | None = None) -> Any:
+        raise ImportError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UserError, match="torch is not installed") as caught:
+        backend.load(loading(script, **BATCHED))
+    assert caught.value.remedy == "pip install 'inferometer[torch]'"
+
+
+def threads_seen(loaded: Any) -> int:
+    """By an operation, after a request in a thread of its own."""
+    seen: list[int] = []
+
+    def run() -> None:
+        loaded.run(given(x=X, y=Y), {})
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    return seen[0]
+
+
+def test_threads_are_set_for_the_thread_that_computes_and_for_no_other_model(script: Path) -> None:
+    tensors.pytorch()
+    own = tensors._own[0]
+    plain = backend.load(loading(script, **BATCHED))
+    three = backend.load(loading(script, **BATCHED, parameters={"threads": "3"}))
+    assert [threads_seen(one) for one in (plain, three, plain)] == [own, 3, own]
+    with pytest.raises(UserError, match="the parameter threads is 'many'"):
+        backend.load(loading(script, **BATCHED, parameters={"threads": "many"}))

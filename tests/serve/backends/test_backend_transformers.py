@@ -1,0 +1,508 @@
+"""Language models with random weights, held against transformers' own generate() and forward()."""
+
+import contextlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_help import answer, field, given, listed, loading, words
+from hypothesis import given as for_all
+from hypothesis import strategies as st
+
+from inferometer.errors import UserError
+from inferometer.serve.backends import generation
+from inferometer.serve.backends import transformers as backend
+from inferometer.serve.models.types import Loaded, Refused
+from inferometer.tensors import from_numpy, to_numpy
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+tokenizers = pytest.importorskip("tokenizers")
+
+WORDS = ["<pad>", "<unk>", "</s>", *(f"w{i}" for i in range(61))]
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10", "w60 unknown"]
+
+
+def word_tokenizer(**more: Any) -> Any:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **{**names, **more})
+
+
+def byte_tokenizer() -> Any:
+    """A token a byte: characters beyond ASCII come in pieces."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def llama(**more: Any) -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    ends = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    return transformers.LlamaConfig(**{**sizes, **heads, **ends, "initializer_range": 1.0, **more})
+
+
+def bert(**more: Any) -> Any:
+    return transformers.BertConfig(
+        **{
+            "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "max_position_embeddings": 8, "initializer_range": 1.0, **more,
+        }
+    )  # fmt: skip
+
+
+def saved(folder: Path, model: Any, tokenizer: Any = None) -> Path:
+    model.eval().save_pretrained(folder)
+    (tokenizer or word_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def seeded(kind: Any, config: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return kind(config).eval()
+
+
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def causal() -> Any:
+    made = seeded(transformers.LlamaForCausalLM, llama())
+    with torch.no_grad():
+        made.lm_head.weight[:3] = 0  # never a special token, which is no text
+    return made
+
+
+@pytest.fixture(scope="module")
+def writer_folder(causal: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("writer"), causal)
+
+
+@pytest.fixture(scope="module")
+def writer(writer_folder: Path) -> Loaded:
+    return backend.load(loading(writer_folder))
+
+
+def pieces(loaded: Loaded, prompt: str = "w1 w2 w3", **more: Any) -> list[str]:
+    assert loaded.run is not None
+    answers: Any = loaded.run(given(text_input=words(prompt), **more), {})
+    return [to_numpy(one["text_output"])[0].decode() for one in answers]
+
+
+def expected_tokens(model: Any, prompt: str, count: int, **more: Any) -> list[int]:
+    ids = word_tokenizer()(prompt, return_tensors="pt")
+    made = model.generate(
+        **{k: v for k, v in ids.items() if k != "token_type_ids"}, max_new_tokens=count, do_sample=False, **more
+    )
+    return list(made[0, ids["input_ids"].shape[1] :].tolist())
+
+
+def number(value: float, kind: str) -> Any:
+    return np.array([value], kind)
+
+
+def test_greedy_text_is_that_of_generate_a_piece_a_token(causal: Any, writer: Loaded) -> None:
+    for prompt in ("w1 w2 w3", "w9", " ".join(f"w{i}" for i in range(30))):
+        tokens = expected_tokens(causal, prompt, 12)
+        assert pieces(writer, prompt, max_tokens=number(12, "i4")) == [f" {WORDS[token]}" for token in tokens]
+
+
+def test_its_configuration_is_decoupled_and_says_its_inputs(writer_folder: Path) -> None:
+    asked = loading(writer_folder)
+    backend.load(asked)
+    assert asked.config.model_transaction_policy.decoupled
+    assert asked.config.max_batch_size == 0
+    assert listed(asked.config.input)[:3] == [
+        ("text_input", "STRING", (1,)), ("max_tokens", "INT32", (1,)), ("temperature", "FP32", (1,)),
+    ]  # fmt: skip
+    assert [one.name for one in asked.config.input if not one.optional] == ["text_input"]
+    assert listed(asked.config.output) == [("text_output", "STRING", (1,))]
+
+
+def test_max_tokens_of_the_configuration_and_the_longest_context_end_it(writer_folder: Path, writer: Loaded) -> None:
+    few = backend.load(loading(writer_folder, parameters={"max_tokens": "3"}))
+    assert len(pieces(few)) == 3
+    assert len(pieces(writer, " ".join(["w1"] * 60))) == 4
+    assert len(pieces(writer, " ".join(["w1"] * 60), max_tokens=number(2, "i4"))) == 2
+
+
+def test_an_end_of_text_token_ends_it_and_is_not_sent(causal: Any, tmp_path: Path) -> None:
+    tokens = expected_tokens(causal, "w1 w2 w3", 12)
+    end = next(token for token in tokens[2:] if tokens.index(token) >= 2)
+    causal.generation_config.eos_token_id = [63, end]
+    try:
+        loaded = backend.load(loading(saved(tmp_path, causal)))
+    finally:
+        causal.generation_config.eos_token_id = None
+    assert pieces(loaded) == [f" {WORDS[token]}" for token in tokens[: tokens.index(end)]]
+
+
+def test_closing_ends_the_computation(writer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = transformers.LlamaForCausalLM.forward
+
+    def counted(self: Any, *arguments: Any, **more: Any) -> Any:
+        calls.append(1)
+        return real(self, *arguments, **more)
+
+    counted.__signature__ = inspect.signature(real)  # type: ignore[attr-defined]
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", counted)
+    loaded = backend.load(loading(writer_folder))
+    assert loaded.run is not None
+    answers: Any = loaded.run(given(text_input=words("w1")), {})
+    next(answers)
+    next(answers)
+    answers.close()
+    assert len(calls) == 2
+    with pytest.raises(StopIteration):
+        next(answers)
+
+
+def test_two_texts_at_the_same_time_do_not_mix(writer: Loaded) -> None:
+    alone = [pieces(writer, prompt, max_tokens=number(8, "i4")) for prompt in ("w1 w2", "w7")]
+    assert writer.run is not None
+    both: list[Any] = [
+        writer.run(given(text_input=words(prompt), max_tokens=number(8, "i4")), {}) for prompt in ("w1 w2", "w7")
+    ]
+    mixed: list[list[str]] = [[], []]
+    for pair in zip(*both, strict=True):
+        for i, one in enumerate(pair):
+            mixed[i].append(to_numpy(one["text_output"])[0].decode())
+    assert mixed == alone
+
+
+def test_inference_mode_does_not_leak_out_of_the_generator(writer: Loaded) -> None:
+    assert writer.run is not None
+    answers: Any = writer.run(given(text_input=words("w1")), {})
+    next(answers)
+    assert not torch.is_inference_mode_enabled()
+    answers.close()
+
+
+def test_a_seed_repeats_what_is_drawn_and_another_does_not(writer: Loaded) -> None:
+    def drawn(seed: int, **more: Any) -> list[str]:
+        return pieces(
+            writer, temperature=number(2.0, "f4"), seed=number(seed, "i8"), max_tokens=number(20, "i4"), **more
+        )
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    greedy = pieces(writer, max_tokens=number(20, "i4"))
+    assert drawn(1) != greedy
+    assert drawn(1, top_p=number(1e-6, "f4")) == greedy
+
+
+def test_what_is_drawn_has_the_shares_that_the_logits_say() -> None:
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    generator = torch.Generator().manual_seed(0)
+
+    def shares(**more: Any) -> list[float]:
+        wish = generation.Wish("", 1, temperature=1.0, **more)
+        found = [generation._chosen(torch, logits, wish, generator) for _ in range(4000)]
+        return [found.count(i) / 4000 for i in range(4)]
+
+    assert shares() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+    assert shares(top_p=0.75) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+
+
+def test_a_stop_text_ends_it_and_is_not_sent(writer: Loaded) -> None:
+    whole = pieces(writer, max_tokens=number(12, "i4"))
+    end = "".join(whole[4:6])[1:-1]  # within two tokens, ending and beginning inside them
+    text = "".join(whole)
+    stopped = "".join(pieces(writer, max_tokens=number(12, "i4"), stop=words("never", end)))
+    assert stopped == text[: text.index(end)]
+    assert "".join(pieces(writer, max_tokens=number(12, "i4"), stop=words("never", ""))) == text
+
+
+@for_all(
+    st.lists(st.text("abc", max_size=4), max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_texts_are_found_however_the_text_is_cut(cut: list[str], stop: list[str]) -> None:
+    held, out, text = generation.Held(stop), "", "".join(cut)
+    for piece in cut:
+        out += held.add(piece)
+        if held.stopped:
+            break
+    else:
+        out += held.rest()
+    if not any(one in text for one in stop):
+        assert (out, held.stopped) == (text, False)
+    else:
+        assert held.stopped
+        assert not any(one in out for one in stop)
+        assert text.startswith(out)
+        assert any(text[len(out) :].startswith(one) for one in stop)
+
+
+@for_all(st.text(max_size=20), st.text(max_size=30))
+def test_pieces_are_whole_characters_and_together_the_text(prompt: str, text: str) -> None:
+    tokenizer = BYTES
+    with contextlib.suppress(UnicodeEncodeError):
+        before, tokens = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
+        growing = generation.Text(tokenizer, before)
+        made = [growing.add(token) for token in tokens]
+        assert "".join(made) + growing.rest() == text
+        if "\ufffd" not in text:
+            assert growing.rest() == ""
+            assert all(len(piece) <= 1 for piece in made)
+
+
+BYTES = byte_tokenizer()
+
+
+def test_the_space_before_a_word_is_kept_though_a_word_alone_has_none() -> None:
+    """As SentencePiece has it: the space is a part of the word, and is dropped at the beginning."""
+    words_ = {"▁a": 0, "▁b": 1, "c": 2, "<unk>": 3}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words_, "<unk>"))
+    made.decoder = tokenizers.decoders.Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    assert tokenizer.decode([1]) == "b"
+    growing = generation.Text(tokenizer, [0])
+    assert [growing.add(token) for token in (1, 2, 0, 0)] == [" b", "c", " a", " a"]
+
+
+def test_bytes_that_never_are_a_character_come_out_in_the_end() -> None:
+    wrong = BYTES.convert_tokens_to_ids(["Ģ"])  # 0x80: only ever the middle of a character
+    growing = generation.Text(BYTES, [])
+    made = [growing.add(wrong[0]) for _ in range(20)]
+    assert ("".join(made) + growing.rest()) == "\ufffd" * 20
+    assert any(made)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        ({"max_tokens": number(0, "i4")}, "input 'max_tokens': 1 or more is expected, 0 was given"),
+        ({"temperature": number(-1, "f4")}, "input 'temperature': 0 or more is expected, -1.0 was given"),
+        ({"temperature": number(np.nan, "f4")}, "input 'temperature'"),
+        ({"top_p": number(0, "f4")}, "input 'top_p': a number in (0, 1] is expected, 0.0 was given"),
+        ({"max_tokens": np.array([1, 2], "i4")}, "input 'max_tokens': one number is expected, 2 were given"),
+        ({"prompt": " ".join(["w1"] * 64)}, "the text has 64 tokens; with the answer, the most is 64"),
+        ({"prompt": ""}, "the text has no tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(writer: Loaded, inputs: dict[str, Any], what: str) -> None:
+    with pytest.raises(Refused) as caught:
+        pieces(writer, **inputs)
+    assert caught.value.code == "INVALID_ARGUMENT"
+    assert what in caught.value.message
+
+
+def test_a_prompt_that_is_no_text_is_refused(writer: Loaded) -> None:
+    assert writer.run is not None
+    with pytest.raises(Refused, match="input 'text_input': an element is not UTF-8 text"):
+        writer.run(given(text_input=words(b"\xff")), {})
+    with pytest.raises(Refused, match="one text is expected, 2 were given"):
+        writer.run(given(text_input=words("a", "b")), {})
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Any:
+    return seeded(transformers.BertModel, bert())
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(encoder: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("encoder"), encoder)
+
+
+def batch(*texts: str) -> Any:
+    return words(*texts).reshape(-1, 1)
+
+
+def test_an_embedding_is_the_mean_over_the_texts_tokens(encoder: Any, encoder_folder: Path) -> None:
+    asked = loading(encoder_folder)
+    loaded = backend.load(asked)
+    assert listed(asked.config.input) == [("text", "STRING", (1,))]
+    assert listed(asked.config.output) == [("embedding", "FP32", (16,))]
+    assert asked.config.max_batch_size == 32
+    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    made = answer(loaded, text=batch(*TEXTS))["embedding"]
+    assert made.shape == (4, 16)
+    for text, row in zip(TEXTS, made, strict=True):
+        with torch.inference_mode():
+            truth = encoder(**word_tokenizer()(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(row, truth.numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(answer(loaded, text=batch(text))["embedding"][0], row, rtol=1e-3, atol=1e-5)
+
+
+def test_embeddings_of_length_1_where_the_parameter_says_so(encoder_folder: Path) -> None:
+    plain, unit = (backend.load(loading(encoder_folder, parameters={"normalize": one})) for one in "01")
+    rows = answer(plain, text=batch(*TEXTS))["embedding"]
+    made = answer(unit, text=batch(*TEXTS))["embedding"]
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(made, rows / np.linalg.norm(rows, axis=1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+def test_a_longer_text_is_cut_at_the_models_longest(encoder_folder: Path) -> None:
+    loaded = backend.load(loading(encoder_folder))
+    long = " ".join(f"w{i}" for i in range(20))
+    cut = " ".join(f"w{i}" for i in range(8))
+    made = answer(loaded, text=batch(long, cut))["embedding"]
+    np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
+    shorter = backend.load(loading(encoder_folder, parameters={"max_length": "2"}))
+    made = answer(shorter, text=batch("w1 w2 w3", "w1 w2"))["embedding"]
+    np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
+
+
+def test_without_batches_it_takes_one_text(encoder_folder: Path) -> None:
+    asked = loading(encoder_folder, parameters={"default_max_batch_size": "0"})
+    loaded = backend.load(asked)
+    assert asked.config.max_batch_size == 0
+    assert answer(loaded, text=words("w1 w2"))["embedding"].shape == (16,)
+
+
+def test_a_writer_embeds_where_the_task_says_so(writer_folder: Path, causal: Any) -> None:
+    loaded = backend.load(loading(writer_folder, parameters={"task": "embed"}))
+    with torch.inference_mode():
+        truth = (
+            causal.model(word_tokenizer()("w1 w2 w3", return_tensors="pt")["input_ids"]).last_hidden_state[0].mean(0)
+        )
+    np.testing.assert_allclose(
+        answer(loaded, text=batch("w1 w2 w3"))["embedding"][0], truth.numpy(), rtol=1e-3, atol=1e-5
+    )
+
+
+# --- classification --------------------------------------------------------------------------------------------------
+
+LABELS = {0: "bad", 1: "so so", 2: "good"}
+
+
+@pytest.mark.parametrize("kind", [None, "multi_label_classification"])
+def test_scores_are_those_of_forward_with_the_labels_of_the_config(tmp_path: Path, kind: str | None) -> None:
+    config = bert(id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, problem_type=kind)
+    model = seeded(transformers.BertForSequenceClassification, config)
+    asked = loading(saved(tmp_path, model))
+    loaded = backend.load(asked)
+    assert loaded.labels == {"scores": ("bad", "so so", "good")}
+    assert listed(asked.config.output) == [("scores", "FP32", (3,))]
+    made = answer(loaded, text=batch(*TEXTS))["scores"]
+    for text, row in zip(TEXTS, made, strict=True):
+        with torch.inference_mode():
+            logits = model(**word_tokenizer()(text, return_tensors="pt")).logits[0]
+        truth = logits.sigmoid() if kind else logits.softmax(-1)
+        np.testing.assert_allclose(row, truth.numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(answer(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
+
+
+def test_a_single_value_is_given_as_it_is(tmp_path: Path) -> None:
+    model = seeded(transformers.BertForSequenceClassification, bert(num_labels=1))
+    loaded = backend.load(loading(saved(tmp_path, model)))
+    with torch.inference_mode():
+        truth = model(**word_tokenizer()("w1 w2", return_tensors="pt")).logits
+    np.testing.assert_allclose(answer(loaded, text=batch("w1 w2"))["scores"], truth.numpy(), rtol=1e-3)
+
+
+def test_a_decoder_classifies_batches_though_its_tokenizer_has_no_padding(tmp_path: Path) -> None:
+    model = seeded(transformers.LlamaForSequenceClassification, llama(num_labels=3, pad_token_id=None))
+    loaded = backend.load(loading(saved(tmp_path, model, word_tokenizer(pad_token=None))))
+    together = answer(loaded, text=batch(*TEXTS))["scores"]
+    for text, row in zip(TEXTS, together, strict=True):
+        np.testing.assert_allclose(answer(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
+
+
+# --- what does not load ----------------------------------------------------------------------------------------------
+
+
+def refused(path: Path | None, **config: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        backend.load(loading(path, **config))
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+    return caught.value.what
+
+
+def test_a_folder_that_is_not_whole_is_one_line(writer_folder: Path, tmp_path: Path) -> None:
+    assert "there is no config.json" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "does not load" in refused(tmp_path)
+    (tmp_path / "config.json").write_bytes((writer_folder / "config.json").read_bytes())
+    assert "does not load" in refused(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    assert "does not load" in refused(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": torch.ones(16)}, tmp_path / "pytorch_model.bin")
+    assert "does not load" in refused(tmp_path)
+
+
+def test_weights_that_lack_the_tasks_layers_are_refused(encoder_folder: Path) -> None:
+    assert "lack" in refused(encoder_folder, parameters={"task": "classify"})
+
+
+def test_tasks_dtypes_and_configurations_that_cannot_be_are_named(writer_folder: Path, encoder_folder: Path) -> None:
+    assert "the task 'sing' is not known" in refused(writer_folder, parameters={"task": "sing"})
+    assert "the dtype 'int4' is not known" in refused(writer_folder, parameters={"dtype": "int4"})
+    assert "max_batch_size is 8, but texts are generated one at a time" in refused(writer_folder, max_batch_size=8)
+    wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])
+    assert "the configuration has the input prompt" in wrong
+    assert "the configuration has the output vector" in refused(encoder_folder, output=[field("vector", "FP32", 16)])
+
+
+def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {"AutoConfig": "mine.MineConfig"}}'
+    )
+    (tmp_path / "mine.py").write_text("raise SystemExit('run')\n")
+    assert "does not load" in refused(tmp_path)
+
+
+def test_the_hub_is_asked_only_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def from_pretrained(name: str, **more: Any) -> Any:
+        asked.append((name, more["local_files_only"], more["trust_remote_code"]))
+        raise OSError("no network here")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    assert "models of the hub are not allowed" in refused(None, parameters={"model": "owner/name"})
+    assert not asked
+    for wrong in ("../up", "/etc", "a/b/c", "name", "owner/..", "./x"):
+        assert "is no model of the hub" in refused(None, parameters={"model": wrong, "hub": "1"})
+    assert not asked
+    assert "no network here" in refused(None, parameters={"model": "owner/name", "hub": "1"})
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path)
+    assert asked == [("owner/name", False, False), (str(tmp_path), True, False)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_precisions_are_computed_in(encoder_folder: Path, dtype: str) -> None:
+    loaded, plain = (backend.load(loading(encoder_folder, parameters={"dtype": one})) for one in (dtype, "float32"))
+    made, truth = (answer(one, text=batch("w1 w2"))["embedding"] for one in (loaded, plain))
+    assert made.dtype == np.float32
+    assert (made != truth).any()
+    np.testing.assert_allclose(made, truth, atol=0.15)
+
+
+def test_the_extra_is_named_where_transformers_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib  # noqa: PLC0415
+
+    real = importlib.import_module
+
+    def missing(name: str, package: str | None = None) -> Any:
+        if name == "transformers":
+            raise ImportError("No module named 'transformers'", name=name)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UserError, match="transformers is not installed") as caught:
+        backend.load(loading(tmp_path))
+    assert caught.value.remedy == "pip install 'inferometer[transformers]'"
+
+
+def test_answers_are_bytes_tensors_of_one_element(writer: Loaded) -> None:
+    assert writer.run is not None
+    answers: Any = writer.run({"text_input": from_numpy("text_input", words("w1"))}, {})
+    first = next(answers)["text_output"]
+    answers.close()
+    assert (first.name, first.datatype, first.shape) == ("text_output", "BYTES", (1,))

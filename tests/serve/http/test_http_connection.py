@@ -1,0 +1,285 @@
+"""Connections as a client at the other end of the socket sees them, with a handler that says how much it was given."""
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from inferometer.serve.http import connection as connection_file
+from inferometer.serve.http.connection import IDLE_S, Connection, Listener
+from inferometer.serve.http.parse import Problem, Request
+from inferometer.serve.http.reply import reply
+from inferometer.serve.settings import Limits
+from inferometer.timing.clock import now
+from inferometer.timing.loop import run
+
+MIB = 1 << 20
+
+
+class Echo:
+    """Answers with what came; /wait is not answered, and /parts comes in several pieces."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.gone = 0
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        self.requests.append(request)
+        if request.path == b"/wait":
+            connection.gone = self._gone
+        elif request.path == b"/parts":
+            body = memoryview(request.body)
+            third = len(body) // 3
+            reply(connection, request, 200, b"small", body[:third], b"", body[third:], bytearray(b"end"))
+        else:
+            reply(connection, request, 200, request.body)
+
+    def problem(self, connection: Connection, problem: Problem) -> None:
+        request = Request()
+        request.keep_alive = False
+        reply(connection, request, problem.status, problem.message.encode())
+
+    def _gone(self) -> None:
+        self.gone += 1
+
+
+class Peer:
+    """A client over one end of a socket pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._rest = b""
+        sock.setblocking(False)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def some(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await asyncio.get_running_loop().sock_recv(self.sock, 1 << 18)
+
+    async def response(self) -> tuple[int, bytes]:
+        data = bytearray(self._rest)
+        while b"\r\n\r\n" not in data:
+            more = await self.some()
+            assert more, data
+            data += more
+        head, _, _ = bytes(data).partition(b"\r\n\r\n")
+        start = len(head) + 4
+        end = start + int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(data) < end:
+            more = await self.some()
+            assert more, len(data)
+            data += more
+        self._rest = bytes(data[end:])
+        return int(head.split()[1]), bytes(data[start:end])
+
+
+@contextlib.asynccontextmanager
+async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[Listener, Echo]]:
+    echo = Echo()
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    listener = Listener(asyncio.get_running_loop(), sock, echo, limits)
+    try:
+        yield listener, echo
+    finally:
+        listener.close()
+        assert listener.connections == set()
+        assert listener.waited_for == {}
+
+
+@contextlib.contextmanager
+def peer(listener: Listener):
+    here, there = socket.socketpair()
+    listener.serve(there)
+    with here:
+        yield Peer(here)
+
+
+def post(path: str, body: bytes, *lines: str) -> bytes:
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 70_000, 3 * MIB])
+@pytest.mark.parametrize("path", ["/", "/parts"])
+def test_bodies_go_there_and_back(size: int, path: str):
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                body = hashlib.shake_128(b"seed").digest(size)
+                for _ in range(2):
+                    sending = asyncio.ensure_future(client.send(post(path, body)))
+                    status, back = await client.response()
+                    await sending
+                    assert status == 200
+                    assert back == (body if path == "/" else b"small" + body + b"end")
+
+    run(main())
+
+
+def test_64_mib_stay_in_one_buffer_from_the_socket_to_the_answer():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                size = 64 * MIB
+                sending = asyncio.ensure_future(client.send(post("/", bytes(size))))
+                status, back = await client.response()
+                await sending
+                assert (status, len(back)) == (200, size)
+                body = echo.requests[0].body
+                assert isinstance(body, memoryview)
+                assert isinstance(body.obj, bytearray)
+                assert len(body.obj) == size
+
+    run(main())
+
+
+def test_a_request_cut_at_any_byte_is_answered():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            data = post("/", b"hello, world")
+            for at in range(1, len(data)):
+                with peer(listener) as client:
+                    await client.send(data[:at])
+                    await asyncio.sleep(0)
+                    await client.send(data[at:])
+                    assert await client.response() == (200, b"hello, world")
+
+    run(main())
+
+
+def test_the_next_request_waits_until_the_answer_before_is_out():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                body = bytes(8 * MIB)
+                await client.send(post("/", body) + post("/", b"next"))
+                for _ in range(50):
+                    await asyncio.sleep(0.001)
+                assert len(echo.requests) == 1
+                assert listener.in_flight == 1
+                assert await client.response() == (200, body)
+                assert await client.response() == (200, b"next")
+                assert listener.in_flight == 0
+
+    run(main())
+
+
+def test_what_comes_while_an_answer_is_awaited_is_not_read_without_bound(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection_file, "_PIPELINED_BYTES", 1000)
+
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                await client.send(post("/wait", b""))
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await client.send(post("/", b"a" * 600) * 2000)
+                assert len(echo.requests) == 1
+
+    run(main())
+
+
+def test_a_client_that_leaves_is_told_to_the_handler():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(post("/wait", b""))
+                while not echo.requests:
+                    await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                while not echo.gone:
+                    await asyncio.sleep(0)
+            assert echo.gone == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"P", b"POST / HTTP/1.1\r\nContent-Le", post("/", b"hello")[:-1]])
+def test_an_unfinished_request_that_goes_silent_is_408_and_closed(start: bytes):
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client, peer(listener) as idle:
+                await client.send(start)
+                while not listener.waited_for:
+                    await asyncio.sleep(0)
+                listener.give_up_on_slow(now() + int((IDLE_S - 1) * 1e9))
+                assert len(listener.waited_for) == 1
+                listener.give_up_on_slow(now() + int((IDLE_S + 1) * 1e9))
+                assert (await client.response())[0] == 408
+                assert await client.some() == b""
+                await idle.send(post("/", b"I was only idle"))
+                assert await idle.response() == (200, b"I was only idle")
+
+    run(main())
+
+
+def test_a_request_that_goes_on_is_waited_for_no_longer_once_it_is_there():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                data = post("/", b"hello")
+                await client.send(data[:-1])
+                while not listener.waited_for:
+                    await asyncio.sleep(0)
+                await client.send(data[-1:])
+                assert await client.response() == (200, b"hello")
+                assert listener.waited_for == {}
+
+    run(main())
+
+
+def test_limits_are_the_listeners():
+    async def main() -> None:
+        async with listening(Limits(message=10, head=500)) as (listener, _):
+            for data, status in (
+                (post("/", b"a" * 10), 200),
+                (post("/", b"a" * 11), 413),
+                (post("/", b"", "X: " + "a" * 500), 431),
+            ):
+                with peer(listener) as client:
+                    await client.send(data)
+                    assert (await client.response())[0] == status
+
+    run(main())
+
+
+def test_continue_is_said_to_a_request_that_waited_behind_another():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                waiting = post("/wait", b"")
+                late = post("/", b"late", "Expect: 100-continue")
+                await client.send(waiting + late[:-4])
+                while not echo.requests:
+                    await asyncio.sleep(0)
+                (connection,) = listener.connections
+                reply(connection, echo.requests[0], 200, b"")
+                told = b""
+                while b"100 Continue\r\n\r\n" not in told:
+                    told += await client.some()
+                assert told.startswith(b"HTTP/1.1 200 OK")
+                await client.send(late[-4:])
+                assert await client.response() == (200, b"late")
+
+    run(main())
+
+
+def test_after_stop_accepting_connections_go_on_and_new_ones_are_refused():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            port = listener._sock.getsockname()[1]
+            with peer(listener) as client:
+                listener.stop_accepting()
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=5)
+                await client.send(post("/", b"still here"))
+                assert await client.response() == (200, b"still here")
+
+    run(main())

@@ -1,0 +1,178 @@
+"""TLS and mutual TLS in front of the same connections, and certificates that are no good."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+from test_http_connection import Echo, post
+
+from inferometer.errors import UserError
+from inferometer.serve.http.connection import IDLE_S, Listener
+from inferometer.serve.http.tls import context
+from inferometer.serve.settings import Tls
+from inferometer.timing.clock import now
+from inferometer.timing.loop import new_loop
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    server = authority.issue_cert("localhost", "127.0.0.1")
+    server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    server.private_key_pem.write_to_path(folder / "key.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(folder / "other.pem")
+    (folder / "nonsense.pem").write_text("nonsense\n")
+    names = ("cert", "key", "ca", "other", "nonsense", "missing")
+    return {name: str(folder / f"{name}.pem") for name in names}
+
+
+@contextlib.contextmanager
+def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
+    loop, echo = new_loop(), Echo()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+
+    async def start() -> Listener:
+        return Listener(loop, sock, echo, tls=context(tls))
+
+    async def end() -> None:
+        listener.close()
+
+    listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield listener, sock.getsockname()[1], echo
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def client(authority: trustme.CA) -> ssl.SSLContext:
+    made = ssl.create_default_context()
+    authority.configure_trust(made)
+    return made
+
+
+def exchange(port: int, made: ssl.SSLContext, *bodies: bytes, path: str = "/") -> list[bytes]:
+    answers = []
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        made.wrap_socket(plain, server_hostname="localhost") as sock,
+    ):
+        for body in bodies:
+            sock.sendall(post(path, body))
+            with sock.makefile("rb") as file:
+                assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+                length = 0
+                while (line := file.readline()) != b"\r\n":
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                answers.append(file.read(length))
+    return answers
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_requests_over_tls(authority: trustme.CA, files: dict[str, str], version: ssl.TLSVersion):
+    made = client(authority)
+    made.minimum_version = made.maximum_version = version
+    with listening(Tls(files["cert"], files["key"])) as (_, port, _):
+        bodies = [b"", b"hello", bytes(range(256)) * 1000, bytes(5 * MIB)]
+        assert exchange(port, made, *bodies) == bodies
+        assert exchange(port, made, b"abcdef", path="/parts") == [b"smallabcdefend"]
+
+
+def test_a_large_body_over_tls_is_in_one_buffer(authority: trustme.CA, files: dict[str, str]):
+    with listening(Tls(files["cert"], files["key"])) as (_, port, echo):
+        exchange(port, client(authority), bytes(3 * MIB))
+    body = echo.requests[0].body
+    assert isinstance(body, memoryview)
+    assert isinstance(body.obj, bytearray)
+    assert len(body.obj) == 3 * MIB
+
+
+def test_mutual_tls_lets_in_whom_the_authority_vouches_for(authority: trustme.CA, files: dict[str, str]):
+    with listening(Tls(files["cert"], files["key"], files["ca"])) as (_, port, _):
+        known = client(authority)
+        authority.issue_cert("me@example.org").configure_cert(known)
+        assert exchange(port, known, b"hello") == [b"hello"]
+        stranger = client(authority)
+        trustme.CA().issue_cert("them@example.org").configure_cert(stranger)
+        for refused in (stranger, client(authority)):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                exchange(port, refused, b"hello")
+        assert exchange(port, known, b"and on") == [b"and on"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05nonsense", b"\xff" * 5000]
+)
+def test_what_is_no_tls_is_closed_and_the_next_is_served(authority: trustme.CA, files: dict[str, str], data: bytes):
+    with listening(Tls(files["cert"], files["key"])) as (_, port, _):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+            sock.sendall(data)
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(4096):
+                    pass
+        assert exchange(port, client(authority), b"hello") == [b"hello"]
+
+
+def test_a_handshake_that_goes_silent_is_closed(authority: trustme.CA, files: dict[str, str]):
+    with (
+        listening(Tls(files["cert"], files["key"])) as (listener, port, _),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
+    ):
+        assert exchange(port, client(authority), b"hello") == [b"hello"]  # so that the other one was accepted, too
+        late = now() + int((IDLE_S + 1) * 1e9)
+        listener.loop.call_soon_threadsafe(listener.give_up_on_slow, late)
+        assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "named"),
+    [
+        ("missing", "key", "", "missing"),
+        ("cert", "missing", "", "missing"),
+        ("cert", "key", "missing", "missing"),
+        ("nonsense", "key", "", "nonsense"),
+        ("cert", "nonsense", "", "nonsense"),
+        ("cert", "key", "nonsense", "nonsense"),
+        ("cert", "other", "", "other"),
+    ],
+)
+def test_files_that_are_wrong_are_named(files: dict[str, str], cert: str, key: str, ca: str, named: str):
+    with pytest.raises(UserError) as caught:
+        context(Tls(files[cert], files[key], files[ca] if ca else ""))
+    assert f"{named}.pem" in caught.value.what
+    assert caught.value.remedy
+
+
+def test_a_key_with_a_password_is_named(authority: trustme.CA, files: dict[str, str], tmp_path: Path):
+    key = serialization.load_pem_private_key(Path(files["key"]).read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(UserError, match=r"locked\.pem"):
+        context(Tls(files["cert"], str(locked)))

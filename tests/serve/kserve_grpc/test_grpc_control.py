@@ -1,0 +1,270 @@
+"""What the gRPC server says about itself and its models, asked by our own client; and the trees that HTTP shows."""
+
+import base64
+import json
+import mmap
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, text_format
+from grpc_peer import Served, Stub, a_request, dialled, failure, serving
+
+from inferometer import __version__
+from inferometer.serve.kserve import control, messages
+from inferometer.wire import protobuf
+from inferometer.wire.kserve import grpc as client
+
+TRITON = Path(os.environ.get("INFEROMETER_REAL", Path.home() / ".cache/inferometer/real")) / "triton/bin/python"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stub(served: Served) -> Iterator[Stub]:
+    with dialled(served.place) as one:
+        yield one
+
+
+def asked(stub: Stub, call: client.Call[Any]) -> Any:
+    answer = getattr(stub, call.path.rpartition("/")[2])(call.message)
+    return client.read(call, 0, "", answer.SerializeToString())
+
+
+def request(kind: str, /, **fields: Any) -> Any:
+    return messages.SCHEMA.message(f"inference.{kind}")(**fields)
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_is_live_and_ready_and_says_who_it_is(stub: Stub) -> None:
+    assert asked(stub, client.live()) and asked(stub, client.ready())
+    said = asked(stub, client.server_metadata())
+    assert (said.name, said.version) == ("inferometer", __version__)
+    assert "system_shared_memory" in said.extensions
+
+
+def test_models_are_ready_or_not(stub: Stub) -> None:
+    assert asked(stub, client.model_ready("identity"))
+    assert asked(stub, client.model_ready("identity", "1"))
+    assert not asked(stub, client.model_ready("identity", "2"))
+    assert not asked(stub, client.model_ready("nope"))
+
+
+def test_metadata_and_configuration_of_a_model(stub: Stub) -> None:
+    said = asked(stub, client.model_metadata("identity"))
+    assert (said.name, said.versions) == ("identity", ("1",))
+    assert [(one.name, one.datatype, one.shape) for one in said.inputs] == [("INPUT0", "FP32", (-1, -1))]
+    assert asked(stub, client.model_config("identity")).max_batch_size == 64
+    assert asked(stub, client.model_config("many")).decoupled
+
+
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
+def test_a_model_that_is_not_there_is_not_found(stub: Stub, method: str) -> None:
+    assert failure(lambda: getattr(stub, method)(request(f"{method}Request", name="nope"))) == (
+        "NOT_FOUND",
+        "Request for unknown model: 'nope' is not found",
+    )
+
+
+def test_statistics_count_what_was_inferred(stub: Stub) -> None:
+    (before,) = asked(stub, client.statistics("identity"))
+    for _ in range(3):
+        stub.ModelInfer(a_request())
+    (after,) = asked(stub, client.statistics("identity", "1"))
+    assert after.success.count - before.success.count == 3
+    assert {one.name for one in asked(stub, client.statistics())} >= {"identity", "many"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("nope", "", "requested model 'nope' is not available"),
+        ("identity", "7", "requested model version is not available for model 'identity'"),
+    ],
+)
+def test_statistics_of_what_is_not_there_are_refused_as_triton_does(
+    stub: Stub, name: str, version: str, words: str
+) -> None:
+    ask = request("ModelStatisticsRequest", name=name, version=version)
+    assert failure(lambda: stub.ModelStatistics(ask)) == ("INVALID_ARGUMENT", words)
+
+
+def test_the_index_lists_all_models(stub: Stub) -> None:
+    said = {one.name: one.state for one in asked(stub, client.repository_index())}
+    assert said["identity"] == said["many"] == "READY"
+
+
+def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
+    assert stub.TraceSetting(request("TraceSettingRequest")).settings["trace_level"].value == ["OFF"]
+    assert stub.LogSettings(request("LogSettingsRequest")).settings["log_verbose_level"].uint32_param == 0
+    change = request("LogSettingsRequest")
+    change.settings["log_info"].bool_param = True
+    assert failure(lambda: stub.LogSettings(change))[0] == "UNIMPLEMENTED"
+    change = request("TraceSettingRequest")
+    change.settings["trace_rate"].value.append("1")
+    assert failure(lambda: stub.TraceSetting(change))[0] == "UNIMPLEMENTED"
+    unknown = request("TraceSettingRequest", model_name="nope")
+    assert failure(lambda: stub.TraceSetting(unknown)) == ("INVALID_ARGUMENT", "Request for unknown model : nope")
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
+def test_loading_from_outside_is_denied_unless_switched_on(stub: Stub, method: str) -> None:
+    code, said = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
+    assert (code, "--control" in said) == ("PERMISSION_DENIED", True)
+
+
+def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:
+    with serving(control=True) as one, dialled(one.place) as stub:
+        stub.RepositoryModelUnload(request("RepositoryModelUnloadRequest", model_name="many"))
+        assert not asked(stub, client.model_ready("many"))
+        again = request("RepositoryModelLoadRequest", model_name="many")
+        stub.RepositoryModelLoad(again)
+        assert asked(stub, client.model_ready("many"))
+        again.parameters["config"].string_param = '{"backend": "nope"}'
+        assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "INTERNAL"
+        again.parameters["file:1/model.py"].bytes_param = b""
+        assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "INVALID_ARGUMENT"
+        nope = request("RepositoryModelLoadRequest", model_name="nope")
+        assert failure(lambda: stub.RepositoryModelLoad(nope)) == (
+            "INTERNAL",
+            "failed to load 'nope', failed to poll from model repository",
+        )
+
+
+def test_tensors_travel_in_shared_memory(stub: Stub) -> None:
+    key = f"inferometer-test-{os.getpid()}"
+    path = Path("/dev/shm", key)
+    try:
+        path.write_bytes(b"\0\0\x80?" + bytes(4))
+        assert asked(stub, client.shm_register("region", f"/{key}", 8)) is None
+        assert [(one.name, one.key, one.byte_size) for one in asked(stub, client.shm_status())] == [
+            ("region", f"/{key}", 8)
+        ]
+        ask = a_request()
+        del ask.raw_input_contents[:]
+        ask.outputs.add(name="OUTPUT0")
+        for tensor, offset in ((ask.inputs[0], 0), (ask.outputs[0], 4)):
+            tensor.parameters["shared_memory_region"].string_param = "region"
+            tensor.parameters["shared_memory_byte_size"].int64_param = 4
+            tensor.parameters["shared_memory_offset"].int64_param = offset
+        answer = stub.ModelInfer(ask)
+        assert (answer.outputs[0].shape, answer.raw_output_contents) == ([1, 1], [b""])
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            assert memory[:] == b"\0\0\x80?" * 2
+        assert asked(stub, client.shm_unregister("region")) is None
+        assert asked(stub, client.shm_status()) == ()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_there_is_no_cuda_shared_memory(stub: Stub) -> None:
+    assert not stub.CudaSharedMemoryStatus(request("CudaSharedMemoryStatusRequest")).regions
+    assert failure(lambda: stub.CudaSharedMemoryStatus(request("CudaSharedMemoryStatusRequest", name="x"))) == (
+        "NOT_FOUND",
+        "Unable to find cuda shared memory region: 'x'",
+    )
+    register = request("CudaSharedMemoryRegisterRequest", name="x", raw_handle=b"h", byte_size=4)
+    assert failure(lambda: stub.CudaSharedMemoryRegister(register))[0] == "INVALID_ARGUMENT"
+    stub.CudaSharedMemoryUnregister(request("CudaSharedMemoryUnregisterRequest", name="x"))
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_has_tritons_order_names_and_numbers() -> None:
+    config = text_format.Parse(
+        'name: "m" max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: -1 } '
+        "dynamic_batching { max_queue_delay_microseconds: 100 } parameters { key: 'k' value { string_value: 'v' } }",
+        messages.ModelConfig(),
+    )
+    tree = control.tree(config)
+    assert list(tree)[:7] == ["name", "platform", "backend", "runtime", "max_batch_size", "input", "output"]
+    assert tree["input"] == [
+        {
+            "name": "a",
+            "data_type": "TYPE_FP32",
+            "format": "FORMAT_NONE",
+            "dims": [-1],
+            "is_shape_tensor": False,
+            "allow_ragged_batch": False,
+            "optional": False,
+            "is_non_linear_format_io": False,
+        }
+    ]
+    assert tree["dynamic_batching"] == {
+        "preferred_batch_size": [],
+        "max_queue_delay_microseconds": 100,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
+    assert tree["parameters"] == {"k": {"string_value": "v"}}
+    assert "version_policy" not in tree and "sequence_batching" not in tree
+
+
+def test_a_tree_without_what_is_empty() -> None:
+    made = messages.RepositoryIndexResponse()
+    made.models.add(name="m")
+    assert control.tree(made, empty=False) == {"models": [{"name": "m"}]}
+
+
+# --- the protocol's own numbers --------------------------------------------------------------------------------------
+
+DUMP = """
+import base64, json
+import tritonclient.grpc.model_config_pb2 as config, tritonclient.grpc.service_pb2 as service
+print(json.dumps([base64.b64encode(one.DESCRIPTOR.serialized_pb).decode() for one in (config, service)]))
+"""
+
+
+def described(files: list[descriptor_pb2.FileDescriptorProto]) -> dict[str, Any]:
+    """Every message, field, enum and method, by name."""
+    found: dict[str, Any] = {}
+    for file in files:
+        for enum in file.enum_type:
+            found[enum.name] = {value.name: value.number for value in enum.value}
+        for message in file.message_type:
+            _describe(message, "", found)
+        for service in file.service:
+            for method in service.method:
+                found[f"{service.name}/{method.name}"] = (
+                    method.input_type,
+                    method.output_type,
+                    method.client_streaming,
+                    method.server_streaming,
+                )
+    return found
+
+
+def _describe(message: descriptor_pb2.DescriptorProto, prefix: str, found: dict[str, Any]) -> None:
+    name = f"{prefix}{message.name}"
+    found[name] = {
+        one.name: (one.number, one.type, one.type_name, one.label, one.HasField("oneof_index")) for one in message.field
+    }
+    for enum in message.enum_type:
+        found[f"{name}.{enum.name}"] = {value.name: value.number for value in enum.value}
+    for nested in message.nested_type:
+        _describe(nested, f"{name}.", found)
+
+
+@pytest.mark.real
+def test_our_proto_files_say_what_tritonclients_do() -> None:
+    if not TRITON.exists():
+        pytest.skip(f"{TRITON} is not there: tools/real_servers/install.sh triton")
+    said = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)
+    theirs = [descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(one)) for one in json.loads(said.stdout)]
+    own = descriptor_pb2.FileDescriptorSet.FromString((protobuf.OWN / "kserve.binpb").read_bytes())
+    assert described(list(own.file)) == described(theirs)

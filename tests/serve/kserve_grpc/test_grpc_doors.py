@@ -1,0 +1,186 @@
+"""Who gets in: TLS, mutual TLS, the token; ports that cannot be listened on; the access log; the end."""
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_peer import PATIENCE_S, Stub, a_request, dialled, failure, serving
+from test_grpc_infer import until
+
+from inferometer.errors import UserError
+from inferometer.serve.kserve.guard import shown
+from inferometer.serve.settings import Tls
+from inferometer.wire import reflection
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    leaf = authority.issue_cert("127.0.0.1")
+    leaf.cert_chain_pems[0].write_to_path(folder / "cert")
+    leaf.private_key_pem.write_to_path(folder / "key")
+    authority.cert_pem.write_to_path(folder / "ca")
+    (folder / "broken").write_text("no PEM")
+    return {path.name: str(path) for path in folder.iterdir()}
+
+
+def over_tls(place: str, authority: trustme.CA, leaf: trustme.LeafCert | None = None) -> grpc.Channel:
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes()) if leaf else (None, None)
+    return grpc.secure_channel(place, grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *pair))
+
+
+def test_tls(files: dict[str, str], authority: trustme.CA) -> None:
+    with serving(tls=Tls(files["cert"], files["key"])) as one:
+        with over_tls(one.place, authority) as channel:
+            assert Stub(channel).ModelInfer(a_request()).raw_output_contents
+        with dialled(one.place) as plain:
+            assert failure(lambda: plain.ModelInfer(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
+
+
+def test_mutual_tls_wants_a_certificate_of_the_authority(files: dict[str, str], authority: trustme.CA) -> None:
+    with serving(tls=Tls(files["cert"], files["key"], files["ca"])) as one:
+        with over_tls(one.place, authority, authority.issue_cert("me")) as channel:
+            assert Stub(channel).ModelInfer(a_request()).raw_output_contents
+        for stranger in (None, trustme.CA().issue_cert("me")):
+            with over_tls(one.place, authority, stranger) as channel:
+                call = Stub(channel).ModelInfer
+                assert failure(lambda call=call: call(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca"),
+    [("broken", "key", ""), ("cert", "broken", ""), ("cert", "key", "broken"), ("nowhere", "key", "")],
+)
+def test_files_that_are_no_certificates_are_named(files: dict[str, str], cert: str, key: str, ca: str) -> None:
+    names = {name: files.get(name, str(Path(files["cert"]).parent / name)) for name in (cert, key, ca)} | {"": ""}
+    bad = next(name for name in (cert, key, ca) if name in ("broken", "nowhere"))
+    with pytest.raises(UserError, match=re.escape(names[bad])), serving(tls=Tls(names[cert], names[key], names[ca])):
+        pass
+
+
+# --- the token -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[str]:
+    with serving(token="secret") as one:
+        yield one.place
+
+
+GIVEN: dict[str, list[tuple[str, str]]] = {
+    "none": [],
+    "another": [("authorization", "Bearer other")],
+    "a part": [("authorization", "Bearer secre")],
+    "no scheme": [("authorization", "secret")],
+    "another scheme": [("authorization", "Basic secret")],
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_without_the_token_nobody_comes_in(place: str, given: str) -> None:
+    with dialled(place) as stub:
+        ask: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
+        assert failure(lambda: stub.ModelInfer(a_request(), **ask))[0] == "UNAUTHENTICATED"
+        assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **ask)))[0] == "UNAUTHENTICATED"
+        assert failure(lambda: stub.ServerMetadata(b"", **ask))[0] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_with_the_token_all_is_open(place: str, scheme: str) -> None:
+    with dialled(place) as stub:
+        assert stub.ModelInfer(a_request(), metadata=[("authorization", f"{scheme} secret")])
+
+
+def test_health_asks_for_no_token_and_reflection_does(place: str) -> None:
+    with grpc.insecure_channel(place) as channel:
+        assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == 1
+        watch.cancel()
+        call = channel.stream_stream(reflection.PATHS[0])
+        assert failure(lambda: list(call(iter([b""]), timeout=PATIENCE_S)))[0] == "UNAUTHENTICATED"
+
+
+# --- ports -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_named_with_a_remedy(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError) as caught, serving(grpc=port):
+            pass
+    assert caught.value.what == f"127.0.0.1 port {port} is in use"
+    assert "--grpc" in caught.value.remedy
+    assert capfd.readouterr().err == ""
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(UserError, match="is not an address of this machine"), serving(host="192.0.2.1"):
+        pass
+
+
+# --- the access log --------------------------------------------------------------------------------------------------
+
+
+def test_the_access_log_has_a_line_a_call(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(access_log=True) as one, dialled(one.place) as stub:
+        stub.ModelInfer(a_request())
+        failure(lambda: stub.ModelInfer(a_request("nope"), metadata=[("authorization", "Bearer private")]))
+        list(stub.ModelStreamInfer(iter([a_request()])))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[2:5] for line in lines] == [
+        ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "OK"],
+        ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "NOT_FOUND"],
+        ["GRPC", "/inference.GRPCInferenceService/ModelStreamInfer", "OK"],
+    ]
+    assert "private" not in "".join(lines)
+
+
+def test_without_it_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving() as one, dialled(one.place) as stub:
+        stub.ModelInfer(a_request())
+    assert capfd.readouterr().err == ""
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_stopping_answers_what_is_under_way_and_ends_idle_streams() -> None:
+    with serving() as one, dialled(one.place) as stub:
+        idle_is_over = threading.Event()
+
+        def never_more() -> Iterator[Any]:
+            yield a_request()
+            idle_is_over.wait(PATIENCE_S)
+
+        idle = stub.ModelStreamInfer(never_more())
+        assert next(idle).infer_response.raw_output_contents
+        late = stub.ModelInfer.future(a_request("late"))
+        until(lambda: one.in_flight() == 1)
+        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped.start()
+        assert late.result(PATIENCE_S).raw_output_contents
+        assert failure(lambda: list(idle))[0] == "UNAVAILABLE"  # it may have sent what was not read
+        stopped.join(PATIENCE_S)
+        assert not stopped.is_alive()
+        idle_is_over.set()
+
+
+def test_a_status_message_is_one_line_of_bounded_length_that_can_be_sent() -> None:
+    assert shown("a\n  b\tc") == "a b c"
+    assert len(shown("x" * 5000)) == 1000
+    assert shown("half \ud800 a pair") == "half ? a pair"

@@ -1,0 +1,158 @@
+"""grpc.health.v1 and server reflection, asked by grpcio's own clients and by ours."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_peer import Served, failure, serving
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from inferometer.wire import protobuf, reflection
+
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+PATIENCE_S = 10
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as one:
+        yield one
+
+
+@pytest.fixture
+def channel(served: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(served.place) as one:
+        yield one
+
+
+def a_check(service: str) -> Any:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+# --- health ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "inferometer.Inference", "identity", "many"])
+def test_server_services_and_models_are_serving(channel: grpc.Channel, service: str) -> None:
+    assert health_pb2_grpc.HealthStub(channel).Check(a_check(service)).status == SERVING
+
+
+def test_what_is_not_there_is_not_found(channel: grpc.Channel) -> None:
+    assert failure(lambda: health_pb2_grpc.HealthStub(channel).Check(a_check("nope")))[0] == "NOT_FOUND"
+
+
+def test_a_watch_of_what_is_not_there_goes_on(channel: grpc.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(a_check("nope"), timeout=PATIENCE_S)
+    assert next(watch).status == SERVICE_UNKNOWN
+    assert watch.is_active()
+    watch.cancel()
+
+
+def test_a_watch_sees_each_change(served: Served, channel: grpc.Channel) -> None:
+    async def set_serving(serving: bool) -> None:
+        served.server.health.set_serving(serving)
+
+    stub = health_pb2_grpc.HealthStub(channel)
+    watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
+    assert [next(watch).status for watch in watches] == [SERVING] * 2
+    served.run(set_serving, False)
+    assert [next(watch).status for watch in watches] == [NOT_SERVING] * 2
+    assert stub.Check(a_check("")).status == NOT_SERVING
+    served.run(set_serving, True)
+    assert [next(watch).status for watch in watches] == [SERVING] * 2
+
+
+def test_a_watch_sees_a_model_go_and_come() -> None:
+    with serving() as one, grpc.insecure_channel(one.place) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(a_check("many"), timeout=PATIENCE_S)
+        assert next(watch).status == SERVING
+        one.run(one.models.unload, "many")
+        assert next(watch).status in (NOT_SERVING, SERVICE_UNKNOWN)
+        one.run(one.models.load, "many")
+        assert next(watch).status == SERVING
+
+
+def test_a_watch_sees_that_the_server_stops_and_does_not_hold_it_up() -> None:
+    with serving() as one, grpc.insecure_channel(one.place) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(a_check(""), timeout=2 * PATIENCE_S)
+        assert next(watch).status == SERVING
+        stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
+        stopped.start()
+        assert [answer.status for answer in watch] == [NOT_SERVING]
+        stopped.join(PATIENCE_S)
+        assert not stopped.is_alive()
+
+
+# --- reflection ------------------------------------------------------------------------------------------------------
+
+SERVICES = {
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "inference.GRPCInferenceService",
+    "inferometer.Inference",
+}
+
+
+def test_grpcios_client_finds_all_services_and_their_messages(channel: grpc.Channel) -> None:
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert set(database.get_services()) == SERVICES
+    pool = DescriptorPool(database)
+    for name in SERVICES:
+        service = pool.FindServiceByName(name)
+        assert [method.input_type.full_name for method in service.methods]
+    method = pool.FindServiceByName("inferometer.Inference").methods_by_name["InferStream"]
+    assert method.input_type.full_name == "inference.ModelInferRequest"
+
+
+@pytest.mark.parametrize("path", reflection.PATHS)
+def test_our_own_client_describes_the_service(channel: grpc.Channel, path: str) -> None:
+    call = channel.stream_stream(path)
+
+    def exchange(ask: reflection.Ask) -> bytes | None:
+        return next(iter(call(iter([ask.message])))) if ask.path == path else None
+
+    conversation = reflection.describe("inference.GRPCInferenceService/ModelInfer")
+    ask = next(conversation)
+    try:
+        while True:
+            ask = conversation.send(exchange(ask))
+    except StopIteration as end:
+        schema = protobuf.load(end.value)
+    assert schema.method("inference.GRPCInferenceService/ModelInfer").path.endswith("/ModelInfer")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"file_containing_symbol": "inference.ModelInferRequest.InferInputTensor"}, "kserve.proto"),
+        ({"file_containing_symbol": "inference.GRPCInferenceService.ModelInfer"}, "kserve.proto"),
+        ({"file_by_filename": "health.proto"}, "health.proto"),
+        ({"file_containing_symbol": "no.such.Thing"}, 5),
+        ({"file_by_filename": "../../etc/passwd"}, 5),
+        ({"file_containing_symbol": ""}, 5),
+        ({"all_extension_numbers_of_type": "no.such.Thing"}, 5),
+        ({"file_containing_extension": {"containing_type": "x", "extension_number": 1}}, 5),
+        ({}, 3),
+    ],
+)
+def test_reflection_answers_each_question_and_errors_do_not_end_it(
+    channel: grpc.Channel, fields: dict[str, Any], expected: str | int
+) -> None:
+    ask = reflection_pb2.ServerReflectionRequest(**fields)
+    last = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    first, second = stub.ServerReflectionInfo(iter([ask, last]))
+    if isinstance(expected, int):
+        assert first.error_response.error_code == expected
+    else:
+        files = first.file_descriptor_response.file_descriptor_proto
+        assert descriptor_pb2.FileDescriptorProto.FromString(files[0]).name == expected
+    assert first.original_request == ask
+    assert {one.name for one in second.list_services_response.service} == SERVICES

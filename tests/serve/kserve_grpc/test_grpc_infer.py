@@ -1,0 +1,472 @@
+"""Inference over the gRPC server with real models: unary, in streams, with deadlines, cancelled, refused."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+
+from inferometer.serve.kserve import messages, stream
+from inferometer.serve.settings import Limits
+from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
+from inferometer.wire import server_timing
+from inferometer.wire.kserve import grpc as client
+from inferometer.wire.kserve.http import InferAnswer, InferOptions
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stub(served: Served) -> Iterator[Stub]:
+    with dialled(served.place) as one:
+        yield one
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.002)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 10_000])
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_our_own_client_gets_every_datatype_back(stub: Stub, datatype: str, size: int) -> None:
+    given = random(f"IN_{datatype}", datatype, (size,), np.random.default_rng(size))
+    message = client.infer_request("all_types", "", [given], InferOptions(id="seven"))
+    answer = client.infer_answer(stub.ModelInfer(message).SerializeToString())
+    assert (answer.model, answer.version, answer.id) == ("all_types", "1", "seven")
+    assert answer.outputs == [Tensor(f"OUT_{datatype}", datatype, (size,), given.data)]
+
+
+TYPED = {
+    "BOOL": ("bool_contents", [True, False]),
+    "INT8": ("int_contents", [-128, 127]),
+    "INT16": ("int_contents", [-(2**15), 2**15 - 1]),
+    "INT32": ("int_contents", [-(2**31), 2**31 - 1]),
+    "INT64": ("int64_contents", [-(2**63), 2**63 - 1]),
+    "UINT8": ("uint_contents", [0, 255]),
+    "UINT16": ("uint_contents", [0, 2**16 - 1]),
+    "UINT32": ("uint_contents", [0, 2**32 - 1]),
+    "UINT64": ("uint64_contents", [0, 2**64 - 1]),
+    "FP32": ("fp32_contents", [0.5, float("inf")]),
+    "FP64": ("fp64_contents", [1e300, -0.5]),
+    "BYTES": ("bytes_contents", [b"", b"\x00\xff two"]),
+}
+
+
+def a_typed_request(datatype: str, field: str, values: list[Any]) -> Any:
+    made = messages.ModelInferRequest(model_name="all_types")
+    one = made.inputs.add(name=f"IN_{datatype}", datatype=datatype, shape=[len(values)])
+    getattr(one.contents, field).extend(values)
+    return made
+
+
+@pytest.mark.parametrize("datatype", TYPED)
+def test_elements_in_the_field_of_their_datatype_come_back_raw(stub: Stub, datatype: str) -> None:
+    field, values = TYPED[datatype]
+    answer = client.infer_answer(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
+    assert isinstance(answer.outputs[0], Tensor)
+    assert to_numpy(answer.outputs[0]).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values", "words"),
+    [
+        ("FP32", "int_contents", [1], "of type 'INT32', expected datatype 'FP32'"),
+        ("FP16", "fp32_contents", [1.0], "of type 'FP32', expected datatype 'FP16'"),
+        ("INT8", "int_contents", [128], "128 does not fit into INT8"),
+        (
+            "FP32",
+            "fp32_contents",
+            [],
+            "unable to find data for input tensor 'IN_FP32' for model 'all_types' in request.",
+        ),
+    ],
+)
+def test_elements_in_a_wrong_field_are_refused(
+    stub: Stub, datatype: str, field: str, values: list[Any], words: str
+) -> None:
+    request = a_typed_request(datatype, field, values)
+    request.inputs[0].shape[:] = [1]
+    code, said = failure(lambda: stub.ModelInfer(request))
+    assert code == "INVALID_ARGUMENT"
+    assert words in said
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[Any], Any]) -> Any:
+    request = a_request()
+    change(request)
+    return request
+
+
+def _shared(request: Any, region: Any = "nowhere", size: Any = 4) -> None:
+    del request.raw_input_contents[:]
+    for name, value in (("shared_memory_region", region), ("shared_memory_byte_size", size)):
+        if value is not None:
+            kind = "string_param" if isinstance(value, str) else "int64_param"
+            setattr(request.inputs[0].parameters[name], kind, value)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "unknown model": (
+        lambda one: one.MergeFrom(messages.ModelInferRequest(model_name="nope")),
+        "NOT_FOUND",
+        "Request for unknown model: 'nope' is not found",
+    ),
+    "unknown version": (
+        lambda one: one.MergeFrom(messages.ModelInferRequest(model_version="9")),
+        "NOT_FOUND",
+        "Request for unknown model: 'identity' version 9 is not found",
+    ),
+    "no data": (
+        lambda one: one.ClearField("raw_input_contents"),
+        "INVALID_ARGUMENT",
+        "unable to find data for input tensor 'INPUT0' for model 'identity' in request.",
+    ),
+    "raw and typed": (
+        lambda one: one.inputs[0].contents.fp32_contents.append(1.0),
+        "INVALID_ARGUMENT",
+        "contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'identity'",
+    ),
+    "too many raw": (lambda one: one.raw_input_contents.append(b"abcd"), "INVALID_ARGUMENT", "2 raw_input_contents"),
+    "too few raw": (
+        lambda one: one.inputs.add(name="OTHER", datatype="FP32", shape=[1, 1]),
+        "INVALID_ARGUMENT",
+        "none for 'OTHER'",
+    ),
+    "an input twice": (
+        lambda one: (one.inputs.add(name="INPUT0"), one.raw_input_contents.append(b"")),
+        "INVALID_ARGUMENT",
+        "[request id: <id_unknown>] input 'INPUT0' already exists in request",
+    ),
+    "wrong datatype": (
+        lambda one: one.inputs[0].MergeFrom(type(one.inputs[0])(datatype="INT32")),
+        "INVALID_ARGUMENT",
+        "data-type is 'INT32', but model 'identity' expects 'FP32'",
+    ),
+    "wrong shape": (lambda one: one.inputs[0].shape.append(7), "INVALID_ARGUMENT", "Expected [-1,-1], got [1,1,7]"),
+    "unknown output": (
+        lambda one: one.outputs.add(name="NOPE"),
+        "INVALID_ARGUMENT",
+        "unexpected inference output 'NOPE' for model 'identity'",
+    ),
+    "classes that are text": (
+        lambda one: one.outputs.add(name="OUTPUT0").parameters["classification"].MergeFrom(_text_parameter("1")),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'classification' parameter, expected int64_param",
+    ),
+    "a parameter without a value": (
+        lambda one: one.parameters["empty"],
+        "INVALID_ARGUMENT",
+        "invalid value type for 'empty' parameter",
+    ),
+    "a reserved parameter": (
+        lambda one: one.parameters["triton_x"].MergeFrom(_text_parameter("1")),
+        "INVALID_ARGUMENT",
+        "parameter keys starting with 'triton_' are reserved",
+    ),
+    "a timeout that is text": (
+        lambda one: one.parameters["timeout"].MergeFrom(_text_parameter("1")),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'timeout' parameter, expected int64_param.",
+    ),
+    "shared memory of nobody": (_shared, "NOT_FOUND", "Unable to find shared memory region: 'nowhere'"),
+    "shared memory without a size": (
+        lambda one: _shared(one, size=None),
+        "INVALID_ARGUMENT",
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'INPUT0'",
+    ),
+    "shared memory called 4": (
+        lambda one: _shared(one, region=4),
+        "INVALID_ARGUMENT",
+        "invalid value type for 'shared_memory_region' parameter for tensor 'INPUT0', expected string_param.",
+    ),
+}
+
+
+def _text_parameter(value: str) -> Any:
+    return messages.SCHEMA.message("inference.InferParameter")(string_param=value)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_request_is_refused_in_tritons_words_and_the_next_is_answered(stub: Stub, case: str) -> None:
+    change, code, words = REFUSED[case]
+    got, said = failure(lambda: stub.ModelInfer(changed(change)))
+    assert (got, words in said) == (code, True), said
+    assert stub.ModelInfer(a_request()).raw_output_contents == [b"\0\0\x80?"]
+
+
+def test_a_model_that_raises_is_internal_on_one_line(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
+    assert failure(lambda: stub.ModelInfer(a_request("failing"))) == ("INTERNAL", "OSError: no luck")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_decoupled_model_is_not_for_unary_calls(stub: Stub) -> None:
+    assert failure(lambda: stub.ModelInfer(a_request("many"))) == (
+        "UNIMPLEMENTED",
+        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    )
+
+
+def test_bytes_that_are_no_message_are_refused_quietly(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
+    for garbage in (b"\xff\xff\xff", b"\x3a\xff" * 20_000):
+        code, said = failure(lambda garbage=garbage: stub.ModelInfer(garbage))
+        assert (code, "is no ModelInferRequest" in said) == ("INTERNAL", True)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_method_that_is_not_there_is_unimplemented(served: Served) -> None:
+    with grpc.insecure_channel(served.place) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/Nope")
+        assert failure(lambda: call(b""))[0] == "UNIMPLEMENTED"
+
+
+# --- timing, compression, limits -------------------------------------------------------------------------------------
+
+
+def test_queue_and_compute_time_are_in_parameters_and_trailers(stub: Stub) -> None:
+    answer, call = stub.ModelInfer.with_call(a_request("late"))
+    trailers = dict(call.trailing_metadata())
+    said = server_timing.parse(trailers["server-timing"].encode())
+    assert said is not None
+    assert said.queue == answer.parameters["queue_ns"].int64_param
+    assert said.compute == answer.parameters["compute_ns"].int64_param >= 40_000_000
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests_are_understood(stub: Stub, compression: grpc.Compression) -> None:
+    values = bytes(40_000)
+    assert stub.ModelInfer(a_request(values=values), compression=compression).raw_output_contents == [values]
+
+
+@pytest.mark.parametrize(("asked", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
+def test_an_answer_is_compressed_for_who_asks_for_it(served: Served, asked: str, is_smaller: bool) -> None:
+    """What grpcio decompresses it does not tell: it is counted on the way."""
+    with counted(served.server.port) as relay, dialled(f"127.0.0.1:{relay.port}") as stub:
+        values = bytes(400_000)
+        answer = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", asked),))
+        assert answer.raw_output_contents == [values]
+    assert (relay.answered < 100_000) == is_smaller
+
+
+def test_a_message_over_the_limit_is_refused_and_one_within_it_is_not() -> None:
+    with serving(limits=Limits(message=100_000)) as one, dialled(one.place) as stub:
+        assert failure(lambda: stub.ModelInfer(a_request(values=bytes(100_000))))[0] == "RESOURCE_EXHAUSTED"
+        assert stub.ModelInfer(a_request(values=bytes(99_000))).raw_output_contents == [bytes(99_000)]
+
+
+def test_metadata_over_the_limit_is_refused(stub: Stub) -> None:
+    code, _ = failure(lambda: stub.ModelInfer(a_request(), metadata=(("x", "y" * 80_000),)))
+    assert code in ("RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
+    assert stub.ModelInfer(a_request())
+
+
+def test_calls_over_the_limit_are_refused_and_taken_again_later() -> None:
+    with serving(limits=Limits(requests=3)) as one, dialled(one.place) as stub:
+        held = [stub.ModelInfer.future(a_request("slow")) for _ in range(3)]
+        until(lambda: one.in_flight() == 3)
+        assert failure(lambda: stub.ModelInfer(a_request()))[0] == "RESOURCE_EXHAUSTED"
+        for call in held:
+            call.cancel()
+        until(lambda: one.in_flight() == 0)
+        until(lambda: _is_answered(stub))
+
+
+def _is_answered(stub: Stub) -> bool:
+    try:
+        return bool(stub.ModelInfer(a_request()))
+    except grpc.RpcError:
+        return False
+
+
+# --- cancellation and deadlines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_cancelled_call_frees_its_work(served: Served, stub: Stub, method: str) -> None:
+    if method == "ModelInfer":
+        call = stub.ModelInfer.future(a_request("slow"))
+    else:
+        call = stub.ModelStreamInfer(iter([a_request("slow"), a_request("slow"), a_request("endless")]))
+    until(lambda: served.in_flight() == (1 if method == "ModelInfer" else 3))
+    call.cancel()
+    until(lambda: served.in_flight() == 0)
+
+
+def test_a_client_that_disconnects_frees_its_work(served: Served) -> None:
+    with dialled(served.place) as mine:
+        call = mine.ModelInfer.future(a_request("slow"))
+        until(lambda: served.in_flight() == 1)
+    until(lambda: served.in_flight() == 0)
+    assert call.done()
+
+
+def test_an_expired_deadline_frees_its_work(served: Served, stub: Stub) -> None:
+    assert failure(lambda: stub.ModelInfer(a_request("slow"), timeout=0.05))[0] == "DEADLINE_EXCEEDED"
+    until(lambda: served.in_flight() == 0)
+
+
+def test_the_deadline_of_a_call_is_that_of_its_inference(served: Served, stub: Stub) -> None:
+    seen: list[float] = []
+    original = served.models.submit
+
+    def submit(inference: Any) -> None:
+        seen.append((inference.deadline - inference.arrived) / 1e9)
+        original(inference)
+
+    served.models.submit = submit  # type: ignore[method-assign]
+    try:
+        stub.ModelInfer(a_request(), timeout=100)
+        stub.ModelInfer(a_request())
+    finally:
+        del served.models.submit  # type: ignore[method-assign]
+    assert 90 < seen[0] <= 102  # gRPC sends three digits or so, rounded up
+    assert seen[1] > 1e9
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_answers_ordinary_models_in_order_and_decoupled_ones_at_once(stub: Stub) -> None:
+    requests = [a_request("late", id="a"), a_request(id="b"), a_request("many", id="c"), a_request("late", id="d")]
+    answers = [one.infer_response for one in stub.ModelStreamInfer(iter(requests))]
+    assert [one.id for one in answers if one.id != "c"] == ["a", "b", "d"]
+    assert [one.id for one in answers][:3] == ["c", "c", "c"]
+    assert [one.parameters["triton_final_response"].bool_param for one in answers] == [False] * 3 + [True] * 3
+
+
+def test_an_empty_final_answer_comes_where_it_is_asked_for_of_a_decoupled_model(stub: Stub) -> None:
+    answers = list(stub.ModelStreamInfer(iter([a_request("many", id="x", triton_enable_empty_final_response=True)])))
+    last = answers[-1].infer_response
+    assert (len(answers), last.id, last.model_name, len(last.outputs)) == (4, "x", "many", 0)
+    assert last.parameters["triton_final_response"].bool_param
+    answers = list(stub.ModelStreamInfer(iter([a_request(triton_enable_empty_final_response=True)])))
+    assert [len(one.infer_response.outputs) for one in answers] == [1]
+
+
+def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
+    requests = [a_request("nope", id="x"), b"\xff\xff", a_request("failing", id="y"), a_request(id="z")]
+    answers = list(stub.ModelStreamInfer(iter(requests)))
+    said = {one.infer_response.id: one.error_message for one in answers}
+    assert said["x"] == "Request for unknown model: 'nope' is not found"
+    assert said["y"] == "OSError: no luck"
+    assert said["z"] == ""
+    assert "is no ModelInferRequest" in said[""]
+
+
+def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:
+    read = [client.stream_answer(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
+    assert [type(one) for one in read] == [InferAnswer] * 3
+
+
+def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
+    served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "GIVEN_UP", 50_000_000)
+    call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
+    until(lambda: served.in_flight() == 1)
+    until(lambda: served.in_flight() == 0)
+    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", stream.NOT_READ.message)
+
+
+def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        with dialled(served.place) as mine:
+            calls = [mine.ModelStreamInfer(iter([a_request("endless", bytes(4000))])) for _ in range(4)]
+            for call in calls:
+                next(call)
+    until(lambda: served.in_flight() == 0)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stream_without_requests_ends_well(stub: Stub) -> None:
+    assert list(stub.ModelStreamInfer(iter([]))) == []
+
+
+def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
+    async def all_of_them() -> list[list[str]]:
+        async with grpc.aio.insecure_channel(served.place) as channel:
+            call = channel.stream_stream(
+                client.STREAM_INFER,
+                lambda one: one.SerializeToString(),
+                messages.ModelStreamInferResponse.FromString,
+            )
+            streams = [call() for _ in range(1000)]
+            for i, stream in enumerate(streams):
+                await stream.write(a_request(id=f"{i}-first"))
+            first = [(await stream.read()).infer_response.id for stream in streams]  # all are open now
+            for i, stream in enumerate(streams):
+                await stream.write(a_request(id=f"{i}-last"))
+                await stream.done_writing()
+            last = await asyncio.gather(*(stream.read() for stream in streams))
+            return [first, [one.infer_response.id for one in last]]
+
+    first, last = served.run(all_of_them)
+    assert first == [f"{i}-first" for i in range(1000)]
+    assert last == [f"{i}-last" for i in range(1000)]
+
+
+def test_a_burst_that_comes_while_the_server_is_busy_is_answered_whole(served: Served, stub: Stub) -> None:
+    """gRPC itself would cancel some of more than a thousand calls that wait to be begun."""
+    free = threading.Event()
+    served.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
+    try:
+        calls = [stub.ModelInfer.future(a_request(id=str(i))) for i in range(1500)]
+    finally:
+        free.set()
+    assert [call.result(PATIENCE_S).id for call in calls] == [str(i) for i in range(1500)]
+
+
+# --- a relay that counts ---------------------------------------------------------------------------------------------
+
+
+class counted:  # noqa: N801 - reads as what it does
+    """Passes one connection on to a port of this machine, and counts the bytes that come back."""
+
+    def __init__(self, port: int) -> None:
+        self.answered = 0
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "counted":
+        threading.Thread(target=self._relay, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _relay(self) -> None:
+        near, _ = self._listener.accept()
+        far = socket.create_connection(("127.0.0.1", self._to))
+        threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
+        self._pump(far, near, True)
+
+    def _pump(self, source: Any, sink: Any, counts: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                self.answered += len(data) * counts
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            sink.close()

@@ -1,0 +1,315 @@
+"""The server's HTTP codec against our own client's: what one writes the other reads, for all datatypes."""
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer.serve.kserve import http
+from inferometer.serve.models.types import Facts, Output, Placed, Refused, Wanted
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
+from inferometer.wire.kserve import http as client
+from inferometer.wire.kserve.http import InferOptions, ShmRef
+
+GIB = 1 << 30
+NAMES = st.text(min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+def no_memory(region: str, byte_size: int, offset: int) -> memoryview:
+    raise Refused("NOT_FOUND", f"Unable to find shared memory region: '{region}'")
+
+
+def raw(datatype: str, count: int) -> "st.SearchStrategy[bytes]":
+    if datatype == "BYTES":
+        joined = st.lists(st.binary(max_size=6), min_size=count, max_size=count)
+        return joined.map(lambda all_: b"".join(len(one).to_bytes(4, "little") + one for one in all_))
+    size = DATATYPES[datatype].size * count
+    return st.binary(min_size=size, max_size=size)
+
+
+@st.composite
+def tensors(draw: Any, name: str, datatype: str) -> Tensor:
+    shape = draw(SHAPES)
+    return Tensor(name, datatype, shape, draw(raw(datatype, elements(shape))))
+
+
+@st.composite
+def requests(draw: Any) -> tuple[list[Tensor], InferOptions]:
+    names = draw(st.lists(NAMES, unique=True, max_size=4))
+    made = [draw(tensors(name, draw(st.sampled_from(list(DATATYPES))))) for name in names]
+    keys = st.text(min_size=1, max_size=8).filter(lambda key: not key.startswith("triton_"))
+    values = (
+        st.booleans()
+        | st.integers(-(2**63), 2**63 - 1)
+        | st.text(max_size=5)
+        | st.floats(allow_nan=False, allow_infinity=False)
+    )
+    options = InferOptions(
+        id=draw(st.text(max_size=5)),
+        parameters=draw(st.dictionaries(keys.filter(lambda key: key not in http._KNOWN), values, max_size=3)),
+        outputs=tuple(draw(st.lists(NAMES, max_size=2, unique=True))),
+        classification=draw(st.integers(0, 3)),
+    )
+    if not options.outputs:
+        options = InferOptions(id=options.id, parameters=options.parameters)
+    return made, options
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return (one.name, one.datatype, one.shape, bytes(one.data)) == (
+        other.name,
+        other.datatype,
+        other.shape,
+        bytes(other.data),
+    )
+
+
+@given(requests())
+@settings(max_examples=150, deadline=None)
+def test_binary_requests_of_our_client_are_read_as_they_were_meant(made: tuple[list[Tensor], InferOptions]):
+    given_tensors, options = made
+    headers, body = client.encode(given_tensors, options)
+    asked = http.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
+    assert list(asked.inputs) == [tensor.name for tensor in given_tensors]
+    assert all(same(asked.inputs[tensor.name], tensor) for tensor in given_tensors)
+    assert (asked.id, asked.parameters) == (options.id, options.parameters)
+    assert asked.wanted == tuple(Wanted(name, options.classification, None, True) for name in options.outputs)
+    assert asked.binary == (not options.outputs)
+
+
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_json_requests_and_answers_of_each_datatype(datatype: str, data: st.DataObject):
+    shape = data.draw(SHAPES)
+    count = elements(shape)
+    values = data.draw(st.lists(VALUES[datatype], min_size=count, max_size=count))
+    tensor = from_json("x", datatype, shape, values)
+    _, body = client.encode([tensor], InferOptions(binary=False))
+    asked = http.request(body, b"", "m", no_memory)
+    assert same(asked.inputs["x"], tensor)
+    assert not asked.binary
+    made = http.answer("m", "1", "", [Output(tensor)], False, {})
+    assert made.parts == []
+    (back,) = client.decode(200, {}, made.head).outputs
+    assert isinstance(back, Tensor)
+    assert same(back, tensor)
+    assert json.loads(made.head)["outputs"][0]["data"] == to_json(tensor)
+
+
+VALUES: dict[str, "st.SearchStrategy[Any]"] = {
+    "BOOL": st.booleans(),
+    "BYTES": st.text(max_size=5),
+    "FP32": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "FP64": st.floats(allow_nan=False, allow_infinity=False),
+    **{f"INT{bits}": st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+}
+
+
+@given(
+    st.lists(st.sampled_from(list(DATATYPES)), max_size=4).flatmap(
+        lambda kinds: st.tuples(*(tensors(f"o{place}", kind) for place, kind in enumerate(kinds)))
+    ),
+    st.text(max_size=5),
+)
+@settings(max_examples=100, deadline=None)
+def test_binary_answers_are_read_by_our_client(made: tuple[Tensor, ...], id_: str):
+    answer = http.answer("m", "3", id_, [Output(tensor) for tensor in made], True, {"queue_ns": 5, "compute_ns": 7})
+    headers = {client.JSON_LENGTH: str(len(answer.head))} if answer.parts else {}
+    back = client.decode(200, headers, b"".join((answer.head, *answer.parts)))
+    assert (back.model, back.version, back.id, back.parameters) == ("m", "3", id_, {"queue_ns": 5, "compute_ns": 7})
+    assert all(isinstance(one, Tensor) and same(one, other) for one, other in zip(back.outputs, made, strict=True))
+    keys = ["id"] * bool(id_) + ["model_name", "model_version", "parameters", "outputs"]
+    assert list(json.loads(answer.head)) == keys
+
+
+def test_tensors_behind_the_json_are_views_of_the_body_and_parts_are_the_tensors_own():
+    tensor = Tensor("x", "FP32", (2,), bytes(8))
+    headers, body = client.encode([tensor], InferOptions())
+    view = memoryview(bytearray(body))
+    found = http.request(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
+    assert isinstance(found, memoryview)
+    assert found.obj is view.obj
+    (part,) = http.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True, {}).parts
+    assert part is found
+
+
+def test_nested_lists_nan_and_infinity_are_read_and_written():
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
+    found = http.request(body, b"", "m", no_memory).inputs["x"]
+    made = http.answer("m", "1", "", [Output(found)], False, {})
+    assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.head
+
+
+def test_named_outputs_are_json_unless_they_say_binary_whatever_is_said_for_all():
+    tensor = Tensor("x", "INT8", (1,), b"\x05")
+    for wanted, parts in ((Wanted("x", 0, None, False), 0), (Wanted("x", 0, None, True), 1)):
+        assert len(http.answer("m", "1", "", [Output(tensor, wanted)], True, {}).parts) == parts
+
+
+def test_shared_memory_is_read_where_an_input_says_and_outputs_there_are_only_named():
+    memory = memoryview(bytes(range(16)))
+
+    def read(region: str, byte_size: int, offset: int) -> memoryview:
+        assert region == "r"
+        return memory[offset : offset + byte_size]
+
+    options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 4)}, shm_outputs={"y": ShmRef("s", 8, 2)})
+    headers, body = client.encode([Tensor("x", "FP32", (2,), bytes(8))], options)
+    asked = http.request(body, headers[client.JSON_LENGTH].encode(), "m", read)
+    assert bytes(asked.inputs["x"].data) == bytes(range(4, 12))
+    (wanted,) = asked.wanted
+    assert (wanted.name, wanted.placed) == ("y", Placed("s", 8, 2))
+    made = http.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True, {})
+    assert json.loads(made.head)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
+
+
+def test_a_raw_request_has_no_json_and_the_shape_follows_from_its_size():
+    facts = Facts((TensorSpec("x", "FP32", (-1, -1)),), ())
+    asked = http.request(bytes(12), b"0", "m", no_memory, facts)
+    assert (asked.inputs["x"].shape, asked.binary) == ((1, 3), True)
+    text = Facts((TensorSpec("x", "BYTES", (-1, 1)),), ())
+    assert http.request(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
+    for wrong in (Facts((), ()), Facts(facts.inputs * 2, ()), Facts((TensorSpec("x", "FP32", (-1, 2)),), ())):
+        with pytest.raises(Refused):
+            http.request(bytes(12), b"0", "m", no_memory, wrong)
+
+
+# --- what is wrong -----------------------------------------------------------------------------------------------------
+
+X = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
+
+
+@pytest.mark.parametrize(
+    ("tree", "behind", "words"),
+    [
+        ({}, b"", "inputs"),
+        ([], b"", "Expected `object`, got `array`"),
+        ({"inputs": [X | {"shape": [-1]}]}, b"", "shape"),
+        ({"inputs": [X | {"shape": [10**30]}]}, b"", "shape"),
+        ({"inputs": [X | {"shape": [3]}]}, b"", "3 elements, but 2 were given"),
+        ({"inputs": [X | {"datatype": "FP31"}]}, b"", "got 'FP31'"),
+        ({"inputs": [X | {"datatype": "FP16"}]}, b"", "receiving FP16 data via JSON is not supported"),
+        ({"inputs": [X | {"datatype": "BF16"}]}, b"", "receiving BF16 data via JSON is not supported"),
+        ({"inputs": [X | {"datatype": "BOOL"}]}, b"", "BOOL"),
+        ({"inputs": [X | {"datatype": "BYTES"}]}, b"", "BYTES"),
+        ({"inputs": [X | {"datatype": "INT8", "data": [1, 200]}]}, b"", "200 does not fit into INT8"),
+        ({"inputs": [X | {"data": 5}]}, b"", "expected an array"),
+        ({"inputs": [X, X]}, b"", "input 'x' already exists in request"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}]}, b"", "But no field is set"),
+        ({"inputs": [BINARY | {"data": [1, 2]}]}, bytes(8), "But set 'data' 'binary_data_size'"),
+        ({"inputs": [BINARY]}, bytes(7), "expecting 1 additional bytes for model 'm'"),
+        ({"inputs": [BINARY]}, bytes(9), "unexpected additional input data for model 'm'"),
+        ({"inputs": [X], "id": 5}, b"", "$.id"),
+        ({"inputs": [X], "parameters": {"a": [1]}}, b"", "parameter 'a' has invalid type"),
+        ({"inputs": [X], "parameters": {"a": None}}, b"", "parameter 'a' has invalid type"),
+        ({"inputs": [X], "parameters": {"a": 10**30}}, b"", "64 bits"),
+        ({"inputs": [X], "parameters": {"triton_a": 1}}, b"", "reserved"),
+        ({"inputs": [X], "parameters": {"timeout": "x"}}, b"", "'timeout': expected a whole number, got 'x'"),
+        ({"inputs": [X], "parameters": {"sequence_id": True}}, b"", "'sequence_id'"),
+        ({"inputs": [X], "parameters": {"sequence_start": 1}}, b"", "'sequence_start': expected true or false"),
+        ({"inputs": [X], "outputs": [{}]}, b"", "$.outputs[0]"),
+        (
+            {
+                "inputs": [X],
+                "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r", "classification": 1}}],
+            },
+            b"",
+            "both 'shared_memory_region' and 'classification'",
+        ),
+        ({"inputs": [X | {"data": None, "parameters": {"shared_memory_region": "r"}}]}, b"", "But set 'data' 'shared_"),
+    ],
+)
+def test_what_is_wrong_is_said(tree: Any, behind: bytes, words: str):
+    head = json.dumps(tree).encode()
+    with pytest.raises(Refused) as caught:
+        http.request(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
+    assert caught.value.code == "INVALID_ARGUMENT"
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("header", [b"x", b"-1", b"3", b"99999999999999999999", b"1.0", "²".encode("latin-1")])
+def test_a_json_length_that_cannot_be_is_refused(header: bytes):
+    with pytest.raises(Refused):
+        http.request(b"{}", header, "m", no_memory)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_short_floats_are_not_written_as_json(datatype: str):
+    with pytest.raises(Refused, match="sending"):
+        http.answer("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))], False, {})
+
+
+def test_bytes_that_are_no_text_are_not_written_as_json():
+    with pytest.raises(Refused, match="not UTF-8"):
+        http.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))], False, {})
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"0", b"5", b"200"]))
+def test_any_bytes_are_read_or_refused(body: bytes, header: bytes):
+    try:
+        http.request(body, header, "m", no_memory)
+    except Refused as refused:
+        assert refused.message
+
+
+# --- compression -------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=2000))
+def test_what_the_client_packs_is_unpacked_and_the_other_way_round(body: bytes):
+    for how in ("gzip", "deflate"):
+        _, packed = client.compressed(body, how)
+        assert http.unpacked(memoryview(packed), how.encode(), GIB) == body
+        assert zlib.decompress(http.packed([body[:7], memoryview(body)[7:]], how), zlib.MAX_WBITS | 32) == body
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked():
+    bomb = gzip.compress(bytes(50_000_000))
+    assert len(bomb) < 60_000
+    assert len(http.unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
+    for limit in (1000, 49_999_999):
+        with pytest.raises(http.TooLarge):
+            http.unpacked(bomb, b"gzip", limit)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        (b"nonsense", b"gzip"),
+        (b"", b"gzip"),
+        (gzip.compress(b"abc")[:-1], b"gzip"),
+        (gzip.compress(b"abc") + b"x", b"deflate"),
+        (b"abc", b"br"),
+        (gzip.compress(b"abc"), b"gzip, gzip"),
+    ],
+)
+def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
+    with pytest.raises(Refused):
+        http.unpacked(body, encoding, GIB)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "how"),
+    [
+        (b"", ""),
+        (b"identity", ""),
+        (b"*", ""),
+        (b"br", ""),
+        (b"gzip", "gzip"),
+        (b"GZIP", "gzip"),
+        (b"gzip, deflate", "gzip"),
+        (b"gzip;q=0.5, deflate;q=1", "deflate"),
+        (b"gzip;q=0", ""),
+        (b"gzip;q=x,deflate", "deflate"),
+    ],
+)
+def test_an_answer_is_packed_as_is_accepted(accepted: bytes, how: str):
+    assert http.packing(accepted) == how

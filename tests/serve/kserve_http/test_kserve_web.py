@@ -1,0 +1,373 @@
+"""/v2 as a raw socket sees it: what there is, inference, generate, shared memory, load and unload, cancelling, the end."""
+
+import gc
+import gzip
+import json
+import mmap
+import os
+import uuid
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raw_client import RawClient, request
+from served import Served, make_repository, serving
+
+from inferometer.serve.models.types import Inference
+from inferometer.serve.settings import Settings
+from inferometer.tensors import Tensor
+from inferometer.wire import server_timing
+from inferometer.wire.kserve import control
+from inferometer.wire.kserve import http as client
+from inferometer.wire.kserve.http import InferOptions, ShmRef
+
+INFER = "/v2/models/identity/infer"
+X = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}
+
+
+def infer(web: RawClient, tensors: list[Tensor], options: InferOptions, path: str = INFER, **more: str) -> Any:
+    headers, body = client.encode(tensors, options)
+    answer = web.ask(path, body, **{name.replace("-", "_"): value for name, value in (headers | more).items()})
+    return client.decode(answer.status, answer.headers, answer.body)
+
+
+# --- what there is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v2", 200),
+        ("/v2/", 404),
+        ("/v2/health/live", 200),
+        ("/v2/health/ready", 200),
+        ("/v2/health/other", 404),
+        ("/v2/models", 404),
+        ("/v2/models/stats", 200),
+        ("/v2/models/identity", 200),
+        ("/v2/models/%69dentity?a=b", 200),
+        ("/v2/models/identity/", 404),
+        ("/v2/models/identity/versions/1", 200),
+        ("/v2/models/identity/versions/7", 404),
+        ("/v2/models/identity/versions/x", 404),
+        ("/v2/models/identity/ready", 200),
+        ("/v2/models/identity/versions/1/ready", 200),
+        ("/v2/models/identity/versions/7/ready", 400),
+        ("/v2/models/other/ready", 400),
+        ("/v2/models/identity/config", 200),
+        ("/v2/models/identity/versions/1/stats", 200),
+        ("/v2/models/other", 404),
+        ("/v2/models/other/config", 404),
+        ("/v2/models/other/stats", 400),
+        ("/v2/models/identity/infer", 405),
+        ("/v2/models/identity/generate", 405),
+        ("/v2/models/identity/other", 404),
+        ("/v2/repository/index", 405),
+        ("/v2/repository/models/identity/load", 405),
+        ("/v2/systemsharedmemory/status", 200),
+        ("/v2/systemsharedmemory/region/other/status", 404),
+        ("/v2/systemsharedmemory/other", 404),
+        ("/v2/cudasharedmemory/status", 200),
+        ("/v2/cudasharedmemory/region/other/status", 404),
+        ("/v2/logging", 200),
+        ("/v2/trace/setting", 200),
+        ("/v2/models/identity/trace/setting", 200),
+        ("/v2x", 404),
+        ("/other", 404),
+        ("/v1/other", 404),
+        ("/", 200),
+        ("/health", 200),
+        ("/metrics", 200),
+    ],
+)
+def test_a_path_has_its_status(web: RawClient, path: str, status: int):
+    answer = web.ask(path)
+    assert answer.status == status
+    if status >= 400:
+        assert answer.json["error"]
+    assert web.ask("/health").status == 200
+
+
+def test_our_clients_questions_are_answered(web: RawClient):
+    for question in (
+        control.live(),
+        control.ready(),
+        control.server_metadata(),
+        control.model_metadata("identity"),
+        control.model_config("identity"),
+        control.repository_index(),
+    ):
+        answer = web.ask(question.path, question.body or None, question.method)
+        assert control.read(question, answer.status, answer.body)
+
+
+def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
+    page = web.ask("/metrics").body.decode()
+    assert 'nv_inference_request_success{model="identity",version="1"}' in page
+    assert "vllm:num_requests_running" in page
+
+
+def test_logs_and_traces_are_shown_and_not_changed(web: RawClient):
+    assert web.ask("/v2/logging").json["log_verbose_level"] == 0
+    assert web.ask("/v2/logging", {"log_verbose_level": 1}).status == 501
+    assert web.ask("/v2/models/identity/trace/setting").json["trace_level"] == ["OFF"]
+    assert web.ask("/v2/trace/setting", {"trace_rate": "1"}).status == 501
+
+
+# --- inference ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("packing", ["none", "gzip", "deflate"])
+def test_inference_there_and_back(web: RawClient, binary: bool, packing: str):
+    tensor = Tensor("INPUT0", "FP32", (3, 2), bytes(range(1, 25)))
+    headers, body = client.encode([tensor], InferOptions(id="me", binary=binary))
+    more, body = client.compressed(body, packing)
+    named = {name.replace("-", "_"): value for name, value in (headers | more | {"Accept-Encoding": packing}).items()}
+    answer = web.ask(INFER, body, **named)
+    assert answer.headers.get("content-encoding", "none") == packing
+    back = client.decode(answer.status, answer.headers, answer.body)
+    assert (back.model, back.version, back.id) == ("identity", "1", "me")
+    (output,) = back.outputs
+    assert isinstance(output, Tensor)
+    assert (output.name, output.shape, bytes(output.data)) == ("OUTPUT0", (3, 2), tensor.data)
+    timing = server_timing.parse(answer.headers["server-timing"].encode())
+    assert timing is not None
+    assert timing.queue == back.parameters["queue_ns"] >= 0
+    assert timing.compute == back.parameters["compute_ns"] >= 0
+
+
+def test_an_answer_has_tritons_order(web: RawClient):
+    answer = web.ask(INFER, {"id": "a", "inputs": [X]}).json
+    assert list(answer) == ["id", "model_name", "model_version", "parameters", "outputs"]
+    assert answer["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]
+
+
+def test_classes_are_sent_as_text(web: RawClient):
+    body = {"inputs": [X], "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 2}}]}
+    (output,) = web.ask(INFER, body).json["outputs"]
+    assert output == {"name": "OUTPUT0", "datatype": "BYTES", "shape": [1, 2], "data": ["2.000000:1", "1.500000:0"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v2/models/other/infer", {"inputs": [X]}, 404, "'other'"),
+        ("/v2/models/identity/versions/9/infer", {"inputs": [X]}, 404, "version 9"),
+        (INFER, b"{", 400, "JSON"),
+        (INFER, {"inputs": [X | {"name": "Y"}]}, 400, "'Y'"),
+        (INFER, {"inputs": [X | {"datatype": "FP64"}]}, 400, "FP32"),
+        (INFER, {"inputs": [X | {"shape": [2]}]}, 400, "[-1,-1]"),
+        (INFER, {"inputs": [X], "outputs": [{"name": "OTHER"}]}, 400, "'OTHER'"),
+        ("/v2/models/words/infer", {"inputs": []}, 501, "decoupled"),
+        (
+            "/v2/cudasharedmemory/region/r/register",
+            {"raw_handle": {"b64": ""}, "device_id": 0, "byte_size": 1},
+            400,
+            "CUDA",
+        ),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "/none", "offset": 0}, 400, "'byte_size'"),
+        ("/v2/systemsharedmemory/region/r/register", {"byte_size": 1}, 400, "'key'"),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "../x", "byte_size": 1}, None, "x"),
+        ("/v2/repository/models/identity/unload", {}, 403, "identity"),
+        ("/v2/repository/models/identity/load", {}, 403, "identity"),
+        ("/v2/repository/index", [], 400, "object"),
+    ],
+)
+def test_errors_say_what_is_wrong_and_the_connection_goes_on(
+    web: RawClient, path: str, body: Any, status: int | None, words: str
+):
+    answer = web.ask(path, body)
+    assert answer.status == status or (status is None and answer.status >= 400)
+    assert list(answer.json) == ["error"]
+    assert words in answer.json["error"]
+    assert web.ask(INFER, {"inputs": [X]}).status == 200
+
+
+def test_a_bomb_is_413(web: RawClient):
+    answer = web.ask(INFER, gzip.compress(bytes(100_000_001), 1), Content_Encoding="gzip")
+    assert answer.status == 413
+    assert web.ask("/health").status == 200
+
+
+def test_a_body_over_the_limit_is_413_before_it_comes(server: Served):
+    with RawClient(server.url) as web:
+        web.send(b"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: 100000001\r\n\r\n")
+        answer = web.response()
+        assert (answer.status, answer.headers["connection"]) == (413, "close")
+        assert "100000000" in answer.json["error"]
+        assert web.at_end()
+
+
+def test_pipelined_inferences_are_answered_in_their_order(web: RawClient):
+    web.send(b"".join(request(INFER, {"id": str(n), "inputs": [X]}) for n in range(50)))
+    assert [web.response().json["id"] for _ in range(50)] == [str(n) for n in range(50)]
+
+
+@pytest.fixture
+def region() -> Iterator[tuple[str, mmap.mmap]]:
+    path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
+    if not path.parent.is_dir():
+        pytest.skip("no /dev/shm here")
+    with path.open("x+b") as file:
+        os.truncate(file.fileno(), 64)
+        memory = mmap.mmap(file.fileno(), 64)
+    try:
+        yield f"/{path.name}", memory
+    finally:
+        path.unlink()
+
+
+def test_tensors_in_shared_memory(web: RawClient, region: tuple[str, mmap.mmap]):
+    key, memory = region
+    assert web.ask("/v2/systemsharedmemory/region/r/register", {"key": key, "offset": 0, "byte_size": 64}).status == 200
+    assert web.ask("/v2/systemsharedmemory/status").json == [{"name": "r", "key": key, "offset": 0, "byte_size": 64}]
+    assert web.ask("/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": 64}).status == 409
+    memory[:8] = bytes(range(8))
+    options = InferOptions(shm_inputs={"INPUT0": ShmRef("r", 8)}, shm_outputs={"OUTPUT0": ShmRef("r", 8, 32)})
+    headers, body = client.encode([Tensor("INPUT0", "FP32", (1, 2), b"")], options)
+    answer = web.ask(INFER, body, **{name.replace("-", "_"): value for name, value in headers.items()})
+    assert answer.json["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2]}]
+    assert memory[32:40] == bytes(range(8))
+    assert web.ask("/v2/systemsharedmemory/region/r/unregister", b"").status == 200
+    assert web.ask("/v2/systemsharedmemory/region/r/status").status == 404
+
+
+# --- generate ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({"text_input": "hi"}, {"text_output": "hi"}),
+        ({"text_input": ["hi"], "n": 3}, {"text_output": "hi", "m": 3}),
+        ({"text_input": "hi", "n": [[3, 4]], "stream": False, "x": 1.5}, {"text_output": "hi", "m": [3, 4]}),
+        ({"text_input": "hi", "parameters": {"n": [], "y": "z"}}, {"text_output": "hi", "m": []}),
+        ({"text_input": "hi", "id": "me"}, {"text_output": "hi", "id": "me"}),
+    ],
+)
+def test_generate_takes_inputs_and_gives_outputs_by_name(web: RawClient, body: Any, found: dict[str, Any]):
+    answer = web.ask("/v2/models/echo/generate", body)
+    assert answer.json == found | {"model_name": "echo", "model_version": "1"}
+    assert list(answer.json) == sorted(answer.json)
+    assert "server-timing" in answer.headers
+
+
+@pytest.mark.parametrize("how", ["generate", "generate_stream"])
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "JSON"),
+        ([], 400, "object"),
+        ({}, 400, "text_input"),
+        ({"text_input": 3}, 400, "BYTES"),
+        ({"text_input": ["a", "b"]}, 400, "'text_input'"),
+        ({"text_input": "a", "n": 1.5}, 400, "INT32"),
+        ({"text_input": "a", "x": [1]}, 400, "'x'"),
+        ({"text_input": "a", "n": 1, "parameters": {"n": 2}}, 400, "already exists"),
+        ({"text_input": "a", "id": [1]}, 400, "'id'"),
+    ],
+)
+def test_generate_says_what_is_wrong(web: RawClient, how: str, body: Any, status: int, words: str):
+    answer = web.ask(f"/v2/models/echo/{how}", body)
+    assert answer.status == status
+    assert words in answer.json["error"]
+
+
+def test_a_model_of_several_answers_streams_them_and_is_refused_in_one_piece(web: RawClient):
+    answer = web.ask("/v2/models/words/generate_stream", {"text_input": "hi"})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    expected = {"model_name": "words", "model_version": "1", "text_output": "hi"}
+    assert [json.loads(event) for event in answer.events] == [expected] * 3
+    assert answer.complete
+    refused = web.ask("/v2/models/words/generate", {"text_input": "hi"})
+    assert refused.status == 400
+    assert "generate stream" in refused.json["error"]
+
+
+def test_a_stream_needs_http11(web: RawClient):
+    web.send(request("/v2/models/words/generate_stream", {"text_input": "hi"}).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert web.response().status == 400
+    assert web.at_end()
+
+
+# --- cancelling, control, the end --------------------------------------------------------------------------------------
+
+SLOW = request("/v2/models/slow/infer", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]})
+
+
+def test_a_client_that_leaves_frees_its_work(server: Served):
+    with RawClient(server.url) as one, RawClient(server.url) as two:
+        one.send(SLOW)
+        two.send(SLOW)
+        server.until(lambda: server.models.in_flight == 2)
+        assert server.call(lambda: server.web.in_flight) == 2
+    server.until(lambda: server.models.in_flight == 0)
+    assert server.call(lambda: server.web.in_flight) == 0
+
+
+def test_tensors_are_freed_with_the_answer_though_the_connection_stays(
+    server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[weakref.ref[Any]] = []
+    submit = server.models.submit
+
+    def watched(inference: Inference) -> None:
+        (tensor,) = inference.inputs.values()
+        seen.append(weakref.ref(tensor.data))
+        submit(inference)
+
+    monkeypatch.setattr(server.models, "submit", watched)
+    gc.disable()
+    try:
+        for count in (300_000, 2):
+            infer(web, [Tensor("INPUT0", "FP32", (1, count), bytes(4 * count))], InferOptions())
+        server.call(lambda: None)
+        assert [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_models_are_loaded_and_unloaded_where_that_is_allowed(tmp_path: Path):
+    with serving(Settings(control=True), make_repository(tmp_path, "echo")) as server, RawClient(server.url) as web:
+        assert web.ask("/v2/repository/models/echo/unload", b"").status == 200
+        assert web.ask("/v2/models/echo/ready").status == 400
+        states = {entry["name"]: entry["state"] for entry in web.ask("/v2/repository/index", b"").json}
+        assert states == {"echo": "UNAVAILABLE", "identity": "READY"}
+        assert [entry["name"] for entry in web.ask("/v2/repository/index", {"ready": True}).json] == ["identity"]
+        assert web.ask("/v2/repository/models/echo/load", {}).status == 200
+        assert web.ask("/v2/models/echo/ready").status == 200
+        assert web.ask("/v2/repository/models/other/load", {}).status >= 400
+        assert web.ask("/v2/repository/models/echo/load", {"parameters": {"config": 5}}).status == 400
+        assert web.ask("/v2/repository/models/echo/load", {"parameters": {"file:1/model.py": "eA=="}}).status == 501
+
+
+def test_at_the_end_new_requests_are_refused_and_those_under_way_finish(tmp_path: Path):
+    with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
+        with RawClient(server.url) as under_way, RawClient(server.url) as web:
+            under_way.send(SLOW)
+            server.until(lambda: server.web.in_flight == 1)
+            server.call(server.web.refuse_new)
+            for path in ("/v2/health/ready", "/v2/models/identity/ready"):
+                with RawClient(server.url) as probe:
+                    assert probe.ask(path).status == 400
+            with RawClient(server.url) as probe:
+                assert probe.ask("/v2/health/live").status == 200
+            with RawClient(server.url) as probe:
+                assert probe.ask("/health").status == 503
+            answer = web.ask(INFER, {"inputs": [X]})
+            assert (answer.status, answer.headers["connection"]) == (503, "close")
+            assert web.at_end()
+            assert server.call(lambda: server.web.in_flight) == 1
+        server.until(lambda: server.web.in_flight == 0)
+
+
+def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
+    with serving(Settings(), make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
+        server.loop.call_soon_threadsafe(server.loop.call_soon, server.web.refuse_new)
+        server.call(lambda: None)
+        answer = web.ask("/v2/health/live")
+        assert answer.headers["connection"] == "close"
+        assert web.at_end()

@@ -1,0 +1,222 @@
+"""Models whose every step a test decides, and requests that remember what they were told."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from inferometer.serve import backends
+from inferometer.serve.backends.identity import pairs, passed_on
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import (
+    NEVER,
+    Inference,
+    Loaded,
+    Loading,
+    Output,
+    Parameters,
+    Refused,
+    Tensors,
+    Wanted,
+)
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+from inferometer.timing.clock import now
+
+WAIT_S = 20
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, WAIT_S)
+
+    uvloop.run(bounded())
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """A request and what it heard."""
+
+    def __init__(self, model: str, *inputs: Tensor, deadline: int = NEVER, **words: Any) -> None:
+        self.answers: list[tuple[Output, ...]] = []
+        self.ends: list[Refused | None] = []
+        self.over = asyncio.Event()
+        self.heard = asyncio.Event()
+        self.inference = Inference(
+            model,
+            {tensor.name: tensor for tensor in inputs},
+            answer=self._answer,
+            ended=self._ended,
+            arrived=now(),
+            deadline=deadline,
+            **words,
+        )
+
+    def _answer(self, outputs: tuple[Output, ...]) -> None:
+        assert not self.ends
+        self.answers.append(outputs)
+        self.heard.set()
+
+    def _ended(self, why: Refused | None) -> None:
+        self.ends.append(why)
+        self.over.set()
+
+    def on(self, models: Models) -> "Call":
+        models.submit(self.inference)
+        return self
+
+    async def outputs(self) -> dict[str, Any]:
+        """numpy's, of the only answer."""
+        await self.over.wait()
+        assert self.ends == [None], self.ends
+        (outputs,) = self.answers
+        return {output.tensor.name: to_numpy(output.tensor) for output in outputs}
+
+    async def refused(self) -> Refused:
+        await self.over.wait()
+        (why,) = self.ends
+        assert why is not None
+        return why
+
+
+def fp32(*rows: list[float], name: str = "INPUT0") -> Tensor:
+    """A batch of these rows."""
+    return from_numpy(name, np.array(rows, np.float32))
+
+
+def flat(*values: float) -> Tensor:
+    """For a model without a batch dimension."""
+    return from_numpy("INPUT0", np.array(values, np.float32))
+
+
+def wants(name: str, **words: Any) -> tuple[Wanted, ...]:
+    return (Wanted(name, **words),)
+
+
+def why_not(models: Models, call: Call) -> Refused:
+    with pytest.raises(Refused) as raised:
+        call.on(models)
+    assert not call.ends
+    return raised.value
+
+
+# --- backends --------------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """A model that begins a batch when it may: each `open` lets one through."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[float]] = []
+        """The first value of each row, of the batches that were begun."""
+        self.begun = threading.Semaphore(0)
+        self.opened = threading.Semaphore(0)
+        self.closed = threading.Event()
+        self.loads = 0
+
+    def open(self, times: int = 1) -> None:
+        self.opened.release(times)
+
+    async def wait_begun(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.begun.acquire)
+
+
+GATES: dict[str, Gate] = {}
+
+
+def gate(loading: Loading) -> Loaded:
+    names, it = pairs(loading), GATES.setdefault(loading.name, Gate())
+    it.loads += 1
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        it.batches.append([float(row[0]) for row in to_numpy(next(iter(inputs.values())))])
+        it.begun.release()
+        it.opened.acquire()
+        return passed_on(inputs, names)
+
+    return Loaded(run=compute, slots=int(loading.parameter("slots", "1")), close=it.closed.set)
+
+
+def stream(loading: Loading) -> Loaded:
+    """Decoupled: as many answers as the first value says, each when the gate opens."""
+    names, it = pairs(loading), GATES.setdefault(loading.name, Gate())
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Iterator[Tensors]:
+        try:
+            for _ in range(int(to_numpy(next(iter(inputs.values()))).flat[0])):
+                it.begun.release()
+                it.opened.acquire()
+                yield passed_on(inputs, names)
+        finally:
+            it.closed.set()
+
+    return Loaded(run=compute)
+
+
+def broken(loading: Loading) -> Loaded:
+    pairs(loading)
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        raise ValueError("the weights\nare gone")
+
+    return Loaded(run=compute)
+
+
+def exiting(loading: Loading) -> Loaded:
+    pairs(loading)
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        raise SystemExit(3)
+
+    return Loaded(run=compute)
+
+
+def unloadable(loading: Loading) -> Loaded:
+    raise RuntimeError("no such weights")
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Gate]]:
+    """The backends above, by their names; asked for a model's gate."""
+    for name in ("gate", "stream", "broken", "exiting", "unloadable"):
+        monkeypatch.setitem(backends.LOADERS, name, f"models_fakes:{name}")
+    GATES.clear()
+    yield lambda name: GATES.setdefault(name, Gate())
+    for each in GATES.values():  # threads that still wait
+        each.open(1000)
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+TENSORS = """
+input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+parameters { key: "warmup" value { string_value: "0" } }
+"""
+
+
+def write_model(repository: Path, name: str, config: str, version: str = "1") -> Path:
+    folder = repository / name
+    (folder / version).mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+@asynccontextmanager
+async def serving(repository: Path, configs: dict[str, str] | None = None, **words: Any) -> AsyncIterator[Models]:
+    for name, config in (configs or {}).items():
+        write_model(repository, name, config)
+    models = Models(asyncio.get_running_loop(), device="cpu", **words)
+    models.add(str(repository))
+    await models.start()
+    try:
+        yield models
+    finally:
+        await models.close()

@@ -1,0 +1,163 @@
+"""The built-in models, the delay, and the page of metrics."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_fakes import TENSORS, Call, flat, fp32, run, serving
+from prometheus_client.parser import text_string_to_metric_families
+
+from inferometer.errors import UserError
+from inferometer.serve import metrics
+from inferometer.serve.backends import identity
+from inferometer.serve.models.registry import Models
+from inferometer.tensors import DATATYPES, Tensor, random
+
+MS = 1_000_000
+
+
+def test_identity_is_there_without_any_file() -> None:
+    async def test() -> None:
+        models = Models(asyncio.get_running_loop())
+        models.add("identity")
+        await models.start()
+        model = models.find("identity")
+        assert (model.version, model.versions, model.config.max_batch_size, model.platform) == (
+            "1", ("1",), 64, "identity",
+        )  # fmt: skip
+        assert [(spec.name, spec.datatype, spec.shape) for spec in (*model.facts.inputs, *model.facts.outputs)] == [
+            ("INPUT0", "FP32", (-1, -1)),
+            ("OUTPUT0", "FP32", (-1, -1)),
+        ]
+        view = memoryview(b"\0" * 12)
+        call = Call("identity", Tensor("INPUT0", "FP32", (1, 3), view)).on(models)
+        assert call.ends == [None]
+        assert call.answers[0][0].tensor.data is view  # not a copy
+        await models.unload("identity")
+        await models.load("identity")
+        assert models.is_ready("identity", "1") and not models.is_ready("identity", "2")
+        await models.close()
+
+    run(test())
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    async def test() -> None:
+        models = Models(asyncio.get_running_loop())
+        models.add("identity")
+        with pytest.raises(UserError, match="two models are called identity"):
+            models.add("identity")
+        await models.close()
+
+    run(test())
+
+
+def test_the_server_may_bring_a_model_along_with_its_loader() -> None:
+    async def test() -> None:
+        models = Models(asyncio.get_running_loop(), overrides=("max_batch_size=2",))
+        models.add_own("own", f'backend: "mine" {TENSORS}', identity.load)
+        await models.start()
+        assert (models.find("own").platform, models.find("own").config.max_batch_size) == ("mine", 0)
+        assert (await Call("own", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
+        await models.close()
+
+    run(test())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(sorted(DATATYPES)), min_size=1, max_size=4),
+    shape=st.lists(st.integers(0, 3), max_size=2),
+)
+def test_identity_gives_back_all_datatypes(
+    kinds: list[str], shape: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = {"BYTES": "STRING"}
+    tensors = [
+        f'{{ name: "{{}}{i}", data_type: TYPE_{names.get(kind, kind)}, dims: {[-1] * len(shape)} }}'
+        for i, kind in enumerate(kinds)
+    ]
+    config = 'backend: "identity"' + "".join(
+        f" {side} [{', '.join(tensor.replace('{}', prefix) for tensor in tensors)}]"
+        for side, prefix in (("input", "IN"), ("output", "OUT"))
+    )
+
+    async def test() -> None:
+        generator = np.random.default_rng(1)
+        async with serving(tmp_path_factory.mktemp("repository"), {"m": config}) as models:
+            inputs = [random(f"IN{i}", kind, shape, generator) for i, kind in enumerate(kinds)]
+            call = Call("m", *inputs).on(models)
+            assert [
+                (output.tensor.name, output.tensor.datatype, output.tensor.shape, output.tensor.data)
+                for output in call.answers[0]
+            ] == [(f"OUT{i}", kind, tuple(shape), inputs[i].data) for i, kind in enumerate(kinds)]
+
+    run(test())
+
+
+def delayed(**parameters: str) -> str:
+    words = "".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }} ' for k, v in parameters.items())
+    return f'backend: "sim" max_batch_size: 8 {words}'
+
+
+def test_a_delay_takes_its_time_and_that_of_its_rows_one_after_the_other(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": delayed(delay="4ms", per_row="1ms") + TENSORS}) as models:
+            calls = [Call("m", fp32([1], [2])).on(models), Call("m", fp32([3])).on(models)]
+            assert (await calls[1].outputs())["OUTPUT0"].tolist() == [[3]]
+            first, second = (call.inference for call in calls)
+            assert first.compute_ns >= 6 * MS and second.compute_ns >= 5 * MS
+            assert second.started >= first.finished - MS and second.queue_ns >= 5 * MS
+
+    run(test())
+
+
+def test_a_delay_may_have_many_slots_and_answers(tmp_path: Path) -> None:
+    words = delayed(delay="3ms", slots="0", answers="3") + TENSORS + "model_transaction_policy { decoupled: true }"
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": words}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(4)]
+            assert models.find("m").pending == 0
+            for call in calls:
+                await call.over.wait()
+                assert len(call.answers) == 3
+                assert call.inference.compute_ns >= 3 * MS
+                assert call.inference.finished - call.inference.started >= 9 * MS
+
+    run(test())
+
+
+def test_the_page_has_tritons_names_and_what_was_counted(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {'odd"name': f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
+            for rows in (1, 1, 3):
+                await Call('odd"name', fp32(*[[0.0]] * rows)).on(models).outputs()
+            text = metrics.page(models).decode()
+        assert (
+            '# TYPE nv_inference_request_success counter\nnv_inference_request_success{model="odd\\"name",version="1"} 3\n'
+            in text
+        )
+        samples = {
+            (sample.name.removesuffix("_total"), sample.labels.get("reason", sample.labels.get("le", ""))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        assert samples["nv_inference_count", ""] == 5
+        assert samples["nv_inference_exec_count", ""] == 3
+        assert samples["nv_inference_pending_request_count", ""] == 0
+        assert {reason for name, reason in samples if name == "nv_inference_request_failure"} == {
+            "REJECTED", "CANCELED", "BACKEND", "OTHER",
+        }  # fmt: skip
+        for kind in ("request", "queue", "compute"):
+            assert samples[f"nv_inference_{kind}_latency_seconds_count", ""] == 3
+            assert samples[f"nv_inference_{kind}_latency_seconds_bucket", "+Inf"] == 3
+        for part in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+            assert samples[f"nv_inference_{part}_duration_us", ""] >= 0
+        assert 0 <= samples["nv_cpu_utilization", ""] <= 1
+        assert 0 < samples["nv_cpu_memory_used_bytes", ""] < samples["nv_cpu_memory_total_bytes", ""]
+
+    run(test())

@@ -1,0 +1,174 @@
+"""Classes and shared memory."""
+
+import contextlib
+import math
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models_fakes import Call, fp32, run, serving, wants, why_not
+
+from inferometer.serve.models.outputs import classify
+from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.types import Placed, Refused
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+IDENTITY = """
+backend: "identity" max_batch_size: 64
+input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ], label_filename: "labels.txt" }]
+"""
+
+
+def classes(values: Any, datatype: str, count: int, labels: tuple[str, ...] = (), batched: bool = False) -> Any:
+    return to_numpy(classify(from_numpy("x", np.array(values), datatype), count, labels, batched)).tolist()
+
+
+def test_classes_are_value_index_and_label_with_the_best_first() -> None:
+    assert classes([1.5, -2, 1e20], "FP32", 2, ("a", "b")) == [b"100000002004087734272.000000:2", b"1.500000:0:a"]
+
+
+def test_equal_values_come_in_the_order_of_their_indices() -> None:
+    assert classes([0.0, 0, 0], "FP32", 2) == [b"0.000000:0", b"0.000000:1"]
+    assert classes([0, 7, 0, 7], "UINT8", 9) == [b"7:1", b"7:3", b"0:0", b"0:2"]
+
+
+def test_each_row_of_a_batch_has_classes_of_its_own() -> None:
+    assert classes([[1, 2], [4, 3]], "INT32", 1, batched=True) == [[b"2:1"], [b"4:0"]]
+
+
+def test_what_is_no_number_comes_last_and_nothing_has_no_classes() -> None:
+    assert classes([math.nan, -math.inf, math.inf], "FP32", 3) == [b"inf:2", b"-inf:1", b"nan:0"]
+    assert classes(np.empty(0), "FP32", 3) == []
+    assert classes(np.empty((2, 0)), "FP32", 3, batched=True) == [[], []]
+
+
+def test_all_kinds_of_numbers_have_classes() -> None:
+    assert classes([1.0, 2.0], "BF16", 1) == [b"2.000000:1"]
+    assert classes([1.0, 2.0], "FP16", 1) == [b"2.000000:1"]
+    assert classes([-(2**63), 2**63 - 1], "INT64", 1) == [b"9223372036854775807:1"]
+    assert classes(np.array([0, 2**64 - 1], np.uint64), "UINT64", 1) == [b"18446744073709551615:1"]
+    assert classes([False, True], "BOOL", 1) == [b"1:1"]
+
+
+def test_the_labels_are_the_models(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m/labels.txt").write_text("cat\ndog\n")
+        async with serving(tmp_path, {"m": IDENTITY}) as models:
+            call = Call("m", fp32([1, 3, 2], [9, 0, 0]), wanted=wants("OUTPUT0", classes=2)).on(models)
+            assert (await call.outputs())["OUTPUT0"].tolist() == [
+                [b"3.000000:1:dog", b"2.000000:2"],
+                [b"9.000000:0:cat", b"0.000000:1:dog"],
+            ]
+
+    run(test())
+
+
+# --- shared memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """A shared memory object of 64 bytes."""
+    path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
+    path.write_bytes(bytes(range(64)))
+    yield f"/{path.name}"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def refused(call: Any, *words: Any) -> tuple[str, str]:
+    with pytest.raises(Refused) as raised:
+        call(*words)
+    return raised.value.code, raised.value.message
+
+
+def test_a_region_is_a_part_of_the_object_that_both_sides_see(key: str) -> None:
+    regions = Regions()
+    regions.register("r", key, 8, 16)
+    assert bytes(regions.read("r", 4, 2)) == bytes([10, 11, 12, 13])
+    regions.write("r", 12, 4, b"abcd")
+    assert Path("/dev/shm", key[1:]).read_bytes()[20:24] == b"abcd"
+    (status,) = regions.status()
+    assert (status.name, status.key, status.offset, status.byte_size) == ("r", key, 8, 16)
+    view = regions.read("r", 4, 12)
+    regions.unregister()
+    assert (regions.status(), bytes(view)) == ([], b"abcd")
+
+
+def test_regions_are_refused_in_tritons_words(key: str) -> None:
+    regions = Regions()
+    regions.register("r", key, 0, 64)
+    assert refused(regions.register, "r", key, 0, 64) == (
+        "ALREADY_EXISTS",
+        "shared memory region 'r' already in manager",
+    )
+    assert refused(regions.register, "s", key, 60, 8)[1] == f"Invalid shared memory region: '{key}'"
+    assert refused(regions.register, "s", key, -1, 8)[1] == f"Invalid shared memory region: '{key}'"
+    assert refused(regions.register, "s", key, 0, 0)[0] == "INVALID_ARGUMENT"
+    assert refused(regions.read, "x", 1, 0) == ("NOT_FOUND", "Unable to find shared memory region: 'x'")
+    assert refused(regions.status, "x") == ("NOT_FOUND", "Unable to find system shared memory region: 'x'")
+    for size, offset in ((65, 0), (8, 60), (-1, 0), (1, -1)):
+        assert refused(regions.read, "r", size, offset) == (
+            "INVALID_ARGUMENT",
+            "Invalid offset + byte size for shared memory region: 'r'",
+        )
+
+
+def test_memory_that_a_client_took_away_is_not_touched(key: str) -> None:
+    regions = Regions()
+    regions.register("r", key, 0, 64)
+    os.truncate(f"/dev/shm{key}", 0)
+    assert "was made smaller" in refused(regions.read, "r", 4, 0)[1]
+    assert "was made smaller" in refused(regions.write, "r", 0, 4, b"abcd")[1]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "/", "/..", "..", ".", "/a/b", "/../etc/passwd", "a\0b", "/not-there", "x" * 999]
+)
+def test_no_other_file_is_reached_by_a_key(wrong: str) -> None:
+    assert refused(Regions().register, "r", wrong, 0, 1)[1] == f"Unable to open shared memory region: '{wrong}'"
+
+
+def test_links_pipes_folders_and_empty_files_are_no_shared_memory(tmp_path: Path) -> None:
+    regions = Regions(tmp_path)
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    for name in ("link", "pipe", "folder", "empty"):
+        assert "able to open" in refused(regions.register, "r", name, 0, 1)[1] or name == "empty"
+    regions.register("r", "file", 0, 1)
+
+
+def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
+            models.regions.register("r", key, 0, 64)
+            given = Tensor("INPUT0", "FP32", (1, 3), models.regions.read("r", 12, 0))
+
+            def call(**placed: int) -> Call:
+                return Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", **placed)))
+
+            asked = call(byte_size=16, offset=32).on(models)
+            ((output,),) = asked.answers
+            assert (output.tensor.shape, output.tensor.data) == ((1, 3), b"")
+            assert bytes(models.regions.read("r", 16, 32)) == bytes([*range(12), 44, 45, 46, 47])
+            why = await call(byte_size=8).on(models).refused()
+            assert (why.code, why.message) == (
+                "INTERNAL",
+                "shared memory size specified with the request for output 'OUTPUT0' (8 bytes) should be at least 12 bytes to "
+                "hold the results",
+            )
+            assert why_not(models, call(byte_size=8, offset=60)).code == "INVALID_ARGUMENT"
+            models.regions.unregister("r")
+            assert why_not(models, call(byte_size=12)).code == "NOT_FOUND"
+            assert models.in_flight == 0
+
+    run(test())

@@ -1,0 +1,257 @@
+"""The queue on a clock of our own: what goes together, when, in which order, and that nobody is lost."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer.serve.models.queue import Policy, Queue
+from inferometer.serve.models.types import NEVER, Inference
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.t = 0
+        self._calls: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = 0
+
+    def now(self) -> int:
+        return self.t
+
+    def at(self, deadline: int, call: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._calls, (deadline, self._order, call))
+
+    def advance(self, ns: int) -> None:
+        end = self.t + ns
+        while self._calls and self._calls[0][0] <= end:
+            deadline, _, call = heapq.heappop(self._calls)
+            self.t = max(self.t, deadline)
+            call()
+        self.t = end
+
+
+class Server:
+    """A queue, and what came out of it."""
+
+    def __init__(self, policy: Policy, slots: int = 1, ends_at_once: bool = False) -> None:
+        self.clock = FakeClock()
+        self.batches: list[list[Inference]] = []
+        self.starts: list[int] = []
+        self.expired: list[Inference] = []
+        self.n_running = 0
+        self._ends_at_once = ends_at_once
+        self.queue = Queue(policy, self.clock, self.clock.now, self._start, self.expired.append, slots)
+
+    def _start(self, batch: list[Inference]) -> None:
+        self.batches.append(batch)
+        self.starts.append(self.clock.t)
+        self.n_running += 1
+        if self._ends_at_once:
+            self.end_one()
+
+    def end_one(self) -> None:
+        self.n_running -= 1
+        self.queue.release()
+
+    def put(self, rows: int = 1, key: Any = "", deadline: int = NEVER) -> Inference:
+        one = request(rows, key, deadline)
+        one.queued = self.clock.t
+        self.queue.put(one)
+        return one
+
+    @property
+    def sizes(self) -> list[int]:
+        return [sum(one.rows for one in batch) for batch in self.batches]
+
+
+def request(rows: int, key: Any, deadline: int) -> Inference:
+    one = Inference("m", {}, answer=lambda _: None, ended=lambda _: None, arrived=0, deadline=deadline)
+    one.rows, one.key = rows, key
+    return one
+
+
+def test_without_batching_each_request_goes_alone_and_in_order() -> None:
+    server = Server(Policy())
+    given_ = [server.put() for _ in range(3)]
+    assert server.sizes == [1]
+    server.end_one()
+    server.end_one()
+    assert [batch[0] for batch in server.batches] == given_
+
+
+def test_without_a_delay_a_free_instance_takes_whatever_is_there() -> None:
+    server = Server(Policy(max_rows=8, batching=True))
+    for _ in range(6):
+        server.put()
+    assert server.sizes == [1]
+    server.end_one()
+    assert server.sizes == [1, 5]
+
+
+def test_a_batch_waits_for_the_delay_of_its_oldest_request() -> None:
+    server = Server(Policy(max_rows=8, batching=True, delay_ns=100))
+    server.put()
+    server.clock.advance(60)
+    server.put()
+    assert server.batches == []
+    server.clock.advance(39)
+    assert server.batches == []
+    server.clock.advance(1)
+    assert (server.sizes, server.starts) == ([2], [100])
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    server = Server(Policy(max_rows=4, batching=True, delay_ns=100))
+    server.put(rows=3)
+    server.put(rows=1)
+    assert (server.sizes, server.starts) == ([4], [0])
+
+
+def test_a_batch_that_the_next_request_does_not_fit_goes_without_it() -> None:
+    server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=2)
+    server.put(rows=3)
+    server.put(rows=2)
+    assert server.sizes == [3]
+    server.clock.advance(100)
+    assert server.sizes == [3, 2]
+
+
+def test_a_request_of_another_kind_closes_the_batch_before_it() -> None:
+    server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=9)
+    for key in "aab":
+        server.put(key=key)
+    assert server.sizes == [2]
+    server.clock.advance(100)
+    assert server.sizes == [2, 1]
+
+
+def test_a_preferred_size_goes_as_soon_as_it_is_reached() -> None:
+    server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=9)
+    server.put()
+    assert server.batches == []
+    server.put()
+    assert (server.sizes, server.starts) == ([2], [0])
+
+
+def test_of_several_preferred_sizes_the_largest_that_is_there_goes() -> None:
+    server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=0)
+    for _ in range(5):
+        server.put()
+    server.queue.release()
+    assert server.sizes == [4]
+    server.queue.release()
+    assert server.sizes == [4]
+    server.clock.advance(100)
+    assert server.sizes == [4, 1]
+
+
+def test_a_request_expires_while_it_waits_and_the_rest_go_on() -> None:
+    server = Server(Policy())
+    server.put()
+    late, patient = server.put(deadline=50), server.put()
+    server.clock.advance(49)
+    assert server.expired == []
+    server.clock.advance(1)
+    assert server.expired == [late]
+    server.end_one()
+    assert server.batches[1] == [patient]
+
+
+def test_a_request_that_has_expired_is_not_begun_though_the_alarm_is_late() -> None:
+    server = Server(Policy())
+    server.put()
+    late = server.put(deadline=50)
+    server.clock.t = 50  # the slot becomes free before the alarm goes off
+    server.end_one()
+    assert (server.expired, len(server.batches)) == ([late], 1)
+
+
+def test_the_book_of_deadlines_does_not_grow_with_requests_that_are_gone() -> None:
+    server = Server(Policy())
+    for _ in range(5000):
+        server.put(deadline=10**12)
+        if server.n_running and len(server.queue.waiting) > 3:
+            server.end_one()
+    assert len(server.queue._deadlines) < 200
+
+
+def test_a_queue_of_batches_that_end_at_once_is_worked_off_without_recursion() -> None:
+    server = Server(Policy(), slots=0, ends_at_once=True)
+    for _ in range(5000):
+        server.put()
+    server.queue.release()
+    assert len(server.batches) == 5000
+
+
+def test_the_limit_counts_those_that_wait() -> None:
+    server = Server(Policy(limit=2))
+    fulls = []
+    for _ in range(3):
+        fulls.append(server.queue.is_full)
+        server.put()
+    assert (fulls, server.queue.is_full) == ([False, False, False], True)
+
+
+POLICIES = st.builds(
+    Policy,
+    max_rows=st.integers(4, 8),
+    batching=st.booleans(),
+    preferred=st.frozensets(st.integers(1, 4), max_size=2),
+    delay_ns=st.sampled_from([0, 0, 10, 100]),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("put"), st.integers(1, 4), st.sampled_from("ab"), st.one_of(st.just(NEVER), st.integers(1, 200))
+        ),
+        st.tuples(st.just("advance"), st.integers(0, 120)),
+        st.tuples(st.just("end")),
+        st.tuples(st.just("remove"), st.integers(0, 10)),
+    ),
+    max_size=60,
+)
+
+
+@given(policy=POLICIES, slots=st.integers(1, 3), ends_at_once=st.booleans(), steps=STEPS)
+def test_any_history_keeps_order_sizes_kinds_and_everybody(
+    policy: Policy, slots: int, ends_at_once: bool, steps: list[tuple[Any, ...]]
+) -> None:
+    if not policy.batching:
+        policy = Policy()
+    server = Server(policy, slots, ends_at_once)
+    asked: list[Inference] = []
+    removed: list[Inference] = []
+    for step in steps:
+        if step[0] == "put":
+            _, rows, key, within = step
+            asked.append(server.put(rows, key, NEVER if within == NEVER else server.clock.t + within))
+        elif step[0] == "advance":
+            server.clock.advance(step[1])
+        elif step[0] == "end" and server.n_running:
+            server.end_one()
+        elif step[0] == "remove" and server.queue.waiting:
+            one = list(server.queue.waiting)[step[1] % len(server.queue.waiting)]
+            server.queue.remove(one)
+            removed.append(one)
+        waiting = list(server.queue.waiting)
+        assert 0 <= server.n_running <= slots
+        if waiting and server.queue.free:  # nothing waits without a reason
+            assert policy.batching
+            assert server.clock.t < waiting[0].queued + policy.delay_ns
+        assert all(one.deadline > server.clock.t for one in waiting)
+    for _ in range(2 * len(asked) + 1):  # the end of all
+        server.clock.advance(policy.delay_ns)
+        while server.n_running:
+            server.end_one()
+    started = [one for batch in server.batches for one in batch]
+    order = {id(one): i for i, one in enumerate(asked)}
+    assert [order[id(one)] for one in started] == sorted(order[id(one)] for one in started)
+    assert sorted(order[id(one)] for one in started + server.expired + removed) == list(range(len(asked)))
+    for batch, begun in zip(server.batches, server.starts, strict=True):
+        assert len({one.key for one in batch}) == 1
+        assert sum(one.rows for one in batch) <= policy.max_rows or len(batch) == 1
+        assert policy.batching or len(batch) == 1
+        assert all(one.deadline > begun for one in batch)

@@ -1,0 +1,533 @@
+"""Requests, cancellations, failures, loads and unloads, on models whose every step the test decides."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models_fakes import GATES, TENSORS, Call, Gate, fakes, flat, fp32, run, serving, why_not, write_model
+
+from inferometer.errors import UserError
+from inferometer.serve.models.registry import Models
+from inferometer.timing.clock import now
+
+__all__ = ["fakes"]
+
+Gates = Callable[[str], Gate]
+BATCHING = f'backend: "gate" max_batch_size: 4 dynamic_batching {{ }} {TENSORS}'
+SINGLE = f'backend: "gate" max_batch_size: 4 {TENSORS}'
+
+
+# --- batches and instances -------------------------------------------------------------------------------------------
+
+
+def test_requests_that_wait_are_batched_and_each_gets_its_own(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": BATCHING}) as models:
+            model = models.find("m")
+            calls = [Call("m", fp32([i, i])).on(models) for i in range(5)]
+            other = Call("m", fp32([9])).on(models)  # of another shape
+            await fakes("m").wait_begun()
+            assert (model.pending, models.in_flight) == (5, 6)
+            fakes("m").open(3)
+            for i, call in enumerate(calls):
+                assert (await call.outputs())["OUTPUT0"].tolist() == [[i, i]]
+            await other.outputs()
+            assert fakes("m").batches == [[0], [1, 2, 3, 4], [9]]
+            stats = model.statistics()
+            assert (stats.inference_count, stats.execution_count, stats.inference_stats.success.count) == (6, 3, 6)
+            assert [(batch.batch_size, batch.compute_infer.count) for batch in stats.batch_stats] == [(1, 2), (4, 1)]
+            assert stats.last_inference > 0
+            assert models.in_flight == 0
+            times = calls[1].inference
+            assert times.queue_ns > 0 and times.compute_ns > 0 and times.queued < times.started < times.finished
+
+    run(test())
+
+
+def test_requests_with_other_parameters_are_not_batched_but_the_servers_own_do_not_count(
+    tmp_path: Path, fakes: Gates
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": BATCHING}) as models:
+            words: list[dict[str, object]] = [{}, {"a": 1}, {"a": 1, "priority": 2}, {"a": 2}, {"timeout": 10**9}]
+            calls = [Call("m", fp32([i]), parameters=each).on(models) for i, each in enumerate(words)]
+            fakes("m").open(9)
+            await asyncio.gather(*(call.outputs() for call in calls))
+            assert fakes("m").batches == [[0], [1, 2], [3], [4]]
+
+    run(test())
+
+
+def test_each_instance_takes_work_and_each_slot(tmp_path: Path, fakes: Gates) -> None:
+    slots = 'parameters { key: "slots" value { string_value: "2" } }'
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE + slots}, overrides=("instance_group.count=2",)) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(5)]
+            for _ in range(4):
+                await fakes("m").wait_begun()
+            assert (fakes("m").loads, models.find("m").pending) == (2, 1)
+            fakes("m").open(5)
+            await asyncio.gather(*(call.outputs() for call in calls))
+
+    run(test())
+
+
+def test_a_decoupled_model_answers_as_it_goes_and_is_closed_when_nobody_listens(tmp_path: Path, fakes: Gates) -> None:
+    config = f'backend: "stream" model_transaction_policy {{ decoupled: true }} {TENSORS}'
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            one = Call("m", flat(3)).on(models)
+            for n in range(1, 4):
+                fakes("m").open()
+                while len(one.answers) < n:
+                    one.heard.clear()
+                    await one.heard.wait()
+                assert len(one.answers) == n
+            await one.over.wait()
+            assert one.ends == [None]
+            fakes("m").closed.clear()
+            two = Call("m", flat(3)).on(models)
+            fakes("m").open()
+            await two.heard.wait()
+            models.cancel(two.inference)
+            assert (await two.refused()).code == "CANCELLED"
+            fakes("m").open()
+            await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait)
+            assert len(two.answers) == 1
+            none = Call("m", flat(0)).on(models)
+            await none.over.wait()
+            assert (none.answers, none.ends) == ([], [None])
+
+    run(test())
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_raises_is_an_internal_error_in_one_line_and_goes_on(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "broken" {TENSORS}'}) as models:
+            for _ in range(2):
+                call = Call("m", flat(1)).on(models)
+                why = await call.refused()
+                assert (why.code, why.message) == ("INTERNAL", "ValueError: the weights are gone")
+            stats = models.find("m").statistics()
+            assert (stats.inference_stats.fail.count, stats.execution_count) == (2, 0)
+            assert models.find("m").counted.failures["BACKEND"] == 2
+
+    run(test())
+
+
+def test_a_model_that_wants_to_exit_does_not_take_its_thread_along(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "exiting" {TENSORS}'}) as models:
+            for _ in range(2):
+                why = await Call("m", flat(1)).on(models).refused()
+                assert (why.code, why.message) == ("INTERNAL", "SystemExit: 3")
+
+    run(test())
+
+
+def test_several_answers_of_a_model_that_is_not_decoupled_are_one(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "stream" {TENSORS}'}) as models:
+            fakes("m").open(3)
+            assert (await Call("m", flat(3)).on(models).outputs())["OUTPUT0"].tolist() == [3]
+            why = await Call("m", flat(0)).on(models).refused()
+            assert (why.code, why.message) == ("INTERNAL", "the model gave no answer")
+
+    run(test())
+
+
+def test_a_model_without_a_limit_of_slots_has_threads_enough_but_not_any_number(tmp_path: Path, fakes: Gates) -> None:
+    slots = 'parameters { key: "slots" value { string_value: "0" } }'
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE + slots}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(100)]
+            assert models.find("m").pending == 36
+            fakes("m").open(100)
+            for i, call in enumerate(calls):
+                assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
+
+    run(test())
+
+
+def test_the_models_own_timeout_holds_where_the_request_has_none(tmp_path: Path, fakes: Gates) -> None:
+    policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "gate" max_batch_size: 1 {policy} {TENSORS}'}) as models:
+            first = Call("m", fp32([0])).on(models)
+            patient = Call("m", fp32([1]), parameters={"timeout": 10**9}).on(models)
+            assert (await Call("m", fp32([2])).on(models).refused()).code == "DEADLINE_EXCEEDED"
+            fakes("m").open(2)
+            await first.outputs()
+            await patient.outputs()
+
+    run(test())
+
+
+def test_more_than_may_wait_are_refused(tmp_path: Path, fakes: Gates) -> None:
+    limit = 'parameters { key: "max_queue_size" value { string_value: "2" } }'
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE + limit}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(3)]
+            why = why_not(models, Call("m", fp32([9])))
+            assert (why.code, why.message) == (
+                "RESOURCE_EXHAUSTED",
+                "[request id: <id_unknown>] Exceeds maximum queue size",
+            )
+            assert models.in_flight == 3
+            models.cancel(calls[1].inference)
+            calls.append(Call("m", fp32([3])).on(models))
+            fakes("m").open(3)
+            for call in calls[:1] + calls[2:]:
+                await call.outputs()
+            assert models.find("m").counted.failures["REJECTED"] == 1
+
+    run(test())
+
+
+def test_more_than_the_server_takes_are_refused(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}, limit=2) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(2)]
+            assert why_not(models, Call("m", fp32([9]))).code == "RESOURCE_EXHAUSTED"
+            fakes("m").open(2)
+            for call in calls:
+                await call.outputs()
+
+    run(test())
+
+
+def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            first = Call("m", fp32([0]), parameters={"timeout": 1}).on(models)  # begins at once
+            why = why_not(models, Call("m", fp32([1]), deadline=now()))
+            assert (why.code, why.message) == (
+                "DEADLINE_EXCEEDED",
+                "[request id: <id_unknown>] Request timeout expired",
+            )
+            late = [
+                Call("m", fp32([2]), deadline=now() + 2_000_000).on(models),
+                Call("m", fp32([3]), parameters={"timeout": 1000}, id="x").on(models),
+            ]
+            whys = [await call.refused() for call in late]
+            assert [why.code for why in whys] == ["DEADLINE_EXCEEDED"] * 2
+            assert whys[1].message == "[request id: x] Request timeout expired"
+            fakes("m").open()
+            await first.outputs()
+            assert fakes("m").batches == [[0]]
+
+    run(test())
+
+
+def test_a_callback_that_fails_does_not_stop_the_others(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": BATCHING}) as models:
+            said: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+            calls = [Call("m", fp32([i])).on(models) for i in range(3)]
+
+            def fails(_: object) -> None:
+                raise ZeroDivisionError
+
+            calls[1].inference.answer = calls[1].inference.ended = fails
+            fakes("m").open(2)
+            await calls[2].outputs()
+            assert [type(error) for error in said] == [ZeroDivisionError] * 2
+            assert models.in_flight == 0
+
+    run(test())
+
+
+# --- cancelling ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_request_leaves_the_queue_and_its_batch_goes_on(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": BATCHING}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(4)]
+            await fakes("m").wait_begun()
+            models.cancel(calls[2].inference)
+            models.cancel(calls[2].inference)
+            assert [why and why.code for why in calls[2].ends] == ["CANCELLED"]
+            fakes("m").open()
+            await calls[0].outputs()
+            await fakes("m").wait_begun()
+            models.cancel(calls[1].inference)  # in a batch with the last one
+            fakes("m").open()
+            await calls[3].outputs()
+            assert fakes("m").batches == [[0], [1, 3]]
+            assert (calls[1].answers, calls[2].answers) == ([], [])
+            models.cancel(calls[3].inference)
+            assert calls[3].ends == [None]
+            assert models.find("m").counted.failures["CANCELED"] == 2
+
+    run(test())
+
+
+def test_a_delay_that_is_cancelled_frees_its_slot(tmp_path: Path) -> None:
+    config = 'backend: "sim" parameters { key: "delay" value { string_value: "1h" } }' + TENSORS
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            first, second = Call("m", flat(1)).on(models), Call("m", flat(1)).on(models)
+            assert models.find("m").pending == 1
+            models.cancel(first.inference)
+            assert models.find("m").pending == 0
+            models.cancel(second.inference)
+            assert (await second.refused()).code == "CANCELLED"
+            assert models.in_flight == 0
+
+    run(test())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whenever_requests_are_cancelled_each_ends_once_and_nothing_is_left(
+    data: st.DataObject, tmp_path: Path, fakes: Gates
+) -> None:
+    batching = data.draw(st.booleans())
+    cancels = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=6))
+    """Which, and before which step: each submit is one, then each batch that is let through."""
+
+    async def test() -> None:
+        GATES.clear()
+        async with serving(tmp_path, {"m": BATCHING if batching else SINGLE}) as models:
+            calls = [Call("m", fp32([i])) for i in range(6)]
+            for step in range(8):
+                if step < 6:
+                    calls[step].on(models)
+                else:
+                    fakes("m").open()
+                for which, when in cancels:
+                    if when == step and which <= step:
+                        models.cancel(calls[which].inference)
+                        await asyncio.sleep(0)
+            fakes("m").open(10)
+            await asyncio.gather(*(call.over.wait() for call in calls))
+            await models.find("m").drained()
+            for i, call in enumerate(calls):
+                (why,) = call.ends
+                if why is None:
+                    assert [float(np.frombuffer(call.answers[0][0].tensor.data, "<f4")[0])] == [i]
+                else:
+                    assert why.code == "CANCELLED" and any(which == i for which, _ in cancels)
+            assert (models.in_flight, models.find("m").pending) == (0, 0)
+
+    run(test())
+
+
+# --- loading and unloading -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        configs = {"bad": f'backend: "unloadable" {TENSORS}', "good": f'backend: "identity" {TENSORS}'}
+        async with serving(tmp_path, configs) as models:
+            bad, good = models.index()
+            assert tuple(bad) == (
+                "bad",
+                "1",
+                "UNAVAILABLE",
+                "the model bad does not load: RuntimeError: no such weights",
+            )
+            assert tuple(good) == ("good", "1", "READY", "")
+            assert models.index(only_ready=True) == [good]
+            assert (models.names(), models.ready, models.is_ready("bad"), models.is_ready("good")) == (
+                ["good"], True, False, True,
+            )  # fmt: skip
+            why = why_not(models, Call("bad", fp32([1])))
+            assert (why.code, why.message) == (
+                "NOT_FOUND",
+                "Request for unknown model: 'bad' has no available versions",
+            )
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (f'backend: "unloadable" {TENSORS}', "no such weights"),
+        (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "fails at its warm-up"),
+        (
+            'backend: "gate" input [{ name: "X", data_type: TYPE_FP32 }] output [{ name: "Y", data_type: TYPE_INT8 }]',
+            "not like",
+        ),
+        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size is -1"),
+        ('backend: "sim" parameters { key: "delay" value { string_value: "soon" } }', "delay"),
+    ],
+)
+def test_the_only_model_must_load(tmp_path: Path, fakes: Gates, config: str, said: str) -> None:
+    async def test() -> None:
+        with pytest.raises(UserError, match=said):
+            async with serving(tmp_path, {"m": config}):
+                pass
+
+    run(test())
+
+
+def test_a_missing_package_names_the_extra_that_brings_it(
+    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inferometer.serve import backends  # noqa: PLC0415
+
+    monkeypatch.setitem(backends.LOADERS, "onnxruntime", "a_package_that_is_not_there.sub:load")
+    write_model(tmp_path, "m", 'backend: "onnxruntime_onnx"')
+
+    async def test() -> None:
+        models = Models(asyncio.get_running_loop())
+        models.add(str(tmp_path))
+        with pytest.raises(UserError, match=r"needs a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"):
+            await models.start()
+        await models.close()
+
+    run(test())
+
+
+def test_a_warm_up_runs_each_instance_once_before_it_is_ready(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        fakes("m").open(2)
+        async with serving(
+            tmp_path, {"m": SINGLE.replace('"0"', '"1"')}, overrides=("instance_group.count=2",)
+        ) as models:
+            assert fakes("m").batches == [[0], [0]]
+            assert models.find("m").statistics().execution_count == 0
+
+    run(test())
+
+
+def test_a_new_version_takes_over_and_the_old_one_ends_what_it_has(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            old = [Call("m", fp32([i])).on(models) for i in range(3)]
+            await fakes("m").wait_begun()
+            write_model(tmp_path, "m", f'backend: "identity" max_batch_size: 4 {TENSORS}', version="2")
+            await models.load("m")
+            new = Call("m", fp32([7])).on(models)
+            assert (new.inference.version, old[0].inference.version) == ("2", "1")
+            assert (await new.outputs())["OUTPUT0"].tolist() == [[7]]
+            assert not any(call.ends for call in old)
+            assert not fakes("m").closed.is_set()
+            fakes("m").open(3)
+            for i, call in enumerate(old):
+                assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
+            await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait)
+            assert [tuple(entry) for entry in models.index()] == [("m", "2", "READY", "")]
+            assert why_not(models, Call("m", fp32([0]), version="1")).code == "NOT_FOUND"
+
+    run(test())
+
+
+def test_a_load_that_fails_leaves_what_runs(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
+            (tmp_path / "m/config.pbtxt").write_text("max_batch_size: many")
+            for config in ("", "{nope", '{"max_batch_size": "x"}', '{"backend": "tensorrt"}'):
+                with pytest.raises(Exception, match="failed to load 'm', ") as raised:
+                    await models.load("m", config)
+                assert raised.value.code == "INTERNAL"  # type: ignore[attr-defined]
+            assert (await Call("m", fp32([1])).on(models).outputs())["OUTPUT0"].tolist() == [[1]]
+            await models.load("m", '{"backend": "identity", "max_batch_size": 2}')
+            assert models.find("m").config.max_batch_size == 2
+
+    run(test())
+
+
+def test_a_model_is_unloaded_when_its_requests_are_over_and_loaded_again(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE, "n": SINGLE}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(2)]
+            unloading = asyncio.create_task(models.unload("m"))
+            await fakes("m").wait_begun()
+            assert [tuple(entry)[2] for entry in models.index()] == ["UNLOADING", "READY"]
+            why = why_not(models, Call("m", fp32([9])))
+            assert why.message == "Request for unknown model: 'm' has no available versions"
+            fakes("m").open(2)
+            for call in calls:
+                await call.outputs()
+            await unloading
+            assert tuple(models.index()[0]) == ("m", "1", "UNAVAILABLE", "unloaded")
+            await models.unload("m")
+            await models.load("m")
+            fakes("m").open()
+            await Call("m", fp32([1])).on(models).outputs()
+
+    run(test())
+
+
+def test_a_model_that_came_later_is_listed_and_can_be_loaded_but_nothing_else(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path / "repository", {"m": SINGLE}) as models:
+            write_model(tmp_path / "repository", "late", f'backend: "identity" max_batch_size: 4 {TENSORS}')
+            write_model(tmp_path, "outside", f'backend: "identity" max_batch_size: 4 {TENSORS}')
+            assert tuple(models.index()[0]) == ("late", "", "UNAVAILABLE", "not loaded")
+            await models.load("late")
+            await Call("late", fp32([1])).on(models).outputs()
+            for name in ("nomodel", "../outside", str(tmp_path / "outside"), "", ".", "m/1"):
+                with pytest.raises(Exception, match="failed to poll from model repository"):
+                    await models.load(name)
+            await models.unload("nomodel")
+
+    run(test())
+
+
+def test_requests_go_on_through_loads_and_none_is_lost(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": BATCHING}) as models:
+            fakes("m").open(10_000)
+            calls: list[Call] = []
+            loads = [asyncio.create_task(models.load("m")) for _ in range(3)]
+            for i in itertools.count():
+                calls.append(Call("m", fp32([i])).on(models))
+                await asyncio.sleep(0)
+                if all(load.done() for load in loads):
+                    break
+            for i, call in enumerate(calls):
+                assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
+            assert fakes("m").loads == 4
+
+    run(test())
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_drains_ends_what_it_has_and_takes_nothing_new(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(2)]
+            models.refuse_new()
+            assert not models.ready and not models.is_ready("m")
+            assert why_not(models, Call("m", fp32([9]))).code == "UNAVAILABLE"
+            draining = asyncio.create_task(models.drained())
+            await asyncio.sleep(0)
+            assert not draining.done()
+            fakes("m").open(2)
+            await draining
+            assert [call.ends for call in calls] == [[None], [None]]
+
+    run(test())
+
+
+def test_what_is_under_way_at_the_end_is_refused(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            calls = [Call("m", fp32([i])).on(models) for i in range(2)]
+            await models.close()
+            assert [(await call.refused()).code for call in calls] == ["UNAVAILABLE"] * 2
+            await models.drained()
+
+    run(test())

@@ -1,0 +1,309 @@
+"""What is found on disk, what is put over it, and what cannot be reached."""
+
+from pathlib import Path
+
+import pytest
+
+from inferometer.errors import UserError
+from inferometer.serve.kserve.messages import ModelConfig
+from inferometer.serve.models import configs, repository
+from inferometer.serve.models.overrides import check, override
+from inferometer.serve.models.repository import Source, define, sources
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def the_one(given: str | Path) -> repository.Definition:
+    ((source,), _) = sources(str(given))
+    return define(source)
+
+
+def refused(source: Source) -> str:
+    with pytest.raises(UserError) as raised:
+        define(source)
+    return str(raised.value)
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def test_a_repository_has_a_model_in_each_folder_and_its_newest_version_is_served(tmp_path: Path) -> None:
+    put(tmp_path / "a/config.pbtxt", 'backend: "identity" max_batch_size: 4')
+    for version in ("2", "10", "9", "x"):
+        (tmp_path / "a" / version).mkdir()
+    put(tmp_path / "b/1/model.onnx")
+    put(tmp_path / "README.md")
+    put(tmp_path / ".git/config.pbtxt")
+    (tmp_path / "empty").mkdir()
+    found, root = sources(str(tmp_path))
+    assert ([source.name for source in found], root) == (["a", "b"], tmp_path)
+    a, b = map(define, found)
+    assert (a.name, a.version, a.backend, a.folder) == ("a", "10", "identity", tmp_path / "a/10")
+    assert a.config.max_batch_size == 4
+    assert (b.backend, b.file, b.version) == ("onnxruntime", tmp_path / "b/1/model.onnx", "1")
+
+
+def test_a_version_policy_may_name_the_versions(tmp_path: Path) -> None:
+    put(tmp_path / "a/config.pbtxt", 'backend: "identity" version_policy { specific { versions: [ 1, 2 ] } }')
+    for version in ("1", "2", "3"):
+        (tmp_path / "a" / version).mkdir()
+    assert the_one(tmp_path / "a").version == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("model.onnx", "onnxruntime"), ("net.pt", "torch"), ("net.pt2", "torch"), ("mine.py", "python")],
+)
+def test_a_model_file_may_be_given_by_itself(tmp_path: Path, name: str, backend: str) -> None:
+    definition = the_one(put(tmp_path / "net" / name))
+    assert (definition.backend, definition.file, definition.version) == (backend, tmp_path / "net" / name, "1")
+    assert definition.name == ("net" if name == "model.onnx" else Path(name).stem)
+
+
+def test_a_model_file_called_model_in_a_version_has_the_name_of_its_model(tmp_path: Path) -> None:
+    assert the_one(put(tmp_path / "resnet/3/model.pt")).name == "resnet"
+
+
+@pytest.mark.parametrize(
+    ("files", "backend", "file"),
+    [
+        (["model.py"], "python", "model.py"),
+        (["config.json", "model.safetensors"], "transformers", None),
+        (["1/net.pt2"], "torch", "1/net.pt2"),
+        (["1/config.json"], "transformers", None),
+    ],
+)
+def test_a_folder_without_a_configuration_is_guessed_by_its_files(
+    tmp_path: Path, files: list[str], backend: str, file: str | None
+) -> None:
+    for name in files:
+        put(tmp_path / "m" / name)
+    definition = the_one(tmp_path / "m")
+    assert (definition.name, definition.backend) == ("m", backend)
+    assert definition.file == (tmp_path / "m" / file if file else None)
+
+
+def test_a_python_file_is_torchs_where_the_configuration_says_so(tmp_path: Path) -> None:
+    put(tmp_path / "m/config.pbtxt", 'platform: "pytorch_libtorch"')
+    put(tmp_path / "m/1/model.py")
+    definition = the_one(tmp_path / "m")
+    assert (definition.backend, definition.file) == ("torch", tmp_path / "m/1/model.py")
+
+
+def test_a_configuration_may_be_yaml_with_plain_parameters(tmp_path: Path) -> None:
+    text = """
+        backend: sim
+        max_batch_size: 8
+        input: [{name: X, data_type: TYPE_FP32, dims: [3]}]
+        dynamic_batching: {max_queue_delay_microseconds: 500}
+        parameters: {delay: 5ms, flag: true}
+    """
+    config = the_one(put(tmp_path / "m/config.yaml", text).parent).config
+    assert (config.input[0].name, list(config.input[0].dims)) == ("X", [3])
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert (configs.parameter(config, "delay"), configs.parameter(config, "flag")) == ("5ms", "true")
+
+
+def test_what_a_configuration_has_beyond_ours_is_passed_over(tmp_path: Path) -> None:
+    put(tmp_path / "m/config.pbtxt", 'backend: "identity" max_batch_size: 2 some_new_thing { a: 1 b: [ 2 ] }')
+    assert the_one(tmp_path / "m").config.max_batch_size == 2
+
+
+def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
+    put(tmp_path / "m/config.pbtxt", 'backend: "identity" output [{ name: "Y", label_filename: "labels.txt" }]')
+    put(tmp_path / "m/labels.txt", "cat\ndog\n")
+    assert the_one(tmp_path / "m").labels == {"Y": ("cat", "dog")}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"m/config.pbtxt": "max_batch_size: many"}, "config.pbtxt: 1:17"),
+        ({"m/config.yaml": "[1, 2]"}, "is not a mapping"),
+        ({"m/config.yaml": "a: [1"}, "is no YAML"),
+        ({"m/config.yaml": "max_batch_size: many"}, "max_batch_size"),
+        ({"m/config.pbtxt": 'backend: "tensorrt"'}, "there is no backend 'tensorrt'"),
+        ({"m/config.pbtxt": 'backend: "identity" name: "n"'}, "calls it n"),
+        ({"m/config.pbtxt": "max_batch_size: 1"}, "what kind of model this is cannot be seen"),
+        ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "net.onnx is not there"),
+        ({"m/config.pbtxt": 'backend: "identity" output [{ name: "Y", label_filename: "no.txt" }]'}, "cannot be read"),
+        (
+            {"m/1/x": "", "m/config.pbtxt": 'backend: "identity" version_policy { specific { versions: [ 7 ] } }'},
+            "none of the versions [7]",
+        ),
+    ],
+)
+def test_what_is_wrong_on_disk_is_said(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        put(tmp_path / name, text)
+    assert said in refused(Source("m", tmp_path / "m", tmp_path))
+
+
+def test_what_is_no_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    put(tmp_path / "weights.bin")
+    for given, said in (
+        (tmp_path / "not-there", "or one of classifier, identity"),
+        (tmp_path, "neither a model nor a repository"),
+        (tmp_path / "weights.bin", "not a model file"),
+    ):
+        with pytest.raises(UserError) as raised:
+            sources(str(given))
+        assert said in str(raised.value)
+
+
+# --- what cannot be reached ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\\b", "a\0b", ".hidden"])
+def test_a_name_is_that_of_something_right_inside(name: str) -> None:
+    assert not repository.is_name(name)
+
+
+@pytest.mark.parametrize("link", ["m", "m/1", "m/1/model.onnx", "m/config.pbtxt", "m/1/deep/weights.bin"])
+def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "repository"
+    put(outside / "config.pbtxt", 'backend: "identity"')
+    put(outside / "1/model.onnx")
+    put(root / "m/config.pbtxt", 'backend: "identity"')
+    put(root / "m/1/model.onnx")
+    put(root / "m/1/deep/other.bin")
+    place = root / link
+    if place.is_dir():
+        place.rename(tmp_path / "away")
+    else:
+        place.unlink(missing_ok=True)
+    place.symlink_to(
+        outside / (Path(link).name if Path(link).suffix in (".pbtxt",) else "1/model.onnx" if Path(link).suffix else "")
+    )
+    assert "leaves the repository" in refused(Source("m", root / "m", root))
+
+
+def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
+    put(tmp_path / "shared/model.onnx")
+    put(tmp_path / "m/config.pbtxt", "max_batch_size: 1")
+    (tmp_path / "m/1").mkdir()
+    (tmp_path / "m/1/model.onnx").symlink_to(tmp_path / "shared/model.onnx")
+    assert define(Source("m", tmp_path / "m", tmp_path)).backend == "onnxruntime"
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "../../etc/passwd", "{outside}/secret.txt", "link.txt"])
+def test_labels_outside_of_the_model_are_refused(tmp_path: Path, name: str) -> None:
+    put(tmp_path / "secret.txt", "secret")
+    label = name.format(outside=tmp_path)
+    put(tmp_path / "m/config.pbtxt", f'backend: "identity" output [{{ name: "Y", label_filename: "{label}" }}]')
+    (tmp_path / "m/link.txt").symlink_to(tmp_path / "secret.txt")
+    assert "is outside of" in refused(Source("m", tmp_path / "m"))
+
+
+def test_a_model_file_outside_of_the_version_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "m/1/model.onnx")
+    put(tmp_path / "m/config.pbtxt", 'default_model_filename: "../../secret.onnx"')
+    assert "is not a file's name" in refused(Source("m", tmp_path / "m"))
+
+
+# --- what is put over it ---------------------------------------------------------------------------------------------
+
+
+def test_values_are_put_over_a_configuration() -> None:
+    config = ModelConfig()
+    for text in (
+        "max_batch_size=8",
+        "dynamic_batching.max_queue_delay_microseconds=500",
+        "dynamic_batching.preferred_batch_size=2,4",
+        "instance_group.count=2",
+        "instance_group.kind=KIND_CPU",
+        "parameters.delay=5ms",
+        "parameters.a.b=x=y",
+        "model_transaction_policy.decoupled=true",
+    ):
+        override(config, text)
+    assert config.max_batch_size == 8
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert list(config.dynamic_batching.preferred_batch_size) == [2, 4]
+    assert [(group.count, group.kind) for group in config.instance_group] == [(2, 2)]
+    assert {name: value.string_value for name, value in config.parameters.items()} == {"delay": "5ms", "a.b": "x=y"}
+    assert config.model_transaction_policy.decoupled
+
+
+def test_each_of_several_groups_gets_the_value() -> None:
+    config = configs.from_pbtxt("instance_group [{ count: 1 }, { count: 1 }]")
+    override(config, "instance_group.count=3")
+    assert [group.count for group in config.instance_group] == [3, 3]
+
+
+def test_a_part_is_switched_on_by_an_empty_value() -> None:
+    config = ModelConfig()
+    override(config, "dynamic_batching={}")
+    assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_batch_size", "has no value"),
+        ("=3", "has no value"),
+        ("max_batch=3", "did you mean max_batch_size"),
+        ("max_batch_size=many", "is a whole number, not 'many'"),
+        ("max_batch_size=99999999999", "is not between"),
+        ("max_batch_size.x=1", "is a value and has no 'x'"),
+        ("dynamic_batching=500", "has parts of its own"),
+        ("dynamic_batching.max_queue_delay=5", "did you mean max_queue_delay_microseconds"),
+        ("dynamic_batching.max_queue_delay_microseconds=-1", "is not between 0"),
+        ("instance_group=2", "has parts of its own"),
+        ("instance_group.kind=GPU", "is one of KIND_AUTO"),
+        ("parameters=5", "which of the parameters?"),
+        ("model_transaction_policy.decoupled=maybe", "is true or false"),
+    ],
+)
+def test_what_does_not_fit_is_said(text: str, said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        check((text,))
+    assert said in str(raised.value)
+
+
+# --- what follows from it --------------------------------------------------------------------------------------------
+
+
+def test_instances_stand_where_their_groups_say() -> None:
+    def places(text: str) -> list[str]:
+        return configs.devices(configs.from_pbtxt(text), "auto")
+
+    assert places("") == ["auto"]
+    assert places("instance_group [{ count: 2 }]") == ["auto", "auto"]
+    assert places("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU, gpus: [ 0, 1 ], count: 2 }]") == [
+        "cpu", "cuda:0", "cuda:0", "cuda:1", "cuda:1",
+    ]  # fmt: skip
+    assert places("instance_group [{ kind: KIND_GPU }]") == ["cuda"]
+
+
+def test_a_batch_is_made_only_where_the_configuration_says_so() -> None:
+    def policy(text: str) -> tuple[bool, int, int, int]:
+        made = configs.policy(configs.from_pbtxt(text))
+        return made.batching, made.max_rows, made.delay_ns, made.limit
+
+    assert policy("max_batch_size: 8") == (False, 1, 0, 0)
+    assert policy("max_batch_size: 8 dynamic_batching { }") == (True, 8, 0, 0)
+    assert policy("dynamic_batching { }") == (False, 1, 0, 0)
+    assert policy("max_batch_size: 8 dynamic_batching { } model_transaction_policy { decoupled: true }")[0] is False
+    assert policy(
+        "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5 default_queue_policy { max_queue_size: 7 } }"
+    ) == (True, 8, 5000, 7)
+    assert policy('parameters { key: "max_queue_size" value { string_value: "3" } }') == (False, 1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sequence_batching { }", "sequence batching is not offered"),
+        ("ensemble_scheduling { }", "ensembles are not offered"),
+        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }", "preferred batch size 8"),
+        ('parameters { key: "max_queue_size" value { string_value: "x" } }', "is a whole number"),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        configs.policy(configs.from_pbtxt(text))
