@@ -38,6 +38,19 @@ def test_without_batching_the_first_size_is_one_like_others() -> None:
     assert tensors.batch(full, 0) == 1
 
 
+def test_optional_inputs_are_sent_where_they_are_named_and_one_of_them_where_there_are_no_others() -> None:
+    file = TensorSpec("FILE", "BYTES", (-1, 1), optional=True)
+    pixels = TensorSpec("PIXELS", "FP32", (-1, 3), optional=True)
+
+    def sent(spec: Tensors, *metadata: TensorSpec) -> list[str]:
+        return [one.name for one in tensors.complete(spec, metadata, 8).inputs]
+
+    assert sent(Tensors(), IMAGE, file, pixels) == ["IMAGE"]
+    assert sent(Tensors(), file, pixels) == ["PIXELS"]
+    assert sent(Tensors(), file) == ["FILE"]
+    assert sent(Tensors(shape={"FILE": [2, 1]}), file, pixels) == ["FILE"]
+
+
 def test_a_given_shape_has_the_last_word() -> None:
     full = tensors.complete(Tensors(shape={"IMAGE": [2, 3, 224, 224]}), [IMAGE], 8)
     assert full.inputs[0].shape == [2, 3, 224, 224]

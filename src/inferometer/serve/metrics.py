@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
+from inferometer.serve.histogram import Histogram
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.statistics import Statistics
-from inferometer.serve.sim.metrics import Histogram
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -7,9 +7,9 @@ the execution it was part of (joining inputs, inferring, splitting outputs). Of 
 import time
 from typing import Any, Literal
 
+from inferometer.serve.histogram import Histogram
 from inferometer.serve.kserve.messages import ModelStatistics
 from inferometer.serve.models.types import Inference
-from inferometer.serve.sim.metrics import Histogram
 
 Reason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 

@@ -3,16 +3,13 @@
 Plain counters that are moved at a request's start and end; prometheus_client only writes them down when it is asked.
 """
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable
-from itertools import accumulate
 
-import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from inferometer.serve.histogram import Histogram
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.jobs import Job, Timing
 
@@ -67,34 +64,6 @@ _ITL = (
     80,
 )
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-
-
-class Histogram:
-    """Seconds, from nanoseconds."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._bounds_ns = [round(bound * 1e9) for bound in bounds]
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0
-
-    def observe(self, ns: int) -> None:
-        self._counts[bisect_left(self._bounds_ns, ns)] += 1
-        self._sum += ns
-
-    def observe_gaps(self, stamps: "array[int]") -> None:
-        gaps = np.diff(np.frombuffer(stamps, np.int64))
-        counted = np.bincount(np.searchsorted(self._bounds_ns, gaps), minlength=len(self._counts)).tolist()
-        self._counts = [before + more for before, more in zip(self._counts, counted, strict=True)]
-        self._sum += stamps[-1] - stamps[0]
-
-    def buckets(self) -> list[tuple[str, float]]:
-        totals = accumulate(self._counts)
-        return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], totals, strict=True))
-
-    @property
-    def sum(self) -> float:
-        return self._sum / 1e9
 
 
 class Counters:
