@@ -15,20 +15,32 @@ An answer has `outputs` ([{name, datatype, shape, data}], with `model`, `version
 or `result` (the server's own JSON; over gRPC it is protobuf's, without zeros and with 64-bit integers as strings), or `error`
 and the `status` that the client saw; `broken` is an error of the oracle's own. `shared_memory` is an inference whose inputs
 and outputs lie in system shared memory: it says, too, which regions were registered then and afterwards.
+
+Another mode, `calls`, has `http` and `grpc` (URLs) and `calls`, a list, and gives `answers`, one for each, in that order. A
+call has `client` (http, http.aio, grpc, grpc.aio) and `call`: any method of that client, with its `words` and `options`, or
+
+    infer          as above, and with `json`, `request_compression`, `response_compression`, `compression`, `client_timeout`
+    at_once        the same request `times` times, by async_infer or side by side; the answer has `responses`
+    stream         `requests` in one stream; all `responses` with `final`, up to the last one's end or the first error
+    shared_memory  as above, for asyncio, too; each output is given `room` bytes where that is told
 """
 
+import asyncio
 import base64
+import inspect
 import json
 import queue
 import sys
 import traceback
 import uuid
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from urllib.parse import urlsplit
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
+import tritonclient.http.aio as httpaio
 from tritonclient import utils
 from tritonclient.utils import shared_memory
 
@@ -41,6 +53,8 @@ def main():
 
 
 def answer(job):
+    if job.get("mode") == "calls":
+        return {"answers": asyncio.run(calls(job))}
     library, place = module(job), urlsplit(job["url"]).netloc
     try:
         with library.InferenceServerClient(place) as client:
@@ -112,12 +126,15 @@ def inputs(job):
     made = []
     for given in job["inputs"]:
         tensor = module(job).InferInput(given["name"], given["shape"], given["datatype"])
+        made.append(tensor)
+        if "region" in given:
+            tensor.set_shared_memory(given["region"], given["size"], given.get("offset", 0))
+            continue
         array = to_array(given)
         if job["protocol"] == "grpc":
             tensor.set_data_from_numpy(array)
         else:
             tensor.set_data_from_numpy(array, binary_data=job["protocol"] == "http")
-        made.append(tensor)
     return made
 
 
@@ -246,6 +263,169 @@ def from_region(result, name, handle, job):
         handle, utils.triton_to_np_dtype(output["datatype"]), output["shape"]
     ).copy()
     return {"name": name} | output | {"data": to_raw(array, output["datatype"])}
+
+
+# --- any calls of any client ----------------------------------------------------------------------------------------------
+
+CLIENTS = {"http": httpclient, "http.aio": httpaio, "grpc": grpcclient, "grpc.aio": grpcaio}
+AT_ONCE = 8
+
+
+async def calls(job):
+    clients = {}
+    try:
+        for name, library in CLIENTS.items():
+            more = {"concurrency": AT_ONCE} if name == "http" else {}
+            clients[name] = library.InferenceServerClient(urlsplit(job[name[:4]]).netloc, **more)
+        return [await called(clients[call["client"]], call | places(job, call)) for call in job["calls"]]
+    finally:
+        for client in clients.values():
+            await awaited(client.close())
+
+
+def places(job, call):
+    protocol = call["client"][:4]
+    return {"url": job[protocol], "protocol": "http-json" if call.get("json") else protocol}
+
+
+async def called(client, call):
+    try:
+        return await INFERENCES.get(call["call"], asked)(client, call)
+    except utils.InferenceServerException as error:
+        return {"error": error.message(), "status": error.status()}
+    except Exception:
+        return {"broken": traceback.format_exc()}
+
+
+async def awaited(value):
+    return await value if inspect.isawaitable(value) else value
+
+
+async def asked(client, call):
+    method, options = getattr(client, call["call"]), call.get("options", {})
+    if "as_json" in inspect.signature(method).parameters:
+        options = options | {"as_json": True}
+    return {"result": await awaited(method(*call.get("words", ()), **options))}
+
+
+def request(call):
+    """What every kind of inference is told."""
+    return wishes(call) | {"model_name": call["model"], "inputs": inputs(call), "outputs": outputs(call)}
+
+
+def unary(call):
+    if call["protocol"] == "grpc":
+        more = {"compression_algorithm": call.get("compression"), "client_timeout": call.get("client_timeout", WAIT_S)}
+    else:
+        more = {f"{way}_compression_algorithm": call.get(f"{way}_compression") for way in ("request", "response")}
+    return request(call) | more
+
+
+async def inferred(client, call):
+    return view(await awaited(client.infer(**unary(call))), call)
+
+
+async def at_once(client, call):
+    words, times = unary(call), range(call["times"])
+    if call["client"].endswith("aio"):
+        results = await asyncio.gather(*(client.infer(**words) for _ in times))
+    elif call["protocol"] == "grpc":
+        came = queue.Queue()
+        for _ in times:
+            client.async_infer(**words, callback=lambda result, error: came.put((result, error)))
+        results = []
+        for result, error in [came.get(timeout=WAIT_S) for _ in times]:
+            if error is not None:
+                raise error
+            results.append(result)
+    else:
+        results = [waiting.get_result() for waiting in [client.async_infer(**words) for _ in times]]
+    return {"responses": [view(result, call) for result in results]}
+
+
+async def in_stream(client, call):
+    wanted = [request(call | each) | {"enable_empty_final_response": True} for each in call["requests"]]
+    came = aio_stream(client, wanted) if call["client"].endswith("aio") else sync_stream(client, wanted)
+    responses, ended = [], 0
+    async for result, error in came:
+        if error is not None:
+            responses.append({"error": error.message(), "status": error.status()})
+            break
+        final = result.get_response().parameters["triton_final_response"].bool_param
+        responses.append(view(result, call) | {"final": final})
+        ended += final
+        if ended == len(wanted):
+            break
+    await came.aclose()
+    return {"responses": responses}
+
+
+async def sync_stream(client, wanted):
+    came = queue.Queue()
+    client.start_stream(callback=lambda result, error: came.put((result, error)), stream_timeout=WAIT_S)
+    try:
+        for words in wanted:
+            client.async_stream_infer(**words)
+        while True:
+            yield came.get(timeout=WAIT_S)
+    finally:
+        client.stop_stream()
+
+
+async def aio_stream(client, wanted):
+    async def requests():
+        for words in wanted:
+            yield words
+
+    stream = client.stream_infer(requests(), stream_timeout=WAIT_S)
+    try:
+        async for pair in stream:
+            yield pair
+    finally:
+        stream.cancel()
+
+
+async def over_shared_memory(client, call):
+    given, requested, handles = inputs(call), [], {}
+    async with AsyncExitStack() as stack:
+        for tensor, source in zip(given, call["inputs"], strict=True):
+            array = to_array(source)
+            region, handle = await shared(stack, client, array.nbytes)
+            shared_memory.set_shared_memory_region(handle, [array])
+            tensor.set_shared_memory(region, array.nbytes)
+        for name in call["outputs"]:
+            size = call.get("room", to_array(call["inputs"][0]).nbytes)
+            region, handles[name] = await shared(stack, client, size)
+            requested.append(module(call).InferRequestedOutput(name))
+            requested[-1].set_shared_memory(region, size)
+        result = await awaited(client.infer(call["model"], given, outputs=requested))
+        tensors = [from_region(result, name, handle, call) for name, handle in handles.items()]
+    return {"outputs": tensors}
+
+
+async def shared(stack, client, size):
+    name = f"oracle-{uuid.uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
+    stack.callback(shared_memory.destroy_shared_memory_region, handle)
+    await awaited(client.register_system_shared_memory(name, f"/{name}", size))
+
+    stack.push_async_callback(unregistered, client, name)
+    return name, handle
+
+
+async def unregistered(client, name):
+    """Triton lets go of a region a little after it has answered."""
+    for _ in range(200):
+        try:
+            return await awaited(client.unregister_system_shared_memory(name))
+        except utils.InferenceServerException as error:
+            if "currently in use" not in error.message():
+                raise
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} is in use for good")
+
+
+INFERENCES = {"infer": inferred, "at_once": at_once, "stream": in_stream, "shared_memory": over_shared_memory}
 
 
 MODES = {

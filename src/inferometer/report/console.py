@@ -26,9 +26,9 @@ MARK = "*"
 """Beside a percentile of too few values."""
 
 
-def render(run: Run, summary: Summary, explain: bool = False, color: bool = False) -> str:
-    """The report of `run`, whose `summary` this is; `explain` adds what every name means."""
-    console = Console(
+def paper(color: bool) -> Console:
+    """What a report is written on: the same for the same report, whatever the terminal."""
+    return Console(
         file=io.StringIO(),
         width=WIDTH,
         force_terminal=color,
@@ -40,6 +40,11 @@ def render(run: Run, summary: Summary, explain: bool = False, color: bool = Fals
         emoji=False,
         _environ={},
     )
+
+
+def render(run: Run, summary: Summary, explain: bool = False, color: bool = False) -> str:
+    """The report of `run`, whose `summary` this is; `explain` adds what every name means."""
+    console = paper(color)
     with console.capture() as capture:
         for part in _parts(run, summary, explain):
             console.print(Padding(part, (0, 0, 1, 1)))

@@ -5,12 +5,11 @@ altair makes and vl-convert draws: both come with the extra `report` and are imp
 """
 
 import importlib.util
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +19,7 @@ from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.protocols import WAYS, Cell, Comparison
 from inferometer.errors import UserError
 from inferometer.report import words
-from inferometer.report.console import MARK, WIDTH
+from inferometer.report.console import MARK, WIDTH, paper
 from inferometer.units import format_seconds
 
 _BAR = 56
@@ -48,18 +47,7 @@ def cell_words(way: str, size: int) -> str:
 
 
 def render(found: Comparison, color: bool = False) -> str:
-    console = Console(
-        file=io.StringIO(),
-        width=WIDTH,
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        legacy_windows=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        _environ={},
-    )
+    console = paper(color)
     with console.capture() as capture:
         for part in (_title(found), _table(found), _bars(found), *_invalid(found)):
             console.print(Padding(part, (0, 0, 1, 1)))

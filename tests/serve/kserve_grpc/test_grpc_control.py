@@ -122,7 +122,7 @@ def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
 @pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
 def test_loading_from_outside_is_denied_unless_switched_on(stub: Stub, method: str) -> None:
     code, said = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
-    assert (code, "--control" in said) == ("PERMISSION_DENIED", True)
+    assert (code, "--allow-control" in said) == ("PERMISSION_DENIED", True)
 
 
 def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:

@@ -7,8 +7,7 @@ from raw_client import RawClient
 from served import Served, make_repository, serving
 
 from inferometer.serve.settings import Limits, Settings
-from inferometer.serve.sim.settings import Fixed
-from inferometer.serve.sim.settings import Settings as Sim
+from inferometer.serve.sim.settings import Fixed, Sim
 
 
 @pytest.fixture(scope="session")

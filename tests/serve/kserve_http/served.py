@@ -14,7 +14,7 @@ from inferometer.serve.http.connection import Listener
 from inferometer.serve.http.tls import context
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
-from inferometer.serve.sim.server import Server
+from inferometer.serve.sim.server import Simulator
 from inferometer.serve.web import Web
 from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
@@ -74,7 +74,7 @@ class Served:
         if self.repository is not None:
             self.models.add(str(self.repository))
         await self.models.start()
-        self.sim = Server(self.settings.sim, self.loop) if self.settings.sim is not None else None
+        self.sim = Simulator(self.settings.sim, self.loop) if self.settings.sim is not None else None
         pages: list[Callable[[], bytes]] = [lambda: metrics.page(self.models)]
         if self.sim is not None:
             pages.append(self.sim.metrics)

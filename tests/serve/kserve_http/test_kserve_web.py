@@ -171,8 +171,8 @@ def test_classes_are_sent_as_text(web: RawClient):
         ("/v2/systemsharedmemory/region/r/register", {"key": "/none", "offset": 0}, 400, "'byte_size'"),
         ("/v2/systemsharedmemory/region/r/register", {"byte_size": 1}, 400, "'key'"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "../x", "byte_size": 1}, None, "x"),
-        ("/v2/repository/models/identity/unload", {}, 403, "identity"),
-        ("/v2/repository/models/identity/load", {}, 403, "identity"),
+        ("/v2/repository/models/identity/unload", {}, 403, "--allow-control"),
+        ("/v2/repository/models/identity/load", {}, 403, "--allow-control"),
         ("/v2/repository/index", [], 400, "object"),
     ],
 )

@@ -10,8 +10,7 @@ from raw_client import RawClient, request
 from served import Served, connect, serving
 
 from inferometer.serve.settings import Settings, Tls
-from inferometer.serve.sim.settings import Settings as Sim
-from inferometer.serve.web import token_of
+from inferometer.serve.sim.settings import Sim
 
 INFER = "/v2/models/identity/infer"
 BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
@@ -57,12 +56,6 @@ def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: 
 def guarded():
     with serving(Settings(token="secret", sim=Sim())) as server:
         yield server
-
-
-def test_the_simulators_key_is_the_token_where_there_is_no_other():
-    assert token_of(Settings()) is None
-    assert token_of(Settings(sim=Sim(api_key="a"))) == "a"
-    assert token_of(Settings(token="b", sim=Sim(api_key="a"))) == "b"
 
 
 def test_without_a_simulator_v1_is_404_in_openais_words():

@@ -36,7 +36,7 @@ EXTENSIONS = (
     "statistics",
 )
 
-NO_CONTROL = "models cannot be loaded and unloaded from outside: the server was started without --control"
+NO_CONTROL = "models cannot be loaded and unloaded from outside: the server was started without --allow-control"
 
 
 def server_metadata(models: Models) -> Message:

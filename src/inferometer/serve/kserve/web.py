@@ -120,7 +120,7 @@ class Kserve:
 
     def _load(self, connection: Connection, request: Request, name: str, what: bytes) -> None:
         if not self._control:
-            raise Refused("PERMISSION_DENIED", f"this server lets no client load or unload models ('{name}')")
+            raise Refused("PERMISSION_DENIED", control.NO_CONTROL)
         given = _fields(request).get("parameters") or {}
         if not isinstance(given, dict):
             raise Refused("INVALID_ARGUMENT", "Unable to parse 'parameters': expected an object")
@@ -249,7 +249,7 @@ class Kserve:
 
     def _infer(self, connection: Connection, request: Request, name: str, version: str) -> None:
         model = self._find(name, version)
-        if model.config.model_transaction_policy.decoupled:
+        if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
         headers = request.headers
         body = http.unpacked(request.body, headers.get(b"content-encoding", b""), self._limit)
@@ -291,6 +291,7 @@ class Kserve:
         except BaseException:
             connection.gone = None
             self.in_flight -= 1
+            under_way.let_go()
             raise
 
 
@@ -316,9 +317,9 @@ class _UnderWay:
         try:
             self._finish(refused)
         finally:
-            self._let_go()
+            self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """The inference knows this one, and this one the inference: without the circle, tensors are freed at once."""
         del self.inference, self._outputs, self._asked
 
@@ -326,9 +327,10 @@ class _UnderWay:
         if self._connection.closed:
             self._connection.finish(keep_alive=False)
             return
+        if refused is not None:
+            self._web.refuse(self._connection, self._request, refused)
+            return
         try:
-            if refused is not None:
-                raise refused
             self._send()
         except Refused as why:
             self._web.refuse(self._connection, self._request, why)

@@ -91,7 +91,7 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
             name=definition.name, count=1, kind="KIND_GPU" if device.startswith("cuda") else "KIND_CPU"
         )
     for i, group in enumerate(config.instance_group):
-        group.name = group.name or (definition.name if len(config.instance_group) == 1 else f"{definition.name}_{i}")
+        group.name = group.name or f"{definition.name}_{i}"
         group.count = group.count or 1
     if not config.version_policy.WhichOneof("policy_choice"):
         config.version_policy.latest.num_versions = 1

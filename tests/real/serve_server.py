@@ -1,0 +1,44 @@
+"""The reference server with models that do what those of triton_models do, by the same names and configurations.
+
+A test file that says
+
+    pytest_plugins = ["serve_server"]
+
+has the fixture `ours`, made once a session. Its models are the functions of serve_models, with the configurations and labels
+of triton_models: what Triton is told, our server is told. (`sequence` is not among them: our server has no sequence batcher.
+PYTEST_DONT_REWRITE: test files import more from here before pytest does.)
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferometer.serve.background import Running, serving
+from inferometer.serve.settings import Settings
+
+HERE = Path(__file__).parent
+NAMES = sorted(path.stem for path in (HERE / "serve_models").glob("*.py"))
+
+
+def repository(folder: Path, *names: str) -> Path:
+    """A repository of these models (all of them, unless told) in `folder`."""
+    for name in names or NAMES:
+        model, theirs = folder / name, HERE / "triton_models" / name
+        (model / "1").mkdir(parents=True)
+        for path in theirs.iterdir():
+            if path.is_file():
+                shutil.copy(path, model)
+        shutil.copy(HERE / "serve_models" / f"{name}.py", model / "1/model.py")
+    return folder
+
+
+def settings(folder: Path, **told: object) -> Settings:
+    return Settings(models=(str(folder),), http=0, grpc=0, metrics=0, **told)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serving(settings(repository(tmp_path_factory.mktemp("models")))) as server:
+        yield server

@@ -1,0 +1,286 @@
+"""Our own client against our own server, as it is against Triton: runs over every API, `infer`, `triton`, `compare-protocols`.
+
+What a run says of the server's queue and compute is what the server said of each request, and agrees with what it counted.
+"""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+from command import Said, assert_one_line, cli
+from PIL import Image
+from plain_client import get
+from serve_server import HERE
+
+from inferometer import conduct
+from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, breakdown
+from inferometer.records import Run
+from inferometer.serve.background import Running
+from inferometer.units import NS
+
+pytest_plugins = ["serve_server"]
+
+PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "http": ("http", {"api": "kserve"}),
+    "http json": ("http", {"api": "kserve-json"}),
+    "http gzip": ("http", {"api": "kserve", "compression": "gzip"}),
+    "http shared memory": ("http", {"api": "kserve", "shared_memory": True}),
+    "grpc": ("grpc", {"api": "kserve"}),
+    "grpc gzip": ("grpc", {"api": "kserve", "compression": "gzip"}),
+    "grpc shared memory": ("grpc", {"api": "kserve", "shared_memory": True}),
+    "grpc stream": ("grpc", {"api": "kserve", "stream": True}),
+}
+ONE_BY_ONE = [name for name in PROTOCOLS if name != "grpc stream"]
+"""Where each answer carries its own times; within a stream there are no headers."""
+LABELS = (HERE / "triton_models/classifier/labels.txt").read_text().split()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def url_of(server: Running, protocol: str) -> str:
+    return server.grpc if protocol.startswith("grpc") else server.url
+
+
+def measured(server: Running, protocol: str, model: str, load: dict[str, Any], **data: Any) -> Run:
+    _, told = PROTOCOLS[protocol]
+    run, _ = helpers.measure(
+        Path("runs"),
+        url_of(server, protocol),
+        server={"model": model} | told,
+        data={"type": "tensors"} | data,
+        load=load,
+    )
+    return run
+
+
+def closed(concurrency: int, requests: int) -> dict[str, Any]:
+    return {"type": "closed", "concurrency": concurrency, "requests": requests}
+
+
+def entries(*each: dict[str, Any]) -> str:
+    path = Path.cwd() / "data.json"
+    path.write_text(json.dumps({"data": list(each)}))
+    return f"@{path}"
+
+
+def check_ok(run: Run, count: int) -> None:
+    assert run.records.failures == ()
+    assert sorted(run.records.rows["id"].tolist()) == list(range(count))
+    assert (run.records.rows["status"] == 200).all()
+
+
+def stats(server: Running, model: str) -> Counter[str]:
+    (found,) = json.loads(get(server.url, f"/v2/models/{model}/stats"))["model_stats"]
+    spent = {f"{name} {unit}": one[unit] for name, one in found["inference_stats"].items() for unit in ("count", "ns")}
+    return Counter(spent | {"inferences": found["inference_count"], "executions": found["execution_count"]})
+
+
+def told(run: Run) -> Counter[str]:
+    """What the run's manifest says that the server counted."""
+    (stage,) = run.manifest.statistics
+    assert stage is not None
+    spent = {f"{name} {unit}": getattr(getattr(stage, name), unit) for name in stage.__struct_fields__[2:] for unit in ("count", "ns")}  # fmt: skip
+    return Counter(spent | {"inferences": stage.inferences, "executions": stage.executions})
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> None:
+    before = stats(ours, "identity")
+    run = measured(ours, protocol, "identity", closed(4, 100), fill="random", shape={"INPUT0": [2, 50]})
+    check_ok(run, 100)
+    counted = told(run)
+    assert (counted["success count"], counted["inferences"], counted["fail count"]) == (100, 200, 0)
+    if PROTOCOLS[protocol][1].get("shared_memory"):  # one request before the run finds out how large the outputs are
+        assert (stats(ours, "identity") - before)["success count"] == 101
+    else:
+        assert +counted == stats(ours, "identity") - before
+    assert run.manifest.server["name"] == "inferometer"
+    assert run.manifest.server["max_batch_size"] == 64
+    found = breakdown(run, run.records.rows["failure"] == 0)
+    assert found is not None
+    assert found.source == (PER_REQUEST if protocol in ONE_BY_ONE else AVERAGES)
+    assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute)
+    assert found.queue == pytest.approx(counted["queue ns"] / 100 / NS, abs=2e-9)
+
+
+@pytest.mark.parametrize("protocol", ONE_BY_ONE)
+def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
+    ours: Running, protocol: str
+) -> None:
+    """Four at a time on a model that does one in 5 ms: three of them wait."""
+    before = stats(ours, "slow")
+    run = measured(ours, protocol, "slow", closed(4, 40), fill=entries({"DELAY_MS": [5]}))
+    check_ok(run, 40)
+    counted, rows = told(run), run.records.rows
+    assert (stats(ours, "slow") - before)["success count"] in (40, 41)
+    assert int(rows["queue"].sum()) == pytest.approx(counted["queue ns"], abs=40)
+    computed = counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]
+    assert (rows["compute"] >= 5_000_000).all() and computed >= 40 * 5_000_000
+    assert int(rows["compute"].sum()) >= computed  # the way back from the model's thread is in it, too
+    assert int(rows["compute"].sum()) == pytest.approx(computed, rel=1)
+    assert (rows["queue"] + rows["compute"] <= rows["done"] - rows["sent"]).all()
+    found = breakdown(run, rows["failure"] == 0)
+    assert found is not None and found.source == PER_REQUEST
+    assert found.queue > 0.005
+
+
+def test_the_report_shows_the_split(ours: Running) -> None:
+    data = entries({"DELAY_MS": [2]})
+    said = cli(
+        "run", ours.grpc, "--model", "slow", "--concurrency", "2", "--requests", "30", "-q", "--set", f'data.fill="{data}"'
+    )  # fmt: skip
+    assert said.status in (0, 1), said.err
+    _, summary = conduct.open_run("runs/LATEST")
+    assert (summary.counts.ok, summary.counts.failed) == (30, 0)
+    assert summary.breakdown is not None and summary.breakdown.source == PER_REQUEST
+    assert summary.metrics["queue"].count == summary.metrics["compute"].count
+    assert "queue" in said.out and "compute" in said.out
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_open_loop(ours: Running, protocol: str) -> None:
+    run = measured(ours, protocol, "add_sub", {"type": "constant", "rate": 100, "duration": "300ms"})
+    check_ok(run, 30)
+
+
+def test_as_many_arrivals_as_a_decoupled_model_gives_answers(ours: Running) -> None:
+    sizes = [0, 1, 5, 17]
+    run = measured(ours, "grpc stream", "square", closed(2, 40), fill=entries(*({"N": [size]} for size in sizes)))
+    check_ok(run, 40)
+    rows = run.records.rows
+    assert rows["chunk_count"].tolist() == [sizes[id % 4] for id in rows["id"].tolist()]
+    assert told(run)["success count"] == told(run)["inferences"] == 40
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_generate(ours: Running, stream: bool) -> None:
+    count = 5 if stream else 1
+    server = {"model": "generator", "api": "generate", "stream": stream, "parameters": {"delay_ms": 1}}
+    data = {"type": "prompts", "prompts": ["la li lu"], "output": count}
+    run, summary = helpers.measure(Path("runs"), ours.url, server=server, data=data, load=closed(2, 30))
+    check_ok(run, 30)
+    if stream:
+        assert set(run.records.rows["chunk_count"].tolist()) == {5}
+        assert (summary.metrics["ttft"].count, summary.metrics["itl"].count) == (30, 120)
+
+
+def test_failures_are_rows_with_what_the_server_said(ours: Running) -> None:
+    data = entries({"INPUT0": ["fine"]}, {"INPUT0": ["INTERNAL"]}, {"INPUT0": ["UNAVAILABLE"]}, {"INPUT0": ["RAISE"]})
+    load = {"type": "constant", "rate": 400, "requests": 20}
+    codes = {}
+    for protocol in ("http", "grpc"):
+        records = measured(ours, protocol, "failing", load, fill=data).records
+        failed = [records.failures[place - 1] for place in records.rows["failure"] if place]
+        codes[protocol] = Counter(failure.code for failure in failed)
+        assert {"told to fail with INTERNAL", "ValueError: told to raise"} <= {failure.message for failure in failed}
+    assert codes["grpc"] == {"grpc_INTERNAL": 10, "grpc_UNAVAILABLE": 5}
+    assert codes["http"].total() == 15
+
+
+def test_a_deadline_that_the_server_keeps(ours: Running) -> None:
+    server = {"model": "slow", "api": "kserve", "deadline": "20ms"}
+    data = {"type": "tensors", "fill": entries({"DELAY_MS": [100]})}
+    run, _ = helpers.measure(
+        Path("runs"), ours.grpc, server=server, data=data, load={"type": "constant", "rate": 100, "requests": 5}
+    )
+    assert {failure.code for failure in run.records.failures} == {"grpc_DEADLINE_EXCEEDED"}
+    assert (run.records.rows["failure"] > 0).all()
+
+
+# --- one request by hand ----------------------------------------------------------------------------------------------------
+
+
+def infer(*words: str | Path) -> Any:
+    said = cli("infer", *words, "--json", "-")
+    assert said.status == 0, said
+    return json.loads(said.out)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_infer_an_image(ours: Running, protocol: str) -> None:
+    pixels = np.random.default_rng(7).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save("noise.png")
+    image = (pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)).transpose(2, 0, 1)
+    scores = image.reshape(-1)[:190].reshape(10, 19).sum(axis=1)
+    url = url_of(ours, protocol)
+    tree = infer(url, "--model", "classifier", "--image", "noise.png", "--classes", "3")
+    (best,) = tree["responses"][0]["classes"]["SCORES"]
+    assert [one["index"] for one in best] == np.argsort(-scores)[:3].tolist()
+    assert [one["label"] for one in best] == [LABELS[one["index"]] for one in best]
+    assert tree["timing"]["server"]["compute"] > 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_infer_all_types_made_up(ours: Running, protocol: str) -> None:
+    tree = infer(url_of(ours, protocol), "--api", "kserve", "--model", "all_types")
+    types = [one["datatype"] for one in tree["inputs"]]
+    assert len(types) == 14
+    assert sorted(one["datatype"] for one in tree["responses"][0]["outputs"]) == sorted(types)
+
+
+def test_infer_streams_a_decoupled_model(ours: Running) -> None:
+    tree = infer(ours.grpc, "--model", "square", "--input", "N=5")
+    assert [each["outputs"][0]["data"] for each in tree["responses"]] == [[0], [1], [4], [9], [16]]
+    said = cli("infer", ours.url, "--api", "generate", "--model", "generator", "--prompt", "la li", "--max-tokens", "3")
+    assert said.out.startswith(" la li la\n"), said
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--model", "nosuch"), ("unknown model", "the server has add_sub, all_types, classifier")),
+        (("--model", "add_sub", "--input", "INPUT0=1"), ("expects the shape [-1, 16]; 1 elements",)),
+        (("--model", "failing", "--input", "INTERNAL"), ("told to fail with INTERNAL",)),
+        (("--model", "no_batch", "--version", "9"), ("no_batch", "9")),
+        (("--model", "square", "--no-stream", "--input", "1"), ("decoupled",)),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    ours: Running, protocol: str, words: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert_one_line(cli("infer", url_of(ours, protocol), "--api", "kserve", *words), *expected)
+
+
+# --- other verbs ------------------------------------------------------------------------------------------------------------
+
+
+def verb(model: str, address: str, *more: str) -> Said:
+    return cli("triton", "-m", model, "-u", address, "-c", "60", "-w", "20", *more)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_verb_triton(ours: Running, protocol: str) -> None:
+    address = url_of(ours, protocol).partition("://")[2]
+    said = verb("identity", address, "-i", protocol, "-b", "4", "-s", "100", "--csv", "out.csv")
+    assert said.status in (0, 1), said.err
+    assert said.out.startswith("Throughput: ")
+    (line,) = csv.DictReader(Path("out.csv").read_text().splitlines())
+    assert float(line["Inferences/Second"]) > 0 and int(line["p50 latency"]) > 0
+    _, summary = conduct.open_run("runs/LATEST")
+    assert (summary.counts.ok, summary.counts.failed) == (60, 0)
+    assert_one_line(verb("add_sub", address, "-i", protocol), "expecting 1 input", "has 2: INPUT0, INPUT1")
+
+
+def test_compare_protocols(ours: Running) -> None:
+    said = cli(
+        "compare-protocols", ours.url, "--grpc", ours.grpc, "--model", "identity", "--sizes", "1kB", "--requests", "20",
+        "--json", "out.json",
+    )  # fmt: skip
+    assert said.status in (0, 1), said.err
+    cells = json.loads(Path("out.json").read_text())["cells"]
+    assert len(cells) == 4
+    for cell in cells:
+        assert (cell["ok"], cell["failed"]) == (20, 0)
+        assert cell["queue"] > 0 and cell["compute"] > 0

@@ -1,0 +1,86 @@
+"""NVIDIA's perf_analyzer against our server: it runs to its end and reports throughput and the server's own times."""
+
+import csv
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from plain_client import get
+from real_server import INSTALLED
+
+from inferometer.serve.background import Running
+
+pytestmark = pytest.mark.real
+pytest_plugins = ["serve_server"]
+
+WINDOW_MS = 100
+ALWAYS = ("--concurrency-range", "2", "--measurement-interval", WINDOW_MS, "-r", "3", "-s", "1000")
+CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "http": ("http", "identity", ("--shape", "INPUT0:16")),
+    "http, JSON": ("http", "add_sub", ("--input-tensor-format", "json", "--output-tensor-format", "json")),
+    "http, shared memory": ("http", "add_sub", ("--shared-memory", "system", "--output-shared-memory-size", "64")),
+    "http, async": ("http", "classifier", ("--async",)),
+    "grpc": ("grpc", "identity", ("--shape", "INPUT0:16", "-b", "4")),
+    "grpc, gzip": ("grpc", "add_sub", ("--async", "--grpc-compression-algorithm", "gzip")),
+    "grpc, shared memory": ("grpc", "add_sub", ("--shared-memory", "system", "--output-shared-memory-size", "64")),
+    "grpc, streaming": ("grpc", "identity", ("--shape", "INPUT0:16", "--streaming")),
+    "grpc, streaming, decoupled": ("grpc", "square", ("--streaming",)),
+}
+
+
+def perf_analyzer(server: Running, protocol: str, model: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
+    place = INSTALLED / "perf_analyzer"
+    if not (place / "installed.txt").exists():
+        pytest.skip(f"{place} is not there: tools/real_servers/install.sh perf_analyzer")
+    address = (server.url if protocol == "http" else server.grpc).partition("://")[2]
+    command = [place / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
+    return subprocess.run(
+        list(map(str, command)),
+        env=os.environ | {"LD_LIBRARY_PATH": str(place / "lib/perf_analyzer")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def answered(server: Running, model: str) -> tuple[int, int]:
+    """Requests that went well, and that failed."""
+    (stats,) = json.loads(get(server.url, f"/v2/models/{model}/stats"))["model_stats"]
+    return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]
+
+
+@pytest.mark.parametrize(("protocol", "model", "more"), CASES.values(), ids=CASES)
+def test_it_ends_well_and_reports(
+    ours: Running, tmp_path: Path, protocol: str, model: str, more: tuple[str, ...]
+) -> None:
+    data = tmp_path / "five.json"
+    data.write_text(json.dumps({"data": [{"N": [5]}]}))
+    before = answered(ours, model)
+    given = ("--input-data", data) if model == "square" else ()
+    done = perf_analyzer(ours, protocol, model, "-f", tmp_path / "out.csv", *more, *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = answered(ours, model)
+    assert after[0] > before[0] and after[1] == before[1]
+    (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert float(line["Inferences/Second"]) > 0 and int(line["p50 latency"]) > 0
+    assert int(line["Server Compute Infer"]) > 0 and int(line["Server Queue"]) > 0
+    if model == "square":
+        assert float(line["Response Throughput"]) == pytest.approx(5 * float(line["Inferences/Second"]), rel=0.2)
+    assert json.loads(get(ours.url, "/v2/systemsharedmemory/status")) == []
+
+
+def test_it_reads_our_metrics(ours: Running) -> None:
+    """Without a GPU there are no such metrics, on Triton neither; it says so and goes on."""
+    page = ours.metrics.partition("://")[2]
+    done = perf_analyzer(ours, "http", "add_sub", "--collect-metrics", "--metrics-url", page, "--verbose-csv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Throughput: " in done.stdout
+
+
+def test_a_model_that_is_not_there_is_one_error(ours: Running) -> None:
+    done = perf_analyzer(ours, "http", "nosuch")
+    assert done.returncode != 0
+    assert "Request for unknown model: 'nosuch' is not found" in done.stdout + done.stderr
