@@ -1,9 +1,9 @@
-"""`python -m bench [truth ceiling pacing report grpc triton]`: all of them, or those named."""
+"""`python -m bench [truth ceiling pacing report grpc triton server soak]`: all of them, or those named."""
 
 import importlib
 import sys
 
-NAMES = ("truth", "ceiling", "pacing", "report", "grpc", "triton")
+NAMES = ("truth", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
 
 
 def main() -> int:

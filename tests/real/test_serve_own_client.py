@@ -18,7 +18,7 @@ from plain_client import get
 from serve_server import HERE
 
 from inferometer import conduct
-from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, breakdown
+from inferometer.analysis.breakdown import PER_REQUEST, breakdown
 from inferometer.records import Run
 from inferometer.serve.background import Running
 from inferometer.units import NS
@@ -35,8 +35,6 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpc shared memory": ("grpc", {"api": "kserve", "shared_memory": True}),
     "grpc stream": ("grpc", {"api": "kserve", "stream": True}),
 }
-ONE_BY_ONE = [name for name in PROTOCOLS if name != "grpc stream"]
-"""Where each answer carries its own times; within a stream there are no headers."""
 LABELS = (HERE / "triton_models/classifier/labels.txt").read_text().split()
 
 
@@ -109,12 +107,12 @@ def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> 
     assert run.manifest.server["max_batch_size"] == 64
     found = breakdown(run, run.records.rows["failure"] == 0)
     assert found is not None
-    assert found.source == (PER_REQUEST if protocol in ONE_BY_ONE else AVERAGES)
+    assert found.source == PER_REQUEST
     assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute)
     assert found.queue == pytest.approx(counted["queue ns"] / 100 / NS, abs=2e-9)
 
 
-@pytest.mark.parametrize("protocol", ONE_BY_ONE)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
     ours: Running, protocol: str
 ) -> None:

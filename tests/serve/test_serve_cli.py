@@ -104,3 +104,40 @@ def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number:
     process.communicate(timeout=5)
     assert process.returncode == 0
     assert len(truth.read(path)) == 1
+
+
+def test_it_says_which_models_are_served_and_which_are_not_and_the_metrics_port_has_metrics_alone(tmp_path: Path):
+    for name, text in (("broken", "1 / 0"), ("good", _DOUBLE)):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").write_text(text)
+    command = [sys.executable, "-m", "inferometer", "serve", str(tmp_path), "identity", "--http", "0", "--grpc", "-1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first, metrics, failed = (process.stdout.readline() for _ in range(3))
+    try:
+        assert first.rstrip().endswith("(models good, identity)")
+        assert failed.startswith("Not served: broken: ")
+        assert "ZeroDivisionError" in failed
+        with RawClient(metrics.split()[1].removesuffix("/metrics")) as client:
+            assert client.ask("/metrics").status == 200
+            assert client.ask("/v2/models/identity").status == 404
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+_DOUBLE = """
+CONFIG = {"input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}], "output": [{"name": "B", "data_type": "TYPE_FP32", "dims": [1]}]}
+def infer(inputs, parameters):
+    return {"B": inputs["A"] * 2}
+"""
+
+
+def test_an_option_of_the_simulators_without_it_is_refused(settings_of):
+    for arguments in (("--ttft", "1ms"), ("--model", "llm"), ("--fault", "reset@#1")):
+        with pytest.raises(UserError, match="which is not served"):
+            settings_of("identity", *arguments)
+    settings = settings_of("identity", "--config", "max_batch_size=4", "--max-message", "2GiB", "--drain", "5s")
+    assert (settings.models, settings.sim, settings.drain) == (("identity",), None, 5)
+    assert settings.limits.message == 2 << 30

@@ -14,7 +14,7 @@ VERBS = {
     "infer": "Ask once, by hand: the answer, and where its time went.",
     "triton": "Triton's simple performance client: one request after the other to a model, its flags and its output.",
     "compare-protocols": "The same model over gRPC, HTTP and JSON: rates, times and bytes side by side.",
-    "serve": "Start the reference server: OpenAI endpoints on a simulator whose timing is known.",
+    "serve": "Start the reference server: tensor models (KServe v2, as Triton), OpenAI endpoints on a simulator.",
     "report": "Print the report of a stored run again, or export it.",
     "calibrate": "Measure this machine's own ceiling and added latency, against a null server.",
 }
@@ -45,6 +45,7 @@ def main() -> None:
     inferometer run grpc://127.0.0.1:8001        the same for a tensor server: Triton, KServe v2
     inferometer run bench.yaml --set load.rate=50
     inferometer infer http://127.0.0.1:8000 --prompt Hello    one request by hand
+    inferometer serve identity                   a server to try it on
     inferometer report runs/LATEST               the same report again
 
     Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input.

@@ -57,7 +57,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 _EPILOG = f"""
 \b
 Models: a built-in name, a model file, a model's folder, or a repository of models (REPOSITORY/MODEL/config.pbtxt and
-REPOSITORY/MODEL/1/..., as Triton has it). docs/serve.md describes the backends and their configuration.
+REPOSITORY/MODEL/1/..., as Triton has it). docs/serve.md says what it does, docs/backends.md which models it takes.
 \b
   inferometer serve                            the simulator, with OpenAI endpoints
   inferometer serve classifier                 an image classifier with seeded weights  (pip install 'inferometer[torch]')
@@ -91,9 +91,11 @@ WHEN:
 @click.command(epilog=_EPILOG, short_help="Start the reference server.")
 @click.argument("models", nargs=-1, metavar="[identity|classifier|sim|FILE|FOLDER]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--http", "--port", "http", type=int, default=8000, show_default=True, help="Port; 0: any free one.")
-@click.option("--grpc", type=int, help="Port; 0: any free one, -1: none.  [default: the next after --http]")
-@click.option("--metrics", type=int, help="Port of /metrics, which --http has too.  [default: the next but one]")
+@click.option("--http", "--port", "http", type=int, default=8000, show_default=True, help="HTTP port; 0: any free one.")
+@click.option("--grpc", type=int, help="gRPC port; 0: any free one, -1: none.  [default: the next after --http]")
+@click.option(
+    "--metrics", type=int, help="Port of /metrics, which --http has too; -1: none.  [default: the next but one]"
+)
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Put over the models' configurations; repeatable.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto: CUDA where there is.")
 @click.option("--tls-cert", **_FILE, help="Certificate chain (PEM): serve HTTPS and gRPC over TLS.")
@@ -104,7 +106,9 @@ WHEN:
     help="Ask clients for the bearer token in this environment variable.",
 )  # fmt: skip
 @click.option("--allow-control", is_flag=True, help="Let clients load and unload models.")
-@click.option("--max-message", **_SIZE, default="1GiB", show_default=True, help="Of a request's body or message.")
+@click.option(
+    "--max-message", **_SIZE, help="Of a request's body or message.  [default: a tensor of 1GiB and 64KiB around it]"
+)
 @click.option("--max-header", **_SIZE, default="64KiB", show_default=True, help="Of a request's head or metadata.")
 @click.option(
     "--max-streams", type=int, default=10_000, show_default=True, help="gRPC calls at a time on a connection."
@@ -164,7 +168,12 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
         metrics=_port(metrics, http, 2),
         tls=_tls(told),
         token=_token(told["token_env"]),
-        limits=Limits(told["max_message"], told["max_header"], told["max_streams"], told["max_requests"]),
+        limits=Limits(
+            message=told["max_message"] or Limits().message,
+            head=told["max_header"],
+            streams=told["max_streams"],
+            requests=told["max_requests"],
+        ),
         control=told["allow_control"],
         access_log=told["access_log"],
         drain=told["drain"],
@@ -186,6 +195,8 @@ def _port(given: int | None, http: int, further: int) -> int | None:
 def _simulator(told: dict[str, Any], served: bool) -> Sim | None:
     given = [name for name in ("jitter", "max_batch", *_ONLY_FIXED, *_ONLY_BATCH, *_OF_THE_SIMULATOR) if told[name]]
     if not served:
+        if told["model"] != _SIM:
+            given.append("model")
         if given:
             option = "--fault" if given[0] == "faults" else "--" + given[0].replace("_", "-")
             raise UserError(
@@ -228,7 +239,7 @@ def _token(name: str | None) -> str | None:
 
 
 def _announced(settings: Settings, listening: "Listening") -> str:
-    models = ", ".join((*settings.models, *((settings.sim.model,) if settings.sim else ())))
+    models = ", ".join(listening.models) or "none"
     lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
     if listening.grpc:
         lines.append(f"  gRPC    {listening.grpc}")
@@ -236,4 +247,5 @@ def _announced(settings: Settings, listening: "Listening") -> str:
         lines.append(f"  metrics {listening.metrics}")
     if settings.sim:
         lines.append(describe(settings.sim))
+    lines += [f"Not served: {name}: {reason}" for name, reason in listening.failed]
     return "\n".join(lines)

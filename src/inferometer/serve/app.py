@@ -8,6 +8,7 @@ only then is anything closed. A second signal ends it at once.
 import asyncio
 import contextlib
 import gc
+import os
 import resource
 import signal
 import socket
@@ -29,8 +30,13 @@ from inferometer.timing.clock import now
 if TYPE_CHECKING:
     from inferometer.serve.kserve.grpc import GrpcServer
 
+_ANNOUNCED_S = 0.1
+"""From saying that it is not ready to the first refusal: who watches has heard by then."""
 _GOODBYE_NS = 100_000_000
 _LOOK_S = 0.01
+_YOUNG, _YOUNG_FOR_TIMING = 20_000, 100_000
+"""New objects between two looks for circular garbage. Each look takes a millisecond or some, in which a simulated token would
+be late; but what requests leave behind should not pile up."""
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -39,6 +45,10 @@ class Listening(msgspec.Struct, frozen=True):
     http: str
     grpc: str = ""
     metrics: str = ""
+    models: tuple[str, ...] = ()
+    """Those that are ready."""
+    failed: tuple[tuple[str, str], ...] = ()
+    """Those that are not, and why."""
 
 
 async def serve(settings: Settings, ready: Callable[[Listening], None], stop: asyncio.Event | None = None) -> None:
@@ -58,13 +68,21 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         for source in settings.models:
             models.add(source)
         await models.start()
-        web = Web(settings, models, simulator, _pages(models, simulator))
+        pages = _pages(models, simulator)
+        web = Web(settings, models, simulator, pages)
         grpc = await _grpc(settings, models, held)
-        _collect_garbage_rarely()
-        listeners = [Listener(loop, sock, web, settings.limits, context) for sock in sockets]
+        _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
+        handlers = [
+            web,
+            Web(settings, metrics=pages),
+        ]  # what is known of the server is on its own port, and nothing else
+        listeners = [
+            Listener(loop, sock, handler, settings.limits, context)
+            for sock, handler in zip(sockets, handlers, strict=False)
+        ]
         for listener in listeners:
             held.callback(listener.close)
-        ready(_listening(settings, sockets, grpc))
+        ready(_listening(settings, sockets, grpc, models))
         await stop.wait()
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
 
@@ -89,6 +107,7 @@ def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], byt
 async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
     if settings.grpc is None:
         return None
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or clients could make gRPC write to our standard error
     from inferometer.serve.kserve import grpc  # noqa: PLC0415  (heavy: not for a simulator over HTTP)
 
     server = await grpc.start(models, settings)
@@ -109,13 +128,24 @@ async def _drain(
 ) -> None:
     if grpc is not None:
         grpc.health.set_serving(False)
+    models.say_not_ready()
+    if seconds:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(at_once.wait(), min(seconds, _ANNOUNCED_S))
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()
-    if not seconds:
-        return
-    leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds)] if grpc else []))
+    if seconds:
+        await _finish(seconds, at_once, listeners, grpc)
+    if models.in_flight:
+        await models.close()  # what is left is refused in words, before its connection is closed
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listener], grpc: "GrpcServer | None") -> None:
+    """What is under way, as far as the time goes. (gRPC is given more, for the words to those that are not finished.)"""
+    leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds + 1)] if grpc else []))
     forced = asyncio.ensure_future(at_once.wait())
     await asyncio.wait((leaving, forced), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (leaving, forced):
@@ -143,13 +173,17 @@ def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: a
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def _listening(settings: Settings, sockets: list[socket.socket], grpc: "GrpcServer | None") -> Listening:
+def _listening(
+    settings: Settings, sockets: list[socket.socket], grpc: "GrpcServer | None", models: Models
+) -> Listening:
     scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
     places = [_place(*sock.getsockname()[:2]) for sock in sockets]
     return Listening(
         http=f"{scheme}://{places[0]}",
         grpc=f"{channel}://{_place(sockets[0].getsockname()[0], grpc.port)}" if grpc else "",
         metrics=f"{scheme}://{places[1]}/metrics" if len(places) > 1 else "",
+        models=tuple(models.names()),
+        failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
     )
 
 
@@ -157,10 +191,10 @@ def _place(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _collect_garbage_rarely() -> None:
+def _collect_garbage_rarely(young: int) -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(young, 10, 10)
 
 
 def _raise_file_limit() -> None:

@@ -21,8 +21,9 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    message: int = GIB
-    """Bytes of a request's body (HTTP) or message (gRPC); an answer has no limit of ours."""
+    message: int = GIB + 64 * KIB
+    """Bytes of a request's body (HTTP) or message (gRPC): a tensor of 1 GiB, and what is said about it. An answer has no limit
+    of ours."""
     chunked: int = 4 * GIB
     """Bytes of the tensors of a request that comes in pieces (gRPC's InferChunked)."""
     head: int = 64 * KIB

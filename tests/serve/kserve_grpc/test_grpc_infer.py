@@ -383,7 +383,7 @@ def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     until(lambda: served.in_flight() == 1)
     until(lambda: served.in_flight() == 0)
-    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", stream.NOT_READ.message)
+    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", stream.not_read().message)
 
 
 def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(
@@ -396,6 +396,18 @@ def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(
                 next(call)
     until(lambda: served.in_flight() == 0)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("model", ["late", "many"])
+def test_a_streams_trailer_has_the_times_of_its_requests_together(stub: Stub, model: str) -> None:
+    call = stub.ModelStreamInfer(iter([a_request(model), a_request(model)]))
+    answers = [one.infer_response for one in call]
+    said = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
+    assert said is not None
+    assert said.compute >= max(one.parameters["compute_ns"].int64_param for one in answers)
+    if model == "late":
+        told = [sum(one.parameters[name].int64_param for one in answers) for name in ("queue_ns", "compute_ns")]
+        assert [said.queue, said.compute] == pytest.approx(told, abs=2)
 
 
 def test_a_stream_without_requests_ends_well(stub: Stub) -> None:

@@ -1,7 +1,7 @@
 """Identity after a time that is known: the tensor model of the simulator (backend "sim").
 
 Parameters of the configuration:
-    delay      of each execution (5ms)
+    delay      of each execution (0)
     per_row    that each row of the batch adds
     jitter     up to so much more, evenly distributed; seeded, so that each start has the same
     slots      executions at the same time; 0: no limit (1)

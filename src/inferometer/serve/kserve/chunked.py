@@ -13,10 +13,10 @@ import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 
 from inferometer.serve.kserve import grpc_codec
-from inferometer.serve.kserve.grpc_calls import deadline, inference, prepare, say_times
+from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, let_go, prepare, say_times
 from inferometer.serve.kserve.guard import Context
 from inferometer.serve.kserve.messages import Chunk, Message
-from inferometer.serve.kserve.stream import GIVEN_UP, NOT_READ
+from inferometer.serve.kserve.stream import GIVEN_UP, not_read
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Output, Refused
 from inferometer.wire.failures import bounded
@@ -41,7 +41,7 @@ async def infer_chunked(models: Models, limit: int, context: Context) -> None:
         waiting += _size(outputs)
         changed.set()
         if waiting > GIVEN_UP and len(answers) > 1:
-            end.append(NOT_READ)
+            end.append(not_read())
             answers.clear()
             models.cancel(one)
 
@@ -51,8 +51,8 @@ async def infer_chunked(models: Models, limit: int, context: Context) -> None:
 
     one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
     del request, raw
-    models.submit(one)
     try:
+        models.submit(one)
         while answers or not end:
             if answers:
                 outputs = answers.popleft()
@@ -60,14 +60,16 @@ async def infer_chunked(models: Models, limit: int, context: Context) -> None:
                 head = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
                 for piece in pieces(head, outputs):
                     await context.write(piece)
+                del outputs
             else:
                 changed.clear()
                 await changed.wait()
+        say_times(context, one.queue_ns, one.compute_ns)
     finally:
         models.cancel(one)
+        let_go(one)
     if end[0] is not None:
-        raise end[0]
-    say_times(context, one)
+        raise anew(end[0])
 
 
 def _size(outputs: Sequence[Output]) -> int:

@@ -78,6 +78,7 @@ def _unary(call: Unary) -> tuple[Callable[[Handle], Any], Handle]:
         try:
             return await call(data, context)
         except Exception as error:
+            del data
             await _refuse(context, error)
 
     return grpc.unary_unary_rpc_method_handler, handle
@@ -99,6 +100,9 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     refused = refusal(error)
+    error.__traceback__ = error.__context__ = (
+        None  # gRPC keeps the call's last exception: without the frames, and their data
+    )
     try:
         await context.abort(grpc.StatusCode[refused.code], shown(refused.message))
     except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone: there is nobody to tell

@@ -15,7 +15,7 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.serve.models.types import Facts, Output, Parameter, Parameters, Placed, Refused, Tensors, Wanted
-from inferometer.tensors import DATATYPES, Tensor, elements, from_json, shown, to_numpy
+from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, shown, to_numpy
 
 Data = bytes | memoryview
 Read = Callable[[str, int, int], memoryview]
@@ -24,6 +24,7 @@ Read = Callable[[str, int, int], memoryview]
 _OWN = ("binary_data_output",)
 _INT64 = 2**63 - 1
 _NOT_IN_JSON = ("FP16", "BF16")
+_FLOATS = ("FP32", "FP64")
 _RESERVED = "triton_"
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 
@@ -121,6 +122,8 @@ def request(body: Data, header: bytes, model: str, read: Read, facts: Facts | No
 
 def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
     """Those of a request, as far as they can be any."""
+    if not given:
+        return {}
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
             raise Refused(
@@ -179,10 +182,10 @@ def _parsed(data: memoryview) -> _Body:
 
 def _with_nan(data: memoryview, error: Exception) -> _Body:
     """JSON has no NaN and no Infinity; Triton and Python's json write and read them all the same."""
-    refused = Refused("INVALID_ARGUMENT", f"failed to parse the request JSON buffer: {error}")
+    why = f"failed to parse the request JSON buffer: {error}"
     text = bytes(data)
     if b"NaN" not in text and b"Infinity" not in text:
-        raise refused
+        raise Refused("INVALID_ARGUMENT", why)
     try:
         tree = json.loads(text)
         for given in tree["inputs"]:
@@ -192,11 +195,14 @@ def _with_nan(data: memoryview, error: Exception) -> _Body:
     except msgspec.ValidationError as invalid:
         raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {invalid}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise refused from None
+        raise Refused("INVALID_ARGUMENT", why) from None
 
 
 def _binary_size(given: _Input) -> int:
     places = given.parameters
+    size = places.binary_data_size
+    if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
+        return size  # by far the most
     set_ = [
         name
         for name, value in (
@@ -213,7 +219,7 @@ def _binary_size(given: _Input) -> int:
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But {but}",
         )
-    return places.binary_data_size if isinstance(places.binary_data_size, int) else 0
+    return 0
 
 
 def _tensor(given: _Input, raw: memoryview, read: Read) -> Tensor:
@@ -253,6 +259,9 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
     try:
         if datatype == "BOOL" and any(type(value) is int for value in values):
             raise UserError(f"tensor {name}: a number is not what BOOL wants, but true or false")
+        if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
+            floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
+            return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
     except UserError as error:
         raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data': {error.what}") from None
@@ -301,6 +310,8 @@ _BOTH_FORMATS = zlib.MAX_WBITS | 32
 
 def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
     """The body in plain, at most `limit` bytes of it."""
+    if not encoding:
+        return body
     how = encoding.strip().lower().decode("latin-1")
     if how in ("", "identity"):
         return body
@@ -324,6 +335,8 @@ def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
 def packing(accepted: bytes) -> str:
     """How an answer may be compressed, by the header Accept-Encoding; "" for not at all."""
     best, best_quality = "", 0.0
+    if not accepted:
+        return best
     for entry in accepted.decode("latin-1").lower().split(","):
         name, _, quality = entry.partition(";")
         weight = _quality(quality)

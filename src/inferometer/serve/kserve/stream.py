@@ -12,7 +12,7 @@ from collections import deque
 import grpc  # type: ignore[import-untyped]
 
 from inferometer.serve.kserve import grpc_codec
-from inferometer.serve.kserve.grpc_calls import deadline, inference, is_decoupled, prepare, say_times
+from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, is_decoupled, let_go, prepare, say_times
 from inferometer.serve.kserve.guard import Context, refusal, shown
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.registry import Models
@@ -24,8 +24,14 @@ _MAX_WAITING = 64 << 20
 GIVEN_UP = 1 << 30
 """Bytes that a decoupled model may be ahead of its client; then it is stopped, and what waits is thrown away."""
 
-_STOPPING = Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
-NOT_READ = Refused("RESOURCE_EXHAUSTED", "the answers are not read as fast as the model gives them")
+
+def _stopping() -> Refused:
+    return Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+
+
+def not_read() -> Refused:
+    """Made anew each time: an exception keeps the frames that it went through, and what they hold."""
+    return Refused("RESOURCE_EXHAUSTED", "the answers are not read as fast as the model gives them")
 
 
 class Outbox:
@@ -89,7 +95,7 @@ async def infer_stream(models: Models, context: Context) -> None:
         made = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
         outbox.put(grpc_codec.joined(made, outputs))
         if outbox.has_overflown:
-            end.refused = NOT_READ
+            end.refused = not_read()
             models.cancel(one)
 
     def ended(refused: Refused | None) -> None:
@@ -98,15 +104,16 @@ async def infer_stream(models: Models, context: Context) -> None:
 
     one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
     del request, raw, data
-    await prepare(context)
-    models.submit(one)
     try:
+        await prepare(context)
+        models.submit(one)
         await outbox.send()
+        say_times(context, one.queue_ns, one.compute_ns)
     finally:
         models.cancel(one)
+        let_go(one)
     if end.refused is not None:
-        raise end.refused
-    say_times(context, one)
+        raise anew(end.refused)
 
 
 class _End:
@@ -143,24 +150,27 @@ class Stream:
         self._reader: asyncio.Task[None] | None = None
         self._is_read = False
         self._refused: Refused | None = None
+        self._queue_ns = self._compute_ns = 0
+        """Of all its requests together; each answer has its own."""
 
     async def run(self) -> None:
         await prepare(self._context)
         self._reader = asyncio.ensure_future(self._read())
         try:
             await self._outbox.send(self._moved)
+            say_times(self._context, self._queue_ns, self._compute_ns)
         finally:
             self._reader.cancel()
             for request in list(self._pending):
                 if request.inference is not None:
                     self._models.cancel(request.inference)
         if self._refused is not None:
-            raise self._refused
+            raise anew(self._refused)
 
     def end_input(self) -> None:
         """Take no more requests: the stream ends when those under way are answered."""
         if self._reader is not None and not self._is_read:
-            self._refused = self._refused or _STOPPING
+            self._refused = self._refused or _stopping()
             self._reader.cancel()
 
     async def _read(self) -> None:
@@ -218,11 +228,15 @@ class Stream:
             return
         self._outbox.put(message)
         if self._outbox.has_overflown:
-            self._refused = NOT_READ
+            self._refused = not_read()
             self.end_input()
             self._models.cancel(one)
 
     def _ended(self, request: _Request, refused: Refused | None) -> None:
+        one = request.inference
+        if one is not None and one.started >= 0:
+            self._queue_ns += one.queue_ns
+            self._compute_ns += one.finished - one.started if request.decoupled else one.compute_ns
         if refused is not None:
             request.ready.append(_error(refused.message, _empty(request, final=not request.decoupled)))
         if request.empty_final:
@@ -232,6 +246,7 @@ class Stream:
     def _over(self, request: _Request) -> None:
         """Its last messages go out, or wait for those of the requests before it."""
         request.over = True
+        request.inference = None  # which knows this one: without the circle, its tensors are freed at once
         self._pending.discard(request)
         if request.decoupled:
             self._send(request)

@@ -244,7 +244,9 @@ class Execution:
     def _shares(self, outputs: Tensors) -> Shares:
         """Each request's outputs, as it wants them; one's trouble with its shared memory is not the others'."""
         batch = self.batch
-        shares = [outputs] if len(batch) == 1 else split(outputs, [inference.rows for inference in batch])
+        if len(batch) == 1:
+            return [self._selected(batch[0], outputs)]
+        shares = split(outputs, [inference.rows for inference in batch])
         return [self._selected(inference, share) for inference, share in zip(batch, shares, strict=True)]
 
     def _selected(self, inference: Inference, outputs: Tensors) -> tuple[Output, ...] | Refused:
@@ -283,8 +285,8 @@ class Execution:
 
 
 def reason(error: BaseException) -> Refused:
-    """An exception as an answer, in one line."""
+    """An exception as an answer, in one line; without the frames that it came through, and the tensors that they hold."""
     if isinstance(error, Refused):
-        return error
+        return Refused(error.code, error.message)
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return Refused("INTERNAL", " ".join(text.split())[:1000])

@@ -154,7 +154,7 @@ class Model:
     def executed(self, execution: Execution, compute: Compute | None) -> None:
         self._running.discard(execution)
         if compute is not None:
-            self.counted.executed(sum(inference.rows for inference in execution.batch), compute)
+            self.counted.executed(sum([inference.rows for inference in execution.batch]), compute)
         if not self._is_unlimited:
             self._idle.append(execution.instance)
         self._queue.release()

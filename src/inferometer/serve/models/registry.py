@@ -44,7 +44,7 @@ class Models:
         self._retired: set[Model] = set()
         """Replaced or unloaded, with requests that are not over yet."""
         self._retiring: set[asyncio.Task[None]] = set()
-        self._is_started = self._is_closed = self._refuses = False
+        self._is_started = self._is_closed = self._is_leaving = self._refuses = False
         self._drained: asyncio.Future[None] | None = None
 
     def add(self, source: str) -> None:
@@ -79,7 +79,7 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        return self._is_started and not self._refuses
+        return self._is_started and not self._is_leaving
 
     def names(self) -> list[str]:
         """Those that are served."""
@@ -103,7 +103,7 @@ class Models:
             self.find(name, version)
         except Refused:
             return False
-        return not self._refuses
+        return not self._is_leaving
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
         """Also what lies in a repository and was never loaded."""
@@ -217,8 +217,12 @@ class Models:
 
     # --- the end ---
 
+    def say_not_ready(self) -> None:
+        """From now on; requests are still taken, of those who have not heard."""
+        self._is_leaving = True
+
     def refuse_new(self) -> None:
-        self._refuses = True
+        self._is_leaving = self._refuses = True
 
     async def drained(self) -> None:
         """No request is under way any longer."""
@@ -232,7 +236,7 @@ class Models:
         """Whatever is under way is refused."""
         if self._is_closed:
             return
-        self._is_closed = self._refuses = True
+        self._is_closed = self._is_leaving = self._refuses = True
         why = Refused("UNAVAILABLE", "the server has stopped")
         models = [entry.model for entry in self._entries.values() if entry.model is not None]
         for model in [*models, *self._retired]:

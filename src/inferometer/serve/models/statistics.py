@@ -41,10 +41,11 @@ class Statistics:
         self.executions += 1
         self.rows += rows
         self.last_ms = time.time_ns() // 1_000_000
-        batch = self.batches.setdefault(rows, [0, 0, 0, 0])
+        batch = self.batches.get(rows) or self.batches.setdefault(rows, [0, 0, 0, 0])
         batch[0] += 1
-        for i, ns in enumerate(compute_ns):
-            batch[i + 1] += ns
+        batch[1] += compute_ns[0]
+        batch[2] += compute_ns[1]
+        batch[3] += compute_ns[2]
 
     def succeeded(self, inference: Inference, compute_ns: tuple[int, int, int]) -> None:
         whole = inference.finished - inference.arrived

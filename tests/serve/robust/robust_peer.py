@@ -1,0 +1,448 @@
+"""The server as a user starts it: a process of its own, watched from outside; and clients that are large, many, or rude.
+
+Its memory, threads and open files come from /proc; what it writes to standard error is kept, and is nothing where all is well.
+The clients are raw sockets for HTTP and grpcio for gRPC: neither is ours.
+"""
+
+import contextlib
+import json
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from inferometer.serve.kserve import messages
+from inferometer.serve.kserve.messages import Chunk, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+
+MIB = 1 << 20
+PATIENCE_S = 30
+PIECE = 1 << 20
+FILES_LEFT_OVER = 500
+"""Of this process, when it opens as many connections as it can."""
+
+MODEL_INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
+STREAM_INFER = f"/{messages.KSERVE_SERVICE}/ModelStreamInfer"
+INFER_CHUNKED = f"/{messages.OWN_SERVICE}/InferChunked"
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def delayed(delay: str, *, slots: int = 1, answers: int = 1, more: str = "") -> str:
+    """Identity after a while; `slots` at the same time, 0 for any number."""
+    told = {"delay": delay, "slots": str(slots), "answers": str(answers), "warmup": "0"}
+    return (
+        'backend: "sim"\n'
+        'input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
+        'output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
+        + "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in told.items())
+        + more
+    )
+
+
+def write_models(folder: Path, **configs: str) -> str:
+    for name, config in configs.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+    return str(folder)
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """`inferometer serve` in a process of its own: where it listens, what it uses, what it said."""
+
+    def __init__(self, process: "subprocess.Popen[str]", said: Path, http: str, grpc_place: str) -> None:
+        self.process, self.url, self.place = process, http, grpc_place
+        self.pid = process.pid
+        host, _, port = http.removeprefix("http://").rpartition(":")
+        self.address = (host, int(port))
+        self._said = said
+
+    def errors(self) -> str:
+        """All of its standard error so far."""
+        return self._said.read_text(errors="replace")
+
+    def memory(self) -> int:
+        return self._status("VmRSS")
+
+    def peak(self) -> int:
+        """The most memory since it started, or since `forget_peak`."""
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def threads(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
+    def files(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def _status(self, name: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {name}: the server is gone")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it; its status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@contextlib.contextmanager
+def child(*arguments: str, blocked: Sequence[str] = ()) -> Iterator[Child]:
+    """`inferometer serve ARGUMENTS`; the packages in `blocked` are as if they were not installed."""
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
+        said = Path(folder) / "stderr"
+        with said.open("w") as errors:
+            process = launched(*arguments, blocked=blocked, stderr=errors)
+        try:
+            assert process.stdout is not None
+            http = process.stdout.readline().split()
+            assert http[:2] == ["Listening", "on"], f"{http} {said.read_text()}"
+            place = ""
+            if "--grpc=-1" not in arguments:
+                place = process.stdout.readline().split()[1].removeprefix("grpc://")
+            one = Child(process, said, http[2], place)
+            yield one
+            one.stop()
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def launched(*arguments: str, blocked: Sequence[str] = (), stderr: Any) -> "subprocess.Popen[str]":
+    start = f"import sys; sys.modules.update(dict.fromkeys({list(blocked)!r})); sys.argv[0] = 'inferometer'; "
+    start += "from inferometer.cli.main import entry; entry()"
+    command = [sys.executable, "-c", start, "serve", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
+
+
+PORTS = ("--http=0", "--grpc=0", "--metrics=-1", "--drain=10s")
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    """Wait for what is on its way."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"in {seconds:g} s it never came to this: {what}"
+        time.sleep(0.01)
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def http_request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def infer_head(model: str, size: int, shape: Sequence[int]) -> bytes:
+    """An inference with binary data, all but the `size` bytes of it."""
+    given = {"name": "INPUT0", "datatype": "FP32", "shape": list(shape), "parameters": {"binary_data_size": size}}
+    tree = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    lines = (
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        "Host: x",
+        f"Content-Length: {len(tree) + size}",
+        f"Inference-Header-Content-Length: {len(tree)}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + tree
+
+
+def small(model: str = "identity", values: bytes = b"\0\0\x80?") -> bytes:
+    """A whole inference of a few bytes; `identity` takes batches, the others do not."""
+    count = len(values) // 4
+    return infer_head(model, len(values), [1, count] if model == "identity" else [count]) + values
+
+
+class Http:
+    """A keep-alive connection. Its status is 0 where the connection ended before an answer, and `cut` says how."""
+
+    def __init__(self, address: tuple[str, int], timeout: float = PATIENCE_S) -> None:
+        self.sock = socket.create_connection(address, timeout=timeout)
+        self.closes = False
+        """The last answer said that the server closes."""
+        self.cut = ""
+        self._buffer = bytearray()
+
+    def __enter__(self) -> "Http":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def ask(self, data: bytes) -> tuple[int, bytes]:
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            self.cut = f"while sending: {error}"
+            return 0, b""
+        return self.answer()
+
+    def json(self, method: str, path: str, tree: Any = None) -> tuple[int, Any]:
+        status, body = self.ask(http_request(method, path, b"" if tree is None else json.dumps(tree).encode()))
+        return status, json.loads(body) if body else None
+
+    def answer(self) -> tuple[int, bytes]:
+        try:
+            while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+                if not self._more():
+                    return 0, b""
+            head = bytes(self._buffer[:end]).decode("latin-1").lower().split("\r\n")
+            del self._buffer[: end + 4]
+            headers = dict(line.split(": ", 1) for line in head[1:])
+            self.closes = headers.get("connection") == "close"
+            size = int(headers.get("content-length", "0"))
+            while len(self._buffer) < size:
+                if not self._more():
+                    return 0, b""
+        except OSError as error:
+            self.cut = f"while waiting: {error}"
+            return 0, b""
+        body = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return int(head[0].split()[1]), body
+
+    def _more(self) -> bool:
+        data = self.sock.recv(65536)
+        self._buffer += data
+        if not data:
+            self.cut = f"closed after {len(self._buffer)} bytes of an answer"
+        return bool(data)
+
+
+def answers(server: Child, model: str = "identity") -> bool:
+    """Whether it serves, over both protocols."""
+    with Http(server.address) as client:
+        status, body = client.ask(small(model))
+        assert status == 200, body
+    with dialled(server.place) as channel:
+        assert infer(channel, a_request(model)).raw_output_contents == [b"\0\0\x80?"]
+    return True
+
+
+def pending(server: Child, model: str) -> int:
+    """Requests that wait, as the metrics have it."""
+    with Http(server.address) as client:
+        _, page = client.ask(http_request("GET", "/metrics"))
+    line = f'nv_inference_pending_request_count{{model="{model}",'
+    return next(int(float(each.split()[-1])) for each in page.decode().splitlines() if each.startswith(line))
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def dialled(place: str, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
+    """A connection of its own."""
+    with grpc.insecure_channel(place, options=[("grpc.use_local_subchannel_pool", 1), *UNLIMITED, *options]) as channel:
+        yield channel
+
+
+def a_request(model: str = "identity", values: bytes = b"\0\0\x80?", **fields: Any) -> Any:
+    made = ModelInferRequest(model_name=model, raw_input_contents=[values], **fields)
+    count = len(values) // 4
+    made.inputs.add(name="INPUT0", datatype="FP32", shape=[1, count] if model == "identity" else [count])
+    return made
+
+
+def infer(channel: grpc.Channel, request: Any, timeout: float = PATIENCE_S) -> Any:
+    call = channel.unary_unary(MODEL_INFER, lambda one: one.SerializeToString(), ModelInferResponse.FromString)
+    return call(request, timeout=timeout)
+
+
+def unary(channel: grpc.Channel, method: str, **fields: Any) -> Any:
+    """Any unary method of the KServe service."""
+    found = messages.SCHEMA.method(f"{messages.KSERVE_SERVICE}/{method}")
+    call = channel.unary_unary(found.path, lambda one: one.SerializeToString(), found.output.FromString)
+    return call(found.input(**fields), timeout=PATIENCE_S)
+
+
+# --- large -----------------------------------------------------------------------------------------------------------
+
+_TRUTH = bytes(range(256)) * (PIECE // 256)
+
+
+def large_over_http(server: Child, size: int) -> None:
+    """`size` bytes there and back over one connection, sent and compared in pieces: here they are never there as a whole."""
+    with Http(server.address, timeout=120) as client:
+        client.sock.sendall(infer_head("identity", size, [1, size // 4]))
+        for _ in range(size // PIECE):
+            client.sock.sendall(_TRUTH)
+        _compare_answer(client.sock, size)
+
+
+def _compare_answer(sock: socket.socket, size: int) -> None:
+    with sock.makefile("rb", buffering=PIECE) as file:
+        assert file.readline().split()[1] == b"200"
+        json_size = 0
+        while (line := file.readline().lower()) != b"\r\n":
+            if line.startswith(b"inference-header-content-length:"):
+                json_size = int(line.split()[1])
+        assert json.loads(file.read(json_size))["outputs"][0]["parameters"]["binary_data_size"] == size
+        for _ in range(size // PIECE):
+            assert file.read(PIECE) == _TRUTH
+
+
+def large_over_grpc(server: Child, size: int) -> None:
+    """In one message each way, cut by hand: protobuf's own copies are not what is measured."""
+    data = _TRUTH * (size // PIECE)
+    message = a_request(values=data).SerializeToString()
+    with dialled(server.place) as channel:
+        answer = channel.unary_unary(MODEL_INFER)(message, timeout=120)
+    assert len(answer) > size
+    assert answer[-size:] == data
+
+
+def large_in_chunks(server: Child, size: int) -> None:
+    def sent() -> Iterator[bytes]:
+        head = Chunk()
+        head.head.request.model_name = "identity"
+        head.head.request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])
+        head.head.sizes.append(size)
+        yield head.SerializeToString()
+        piece = Chunk(data=_TRUTH).SerializeToString()
+        for _ in range(size // PIECE):
+            yield piece
+
+    with dialled(server.place) as channel:
+        place = 0
+        for message in channel.stream_stream(INFER_CHUNKED)(sent(), timeout=120):
+            chunk = Chunk.FromString(message)
+            if chunk.WhichOneof("piece") == "data":
+                first = place % PIECE
+                assert chunk.data == (_TRUTH + _TRUTH)[first : first + len(chunk.data)]
+                place += len(chunk.data)
+        assert place == size
+
+
+LARGE = {"HTTP": large_over_http, "gRPC": large_over_grpc, "gRPC in chunks": large_in_chunks}
+
+# --- many ------------------------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """How many of a thing were served, were refused in words, or got neither."""
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.refused: dict[str, int] = {}
+        self.lost: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        with self._lock:
+            self.served += 1
+
+    def refuse(self, why: str) -> None:
+        with self._lock:
+            self.refused[why] = self.refused.get(why, 0) + 1
+
+    def lose(self, why: str) -> None:
+        with self._lock:
+            self.lost[why] = self.lost.get(why, 0) + 1
+
+    def __repr__(self) -> str:
+        return f"{self.served} served, refused {self.refused}, lost {self.lost}"
+
+
+def many_streams(place: str, count: int, model: str, channels: int = 4) -> Tally:
+    """ModelStreamInfer calls that are all open at the same time; when all are, each asks once and hears the answer."""
+    import asyncio  # noqa: PLC0415  (threads would be as many as streams)
+
+    async def run() -> Tally:
+        tally, opened, everybody = Tally(), 0, asyncio.Event()
+        options = [("grpc.use_local_subchannel_pool", 1), *UNLIMITED]
+        dialled = [grpc.aio.insecure_channel(place, options=options) for _ in range(channels)]
+        message = a_request(model).SerializeToString()
+
+        async def one(channel: grpc.aio.Channel) -> None:
+            nonlocal opened
+            call = channel.stream_stream(STREAM_INFER)()
+            try:
+                await call.write(message)
+                assert await call.read() is not grpc.aio.EOF
+                opened += 1
+                if opened == count:
+                    everybody.set()
+                await asyncio.wait_for(everybody.wait(), PATIENCE_S * 4)
+                await call.write(message)
+                answer = await call.read()
+                assert not ModelStreamInferResponse.FromString(answer).error_message
+                await call.done_writing()
+                assert await call.read() is grpc.aio.EOF
+                tally.serve()
+            except grpc.aio.AioRpcError as error:
+                (tally.refuse if error.code().name in ("RESOURCE_EXHAUSTED", "UNAVAILABLE") else tally.lose)(
+                    f"{error.code().name}: {error.details()}"
+                )
+                everybody.set()
+
+        try:
+            await asyncio.gather(*(one(dialled[i % channels]) for i in range(count)))
+        finally:
+            for channel in dialled:
+                await channel.close()
+        return tally
+
+    return asyncio.run(run())
+
+
+def many_connections(address: tuple[str, int], count: int, request: bytes) -> Tally:
+    """So many HTTP connections, open at the same time; when all are, each asks twice."""
+    tally = Tally()
+    socks = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(count)]
+    try:
+        for _ in range(2):
+            _ask_all(socks, request, tally)
+    finally:
+        for sock in socks:
+            sock.close()
+    return tally
+
+
+def _ask_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
+    for sock in socks:
+        sock.sendall(request)
+    with selectors.DefaultSelector() as selector:
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ)
+        left, end = len(socks), time.monotonic() + 4 * PATIENCE_S
+        while left and time.monotonic() < end:
+            for key, _ in selector.select(1):
+                selector.unregister(key.fileobj)
+                left -= 1
+                _count(key.fileobj, tally)  # type: ignore[arg-type]
+        for _ in range(left):
+            tally.lose("no answer")
+
+
+def _count(sock: socket.socket, tally: Tally) -> None:
+    try:
+        status = sock.recv(65536)[9:12].decode("latin-1")
+    except OSError as error:
+        status = str(error)
+    if status == "200":
+        tally.serve()
+    else:
+        (tally.refuse if status in ("429", "503") else tally.lose)(status or "closed without an answer")

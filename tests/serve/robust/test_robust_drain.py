@@ -1,0 +1,239 @@
+"""SIGTERM under load: who watches hears it first, all that was accepted is answered, and the process ends with status 0.
+
+The server's own access log is the truth: as many answers as it sent were heard.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from robust_peer import (
+    MODEL_INFER,
+    PATIENCE_S,
+    PORTS,
+    STREAM_INFER,
+    Child,
+    Http,
+    Tally,
+    a_request,
+    child,
+    delayed,
+    dialled,
+    http_request,
+    pending,
+    small,
+    until,
+    write_models,
+)
+
+from inferometer.serve.kserve.messages import ModelStreamInferResponse
+from inferometer.wire import protobuf
+
+HEALTH = protobuf.own("health")
+CheckRequest = HEALTH.message("grpc.health.v1.HealthCheckRequest")
+CheckResponse = HEALTH.message("grpc.health.v1.HealthCheckResponse")
+SERVING, NOT_SERVING = 1, 2
+IN_WORDS = ("stopping", "shutting down")
+NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
+"""grpcio's words where the call never reached a server."""
+
+
+class Load:
+    """Clients in a loop, until the server is gone; what they heard, and when the first was refused."""
+
+    def __init__(self, server: Child, model: str) -> None:
+        self.server, self.model = server, model
+        self.http, self.grpc, self.streams = Tally(), Tally(), Tally()
+        self.first_refused = float("inf")
+        self._threads: list[threading.Thread] = []
+
+    def start(self, client: Callable[[], None], count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=client, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a client still waits for an answer"
+
+    def _refused(self, tally: Tally, why: str) -> None:
+        self.first_refused = min(self.first_refused, time.monotonic())
+        tally.refuse(why)
+
+    def over_http(self) -> None:
+        """Keep-alive; a connection that is not taken any more is the end."""
+        data = small(self.model)
+        while True:
+            try:
+                client = Http(self.server.address)
+            except ConnectionRefusedError:
+                return
+            with client:
+                client.closes = False
+                while not client.closes:
+                    status, body = client.ask(data)
+                    if status == 200:
+                        self.http.serve()
+                    elif status == 503:
+                        self._refused(self.http, body.decode())
+                    else:
+                        self.http.lose(f"{status} {body!r} {client.cut}")
+                        return
+
+    def over_grpc(self) -> None:
+        message = a_request(self.model).SerializeToString()
+        with dialled(self.server.place) as channel:
+            call = channel.unary_unary(MODEL_INFER)
+            while True:
+                try:
+                    call(message, timeout=PATIENCE_S)
+                    self.grpc.serve()
+                except grpc.RpcError as error:
+                    self._end_of(error, self.grpc)
+                    return
+
+    def over_a_stream(self) -> None:
+        """Asks the next when it has the answer to the one before."""
+        message, asked, go_on = a_request(self.model).SerializeToString(), 0, threading.Semaphore(1)
+
+        def requests() -> Iterator[bytes]:
+            nonlocal asked
+            while go_on.acquire(timeout=PATIENCE_S):
+                asked += 1
+                yield message
+
+        with dialled(self.server.place) as channel:
+            try:
+                for data in channel.stream_stream(STREAM_INFER)(requests()):
+                    why = ModelStreamInferResponse.FromString(data).error_message
+                    if why:
+                        self._refused(self.streams, why)
+                    else:
+                        self.streams.serve()
+                    go_on.release()
+            except grpc.RpcError as error:
+                self._end_of(error, self.streams)
+
+    def _end_of(self, error: grpc.RpcError, tally: Tally) -> None:
+        why = f"{error.code().name}: {error.details()}"
+        if error.code() == grpc.StatusCode.UNAVAILABLE and any(words in why for words in IN_WORDS):
+            self._refused(tally, why)
+        elif error.code() == grpc.StatusCode.UNAVAILABLE and any(words in why for words in NO_CONNECTION):
+            pass
+        else:
+            tally.lose(why)
+
+
+class Watcher:
+    """Health's Watch: the statuses it heard, and when it heard that the server does not serve."""
+
+    def __init__(self, server: Child) -> None:
+        self.heard: list[int] = []
+        self.not_serving_at = float("inf")
+        self._place = server.place
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        with dialled(self._place) as channel:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
+            try:
+                for answer in watch(CheckRequest().SerializeToString()):
+                    self.heard.append(answer.status)
+                    if answer.status == NOT_SERVING:
+                        self.not_serving_at = min(self.not_serving_at, time.monotonic())
+            except grpc.RpcError:
+                pass
+
+    def end(self) -> None:
+        self._thread.join(PATIENCE_S)
+
+
+def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
+    models = write_models(tmp_path, busy=delayed("30ms", slots=3))
+    with child(models, "identity", *PORTS, "--access-log") as server:
+        load, watcher = Load(server, "busy"), Watcher(server)
+        load.start(load.over_http, 6)
+        load.start(load.over_grpc, 4)
+        load.start(load.over_a_stream, 2)
+        tallies = (load.http, load.grpc, load.streams)
+        until(lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING], "all are under way")
+        assert server.stop() == 0
+        load.end()
+        watcher.end()
+        log = server.errors().splitlines()
+    assert [tally.lost for tally in tallies] == [{}, {}, {}]
+    assert watcher.heard == [SERVING, NOT_SERVING]
+    assert watcher.not_serving_at < load.first_refused
+    assert load.http.served == sum("/infer 200 " in line for line in log)
+    assert load.grpc.served == sum(f"{MODEL_INFER} OK" in line for line in log)
+    assert sum(load.http.refused.values()) == sum("/infer 503 " in line for line in log)
+    assert not any("Traceback" in line for line in log)
+
+
+def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path) -> None:
+    models = write_models(tmp_path, late=delayed("700ms", slots=1))
+    with child(models, "identity", *PORTS) as server, Http(server.address) as client, Http(server.address) as asker:
+        assert asker.json("GET", "/v2/health/ready")[0] == 200
+        client.sock.sendall(small("late"))
+        with dialled(server.place) as channel:
+            call = channel.unary_unary(MODEL_INFER).future(a_request("late").SerializeToString(), timeout=PATIENCE_S)
+            until(lambda: pending(server, "late") == 1, "one executes and the other waits")
+            server.process.send_signal(signal.SIGTERM)
+            status = 200
+            while status == 200:
+                status, _ = asker.ask(http_request("GET", "/v2/health/ready"))
+            assert status == 400
+            assert client.answer()[0] == 200
+            assert client.closes
+            assert call.result()
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.errors() == ""
+
+
+def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
+    """What is not finished by then is refused in words, not cut off."""
+    models = write_models(tmp_path, long=delayed("60s", slots=1))
+    with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
+        client.sock.sendall(small("long"))
+        with dialled(server.place) as channel:
+            call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
+            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
+            assert server.stop() == 0
+            assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+        status, body = client.answer()
+        assert (status, body) == (503, b'{"error":"the server has stopped"}')
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    models = write_models(tmp_path, long=delayed("60s", slots=0))
+    with child(models, "identity", *PORTS, "--drain=60s") as server:
+        with Http(server.address) as client, Http(server.address) as asker:
+            client.sock.sendall(small("long"))
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "it has heard")
+            assert server.process.poll() is None
+            began = time.monotonic()
+            assert server.stop(signal.SIGTERM) == 0
+            assert time.monotonic() - began < 10
+        assert server.errors() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_connections_hold_nothing_up(number: signal.Signals) -> None:
+    with (
+        child("identity", *PORTS, "--drain=60s") as server,
+        Http(server.address) as client,
+        dialled(server.place) as channel,
+    ):
+        assert client.ask(small())[0] == 200
+        channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
+        began = time.monotonic()
+        assert server.stop(number) == 0
+        assert time.monotonic() - began < 10

@@ -1,0 +1,335 @@
+"""Anything at all over real sockets to a server in a process of its own: it lives, says nothing on standard error, holds no more
+memory than before, and the next request is served.
+
+FUZZ_EXAMPLES=5000 does it for longer.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import hpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from robust_peer import (
+    INFER_CHUNKED,
+    MIB,
+    MODEL_INFER,
+    PORTS,
+    STREAM_INFER,
+    Child,
+    Http,
+    a_request,
+    answers,
+    child,
+    delayed,
+    dialled,
+    http_request,
+    infer_head,
+    small,
+    write_models,
+)
+
+from inferometer.serve.kserve.messages import Chunk
+
+FUZZED = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "60")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+GROWTH = 96 * MIB
+TEXT = """
+backend: "identity"
+input [{ name: "text_input" data_type: TYPE_STRING dims: [ -1 ] }, { name: "n" data_type: TYPE_INT32 dims: [ -1 ] optional: true }]
+output [{ name: "text_output" data_type: TYPE_STRING dims: [ -1 ] }, { name: "m" data_type: TYPE_INT32 dims: [ -1 ] }]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    models = write_models(
+        tmp_path_factory.mktemp("models"),
+        text=TEXT,
+        late=delayed("1ms", slots=0),
+        words=delayed("1ms", slots=0, answers=3, more=decoupled),
+    )
+    with child("identity", "sim", models, *PORTS, "--max-message=1MiB", "--allow-control") as one:
+        answers(one)
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def unharmed(server: Child) -> Iterator[None]:
+    before = server.memory()
+    yield
+    assert server.process.poll() is None
+    assert server.errors() == ""
+    assert server.memory() - before <= GROWTH
+    assert answers(server)
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def talk(address: tuple[str, int], data: bytes) -> bytes:
+    """Send it and no more; what comes back until the server closes. That it does is part of the test."""
+    heard = b""
+    with socket.create_connection(address, timeout=10) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        while more := sock.recv(65536):
+            heard += more
+    return heard
+
+
+VALID = [
+    small(),
+    small("late"),
+    http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.5]}'),
+    http_request(
+        "POST",
+        "/v2/models/text/infer",
+        b'{"id":"1","inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],"data":["\\u00e9"]}],"outputs":[{"name":"text_output"}]}',
+    ),
+    http_request("POST", "/v2/models/text/generate", b'{"text_input": "hi", "n": [1, 2], "parameters": {"x": 1e3}}'),
+    http_request("POST", "/v2/repository/index", b'{"ready": true}'),
+    http_request("POST", "/v2/repository/models/nope/load", b'{"parameters": {"config": "{}"}}'),
+    http_request("POST", "/v2/systemsharedmemory/region/r/register", b'{"key": "/none", "byte_size": 4, "offset": 0}'),
+    http_request("POST", "/v1/completions", b'{"model": "sim", "prompt": "a", "max_tokens": 2}'),
+    http_request("GET", "/v2/models/identity/versions/1/stats"),
+    http_request("GET", "/metrics"),
+    b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}   \r\n0\r\n\r\n",
+]
+SPLICES = [
+    b"-1", b"1e999", b"NaN", b"Infinity", b"null", b"18446744073709551616", b"9" * 400, b'"', b"[" * 300, b'{"a":' * 300,
+    b"\r\n\r\n", b"\r\nContent-Length: 5", b"\r\nTransfer-Encoding: chunked", b"\r\nContent-Encoding: gzip",
+    b"\r\nExpect: 100-continue", b"\r\nUpgrade: h2c\r\nConnection: upgrade", b"\xff\xfe", b"\0", b"\xed\xa0\x80", b"%00%2f..",
+]  # fmt: skip
+
+
+@st.composite
+def mutated(draw: Any, seeds: list[bytes], most: int = 2) -> bytes:
+    """One or more of the seeds, with bytes changed, cut out, doubled or put in."""
+    data = bytearray(b"".join(draw(st.lists(st.sampled_from(seeds), min_size=1, max_size=most))))
+    for _ in range(draw(st.integers(0, 5))):
+        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        match draw(st.sampled_from(["change", "cut", "double", "insert"])):
+            case "change" if data:
+                data[place] = draw(st.integers(0, 255))
+            case "cut":
+                del data[place : place + draw(st.integers(1, 30))]
+            case "double":
+                data[place:place] = data[place : place + draw(st.integers(1, 60))]
+            case _:
+                data[place:place] = draw(st.binary(max_size=8) | st.sampled_from(SPLICES))
+    return bytes(data)
+
+
+@FUZZED
+@given(data=st.binary(max_size=200) | mutated(VALID))
+def test_bytes_over_http(server: Child, data: bytes) -> None:
+    talk(server.address, data)
+
+
+@FUZZED
+@given(claimed=st.integers(0, 3000), sent=st.integers(0, 300), split=st.integers(-20, 400))
+def test_lengths_that_are_not_so(server: Child, claimed: int, sent: int, split: int) -> None:
+    """Content-Length and Inference-Header-Content-Length against what comes."""
+    body = small().partition(b"\r\n\r\n")[2]
+    data = (
+        f"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: {claimed}\r\n"
+        f"Inference-Header-Content-Length: {split}\r\n\r\n"
+    ).encode() + (body * 3)[:sent]
+    heard = talk(server.address, data)
+    assert not heard.startswith(b"HTTP/1.1 5")
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.sampled_from([2**31, 2**62, 2**63 - 1, 2**63, 2**64, -1, -(2**63), 0, 1, 1.5, 1e308, 10**400])
+NUMBERS |= st.integers(-3, 5)
+ANY: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=10,
+)
+PLACES = (
+    "binary_data_size", "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification",
+    "binary_data", "timeout", "priority", "sequence_id", "sequence_start", "binary_data_output", "triton_x", "x",
+)  # fmt: skip
+parameters = st.dictionaries(st.sampled_from(PLACES), NUMBERS | ANY, max_size=3)
+shapes = st.lists(NUMBERS, max_size=4) | st.sampled_from([[2**62, 4], [2**32, 2**32], [-1, -1], [1] * 500]) | ANY
+
+
+@st.composite
+def trees(draw: Any) -> Any:
+    """Nearly an inference, with anything at all at the places that have a meaning."""
+    one = {
+        "name": draw(st.sampled_from(["INPUT0", "text_input", "n"]) | ANY),
+        "datatype": draw(st.sampled_from(["FP32", "BYTES", "BOOL", "FP16", "INT64", "INT32"]) | ANY),
+        "shape": draw(shapes),
+        "data": draw(st.lists(NUMBERS, max_size=4) | ANY),
+        "parameters": draw(parameters),
+    }
+    for key in draw(st.sets(st.sampled_from([*one]), max_size=2)):
+        del one[key]
+    return {
+        "id": draw(st.just("a") | ANY),
+        "inputs": [one] * draw(st.integers(0, 2)) if draw(st.booleans()) else draw(ANY),
+        "outputs": [{"name": draw(st.just("OUTPUT0") | ANY), "parameters": draw(parameters)}],
+        "parameters": draw(parameters | ANY),
+    }
+
+
+@FUZZED
+@given(
+    tree=trees() | st.dictionaries(st.sampled_from(["INPUT0", "text_input", "n", "id"]), ANY),
+    model=st.sampled_from(["identity", "text", "late"]),
+    verb=st.sampled_from(["infer", "generate"]),
+    doubled=st.booleans(),
+)
+def test_json_is_answered_and_never_with_an_error_of_ours(
+    server: Child, tree: Any, model: str, verb: str, doubled: bool
+) -> None:
+    body = json.dumps(tree).encode()  # NaN and Infinity as Python writes them
+    if doubled and len(tree) > 0:
+        body = body[:-1] + b"," + body[1:]  # every key twice
+    with Http(server.address) as client:
+        status, said = client.ask(http_request("POST", f"/v2/models/{model}/{verb}", body))
+    assert status in (200, 400, 404, 501, 504), said
+
+
+@FUZZED
+@given(depth=st.integers(1, 100_000), opening=st.sampled_from([b"[", b'{"inputs":', b'{"inputs":[{"data":', b'{"a":[']))
+def test_nesting_of_any_depth(server: Child, depth: int, opening: bytes) -> None:
+    body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + (opening * depth)[: MIB // 2]
+    with Http(server.address) as client:
+        status, _ = client.ask(http_request("POST", "/v2/models/identity/infer", body))
+    assert status == 400
+
+
+def test_the_nesting_of_data_that_is_whole(server: Child) -> None:
+    body = (
+        b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + b"[" * 60_000 + b"]" * 60_000 + b"}]}"
+    )
+    with Http(server.address) as client:
+        assert client.ask(http_request("POST", "/v2/models/identity/infer", body))[0] == 400
+
+
+def test_many_small_pieces_are_put_together(server: Child) -> None:
+    with Http(server.address) as client:
+        for at in range(len(data := small())):
+            client.sock.sendall(data[at : at + 1])
+        assert client.answer()[0] == 200
+
+
+def test_a_body_that_is_claimed_and_never_comes_takes_no_memory(server: Child) -> None:
+    """100 connections that claim 1 MiB each, and go: what was set aside for them is let go."""
+    clients = [Http(server.address) for _ in range(100)]
+    for client in clients:
+        client.sock.sendall(infer_head("identity", MIB - 1000, [1, 2]))
+    for client in clients:
+        client.sock.close()
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def headers(path: str, *more: tuple[str, str]) -> bytes:
+    usual = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
+    return hpack.Encoder().encode([*usual, ("content-type", "application/grpc"), ("te", "trailers"), *more])
+
+
+def message(data: bytes, compressed: int = 0) -> bytes:
+    return struct.pack(">BI", compressed, len(data)) + data
+
+
+SETTINGS = frame(4, 0, 0, b"")
+CALL = frame(1, 4, 1, headers(MODEL_INFER)) + frame(0, 1, 1, message(a_request().SerializeToString()))
+STREAM = frame(1, 4, 3, headers(STREAM_INFER)) + frame(0, 0, 3, message(a_request("words").SerializeToString()))
+FRAMES = [
+    PREFACE + SETTINGS + CALL,
+    PREFACE + SETTINGS + STREAM + CALL,
+    PREFACE + SETTINGS + frame(1, 4, 1, headers(MODEL_INFER, ("grpc-timeout", "1n"))),
+    PREFACE
+    + SETTINGS
+    + frame(1, 4, 1, headers("/no/where", ("grpc-encoding", "gzip")))
+    + frame(0, 1, 1, message(b"x", 1)),
+    PREFACE + SETTINGS + frame(1, 4, 1, headers(MODEL_INFER, *[("k" * 50, "v" * 900)] * 80)),
+    PREFACE
+    + SETTINGS
+    + CALL
+    + frame(3, 0, 1, b"\0\0\0\x08")
+    + frame(8, 0, 0, b"\x7f\xff\xff\xff")
+    + frame(7, 0, 0, bytes(8)),
+]
+
+
+@st.composite
+def any_frames(draw: Any) -> bytes:
+    made = PREFACE + SETTINGS
+    for _ in range(draw(st.integers(1, 5))):
+        payload = draw(st.binary(max_size=40) | st.just(headers(MODEL_INFER)) | st.just(message(b"\x0a\x01a")))
+        made += frame(draw(st.integers(0, 12)), draw(st.integers(0, 255)), draw(st.integers(0, 6)), payload)
+    return made
+
+
+@FUZZED
+@given(
+    data=st.binary(max_size=100)
+    | st.binary(max_size=100).map(lambda more: PREFACE + more)
+    | any_frames()
+    | mutated(FRAMES, 1)
+)
+def test_frames_over_grpc(server: Child, data: bytes) -> None:
+    host, port = server.place.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as sock, contextlib.suppress(OSError):
+        sock.sendall(data)
+        sock.settimeout(0.005)
+        while sock.recv(65536):
+            pass
+
+
+@pytest.fixture(scope="module")
+def channel(server: Child) -> Iterator[grpc.Channel]:
+    with dialled(server.place) as one:
+        yield one
+
+
+HEAD = Chunk()
+HEAD.head.request.CopyFrom(a_request("text"))
+HEAD.head.sizes.append(4)
+MESSAGES = [
+    a_request().SerializeToString(),
+    a_request(values=bytes(20_000)).SerializeToString(),
+    a_request("late", id="1").SerializeToString(),
+    HEAD.SerializeToString(),
+    Chunk(data=b"abcd").SerializeToString(),
+]
+
+
+@FUZZED
+@given(
+    path=st.sampled_from([MODEL_INFER, STREAM_INFER, INFER_CHUNKED]),
+    sent=st.lists(mutated(MESSAGES, 2) | st.binary(max_size=40), min_size=1, max_size=3),
+)
+def test_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
+    """UNKNOWN would be an exception of ours that got out. (A unary call without its message is one that grpcio never answers.)"""
+    try:
+        for _ in channel.stream_stream(path)(iter(sent), timeout=10):
+            pass
+    except grpc.RpcError as error:
+        assert error.code().name not in ("UNKNOWN", "DEADLINE_EXCEEDED"), error.details()

@@ -1,0 +1,163 @@
+"""A client that goes away takes its work with it: the slot is free at once, for whoever is next."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from robust_peer import (
+    INFER_CHUNKED,
+    MODEL_INFER,
+    PATIENCE_S,
+    PORTS,
+    STREAM_INFER,
+    Child,
+    Http,
+    a_request,
+    answers,
+    child,
+    delayed,
+    dialled,
+    http_request,
+    pending,
+    small,
+    until,
+    write_models,
+)
+
+from inferometer.serve.kserve.messages import Chunk, ModelInferResponse
+
+DELAY_S = 10
+LONG = delayed(f"{DELAY_S}s", slots=1)
+WAITING = 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    words = "model_transaction_policy { decoupled: true }\n"
+    folder = tmp_path_factory.mktemp("models")
+    models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, answers=1000, more=words))
+    with child("identity", models, *PORTS) as one:
+        answers(one)
+        yield one
+
+
+def closed_http(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
+    client = stack.enter_context(Http(server.address))
+    client.sock.sendall(small("long"))
+    return client.sock.close
+
+
+def closed_channel(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
+    """The whole connection is gone."""
+    channel = grpc.insecure_channel(server.place, options=[("grpc.use_local_subchannel_pool", 1)])
+    call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString())
+
+    def close() -> None:
+        channel.close()
+        assert call.done()  # and it is kept until here: a call that nobody knows cancels itself
+
+    return close
+
+
+def cancelled_call(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
+    channel = stack.enter_context(dialled(server.place))
+    return channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString()).cancel
+
+
+def cancelled_stream(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
+    channel = stack.enter_context(dialled(server.place))
+    return channel.stream_stream(STREAM_INFER)(iter([a_request("long").SerializeToString()])).cancel
+
+
+def cancelled_chunks(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
+    channel = stack.enter_context(dialled(server.place))
+    head = Chunk()
+    head.head.request.CopyFrom(a_request("long"))
+    head.head.request.ClearField("raw_input_contents")
+    head.head.sizes.append(4)
+    sent = [head.SerializeToString(), Chunk(data=bytes(4)).SerializeToString()]
+    return channel.stream_stream(INFER_CHUNKED)(iter(sent)).cancel
+
+
+LEAVING = [closed_http, closed_channel, cancelled_call, cancelled_stream, cancelled_chunks]
+
+
+def executing(server: Child) -> bool:
+    """Whether the model's one slot is taken: a request that may not wait for long is then told so."""
+    with dialled(server.place) as channel:
+        request = a_request("long")
+        request.parameters["timeout"].int64_param = 1
+        call = channel.unary_unary(MODEL_INFER, lambda one: one.SerializeToString(), ModelInferResponse.FromString)
+        try:
+            call(request, timeout=0.3)
+        except grpc.RpcError as error:
+            return "Request timeout expired" in error.details()
+    raise AssertionError("it was answered")
+
+
+@pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
+def test_a_slot_is_free_when_its_client_is_gone(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+    with contextlib.ExitStack() as stack:
+        go = leave(server, stack)
+        until(lambda: executing(server), "the request is under way")
+        go()
+        until(lambda: not executing(server), "its slot is free", DELAY_S / 2)
+        assert pending(server, "long") == 0
+        assert server.errors() == ""
+
+
+@pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
+def test_those_that_wait_leave_the_queue(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+    with contextlib.ExitStack() as stack:
+        gone = [leave(server, stack) for _ in range(WAITING + 1)]
+        until(lambda: pending(server, "long") == WAITING, "one executes and the others wait")
+        for go in gone:
+            go()
+        until(lambda: pending(server, "long") == 0, "none waits", DELAY_S / 2)
+        until(lambda: not executing(server), "none executes", DELAY_S / 2)
+        assert answers(server)
+
+
+def test_the_next_in_line_is_served_at_once(tmp_path: Path) -> None:
+    """The first of 10 s goes away; the second, which waited behind it, has begun when nobody waits any longer."""
+    models = write_models(tmp_path, long=LONG)
+    with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
+        with Http(server.address) as first:
+            first.sock.sendall(small("long"))
+            until(lambda: executing(server), "the first is under way")
+            second.sock.sendall(small("long"))
+            until(lambda: pending(server, "long") == 1, "the second waits")
+            left = time.monotonic()
+        until(lambda: pending(server, "long") == 0, "the second has begun", DELAY_S / 2)
+        assert time.monotonic() - left < DELAY_S / 2
+        assert executing(server)
+
+
+def test_half_a_request_is_no_work(server: Child) -> None:
+    data = small("long")
+    for cut in range(1, len(data), 7):
+        with Http(server.address) as client:
+            client.sock.sendall(data[:cut])
+    assert not executing(server)
+    assert server.errors() == ""
+
+
+def test_a_stream_of_events_ends_with_its_reader(server: Child) -> None:
+    """generate_stream of a model that goes on for 50 s: its slot is free for the next."""
+    ask = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
+    for _ in range(3):
+        with Http(server.address, timeout=DELAY_S / 2) as client:
+            client.sock.sendall(ask)
+            assert client.sock.recv(4096).startswith(b"HTTP/1.1 200")
+    assert server.errors() == ""
+
+
+def test_a_reader_who_stops_reading_stops_nobody_else(server: Child) -> None:
+    with dialled(server.place) as channel:
+        idle = channel.stream_stream(STREAM_INFER)(iter([a_request("words").SerializeToString()]), timeout=PATIENCE_S)
+        next(idle)
+        assert answers(server)
+        idle.cancel()

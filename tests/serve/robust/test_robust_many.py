@@ -1,0 +1,71 @@
+"""As many clients as there can be: served, or refused in words; the server goes on, and its memory and files come back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from robust_peer import (
+    MIB,
+    PORTS,
+    Child,
+    answers,
+    child,
+    delayed,
+    many_connections,
+    many_streams,
+    small,
+    until,
+    write_models,
+)
+
+COUNT = 1000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    models = write_models(tmp_path_factory.mktemp("models"), late=delayed("50ms", slots=0))
+    with child("identity", models, *PORTS) as one:
+        answers(one)
+        yield one
+
+
+def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
+    many_streams(server.place, COUNT, "late")
+    files, memory = server.files(), server.memory()  # gRPC opens a few of its own when it is first busy
+    tally = many_streams(server.place, COUNT, "late")
+    assert (tally.served, tally.lost) == (COUNT, {})
+    until(lambda: server.files() <= files, "as many files are open as before")
+    assert server.memory() - memory <= 32 * MIB
+    assert answers(server)
+    assert server.errors() == ""
+
+
+def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
+    files = server.files()
+    many_connections(server.address, COUNT, small("late"))
+    memory = server.memory()
+    tally = many_connections(server.address, COUNT, small("late"))
+    assert (tally.served, tally.lost) == (2 * COUNT, {})
+    until(lambda: server.files() <= files, "as many files are open as before")
+    assert server.memory() - memory <= 32 * MIB
+    assert answers(server)
+    assert server.errors() == ""
+
+
+def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
+    models = write_models(tmp_path, late=delayed("300ms", slots=0))
+    with child("identity", models, *PORTS, "--max-requests=50") as server:
+        tally = many_connections(server.address, 200, small("late"))
+        assert tally.lost == {}
+        assert set(tally.refused) == {"429"}
+        assert tally.served + tally.refused["429"] == 400
+        assert 100 <= tally.served < 400
+        assert answers(server)
+
+
+def test_streams_over_the_limit_of_a_connection_wait_their_turn() -> None:
+    """That is HTTP/2's own limit: the client keeps what the connection does not take."""
+    with child("identity", *PORTS, "--max-streams=10") as server:
+        tally = many_streams(server.place, 40, "identity", channels=4)
+        assert (tally.served, tally.lost, tally.refused) == (40, {}, {})
+        assert answers(server)
