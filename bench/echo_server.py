@@ -1,0 +1,176 @@
+"""The ceiling: servers in plain Python that have an answer before they are asked, with nothing of a model, a queue or a check.
+
+`echo_server.py aio|threads|http` prints the port that it listens on and ends when standard input does.
+
+aio      grpc.aio on uvloop: bytes in, the bytes of a ModelInferResponse out
+threads  grpcio's threads, eight of them: the same
+http     an asyncio.Protocol on uvloop with httptools: the bytes of an answer with one binary tensor out
+"""
+
+import asyncio
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import httptools
+import uvloop
+
+from inferometer.wire import protobuf
+
+MODEL, ELEMENTS = "identity", 16
+SERVICE = "/inference.GRPCInferenceService/"
+THREADS = 8
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    if kind == "threads":
+        _serve_with_threads()
+    else:
+        uvloop.run(_serve_with_aio() if kind == "aio" else _serve_http())
+
+
+def _ready(port: int) -> None:
+    print(port, flush=True)
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def _answers() -> dict[str, bytes]:
+    """By path: the inference, and what our client asks before it."""
+    schema = protobuf.own("kserve")
+
+    def message(kind: str, /, **fields: Any) -> bytes:
+        made: bytes = schema.message(f"inference.{kind}Response")(**fields).SerializeToString()
+        return made
+
+    tensor = {"datatype": "FP32", "shape": [1, ELEMENTS]}
+    described = {"datatype": "FP32", "shape": [-1, -1]}
+    return {
+        f"{SERVICE}ModelInfer": message(
+            "ModelInfer",
+            model_name=MODEL,
+            model_version="1",
+            outputs=[{"name": "OUTPUT0", **tensor}],
+            raw_output_contents=[bytes(4 * ELEMENTS)],
+        ),
+        f"{SERVICE}ServerLive": message("ServerLive", live=True),
+        f"{SERVICE}ModelReady": message("ModelReady", ready=True),
+        f"{SERVICE}ServerMetadata": message("ServerMetadata", name="echo"),
+        f"{SERVICE}ModelMetadata": message(
+            "ModelMetadata",
+            name=MODEL,
+            versions=["1"],
+            inputs=[{"name": "INPUT0", **described}],
+            outputs=[{"name": "OUTPUT0", **described}],
+        ),
+    }
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, handlers: dict[str, Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _coroutine(answer: bytes) -> Any:
+    async def call(request: bytes, context: Any) -> bytes:
+        return answer
+
+    return grpc.unary_unary_rpc_method_handler(call)
+
+
+def _function(answer: bytes) -> Any:
+    return grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
+
+
+async def _serve_with_aio() -> None:
+    server = grpc.aio.server(handlers=(_Handlers({path: _coroutine(made) for path, made in _answers().items()}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    _ready(port)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.stop(0)
+
+
+def _serve_with_threads() -> None:
+    handlers = _Handlers({path: _function(made) for path, made in _answers().items()})
+    server = grpc.server(ThreadPoolExecutor(THREADS), handlers=(handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    _ready(port)
+    sys.stdin.read()
+    server.stop(0).wait()
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def _pages() -> dict[bytes, bytes]:
+    """Whole responses by path, alike."""
+    described = {"datatype": "FP32", "shape": [-1, -1]}
+    tensor = {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, ELEMENTS]}
+    head = json.dumps(
+        {
+            "model_name": MODEL,
+            "model_version": "1",
+            "outputs": [tensor | {"parameters": {"binary_data_size": 4 * ELEMENTS}}],
+        }
+    ).encode()
+    metadata = {
+        "name": MODEL,
+        "versions": ["1"],
+        "platform": "",
+        "inputs": [{"name": "INPUT0"} | described],
+        "outputs": [{"name": "OUTPUT0"} | described],
+    }
+    binary = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % len(head)
+    model = f"/v2/models/{MODEL}".encode()
+    return {
+        model + b"/infer": _response(head + bytes(4 * ELEMENTS), binary),
+        b"/v2/health/live": _response(b""),
+        model + b"/ready": _response(b""),
+        b"/v2": _response(json.dumps({"name": "echo", "version": "", "extensions": []}).encode()),
+        model: _response(json.dumps(metadata).encode()),
+    }
+
+
+def _response(body: bytes, headers: bytes = b"Content-Type: application/json\r\n", status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\n%bContent-Length: %d\r\n\r\n%b" % (status, headers, len(body), body)
+
+
+_NOT_FOUND = _response(b'{"error":"Not Found"}', status=b"404 Not Found")
+
+
+class _Echo(asyncio.Protocol):
+    def __init__(self, pages: dict[bytes, bytes]) -> None:
+        self._pages = pages
+        self._parser = httptools.HttpRequestParser(self)
+
+    def connection_made(self, transport: Any) -> None:
+        self._write = transport.write
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._path = url
+
+    def on_message_complete(self) -> None:
+        self._write(self._pages.get(self._path, _NOT_FOUND))
+
+
+async def _serve_http() -> None:
+    loop, pages = asyncio.get_running_loop(), _pages()
+    server = await loop.create_server(lambda: _Echo(pages), "127.0.0.1", 0)
+    _ready(server.sockets[0].getsockname()[1])
+    await loop.run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    main()
