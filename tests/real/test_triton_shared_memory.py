@@ -19,6 +19,7 @@ from inferometer.engine import kserve, shared_memory
 from inferometer.engine.exchange import Place
 from inferometer.engine.shared_memory import FOLDER, PREFIX, Portion, Served
 from inferometer.records import Run
+from inferometer.tensors import DATATYPES
 from inferometer.wire.kserve.calls import SharedRefs
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import ShmRef
@@ -116,7 +117,11 @@ def test_every_datatype_in_shared_memory(triton: Triton, tmp_path: Path, seen: l
     url = triton.grpc if protocol == "grpc" else triton.http
     server = {"api": "kserve-json"} if protocol == "json" else {}
     load = {"type": "closed", "concurrency": 1, "requests": 6}
-    run = shared_run(tmp_path, url, "all_types", load=load, server=server)
+    data = {
+        "type": "tensors",
+        "shape": {f"IN_{datatype}": [1] for datatype in DATATYPES},
+    }  # all are optional: those that are named are sent
+    run = shared_run(tmp_path, url, "all_types", load=load, server=server, data=data)
     assert_all_well(run, seen, url, 6)
     (one,) = seen
     (shard,) = one.refs
