@@ -141,3 +141,8 @@ def test_an_option_of_the_simulators_without_it_is_refused(settings_of):
     settings = settings_of("identity", "--config", "max_batch_size=4", "--max-message", "2GiB", "--drain", "5s")
     assert (settings.models, settings.sim, settings.drain) == (("identity",), None, 5)
     assert settings.limits.message == 2 << 30
+
+
+def test_a_limit_of_nothing_is_refused_and_not_taken_for_the_default(settings_of):
+    with pytest.raises(UserError, match="--max-message is 0"):
+        settings_of("--max-message", "0B")

@@ -1,5 +1,8 @@
 """HTTP requests, however the bytes come."""
 
+import os
+from pathlib import Path
+
 import pytest
 from raw_client import request
 
@@ -169,3 +172,25 @@ def test_a_body_that_comes_with_its_head_is_not_copied_again():
     (found,) = feed(PLAIN)
     assert isinstance(found, Request)
     assert isinstance(found.body, bytes)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"],
+    ids=["upgrade", "connect"],
+)
+def test_any_number_of_upgrades_is_declined_one_after_the_other(one: bytes):
+    found = feed(one * 3000 + PLAIN)
+    assert len(found) == 3001
+    assert all(isinstance(request, Request) for request in found)
+    assert bytes(found[-1].body) == b'{"prompt":"hi"}'
+
+
+def test_a_body_that_is_only_announced_takes_no_memory():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before, parser = resident(), RequestParser()
+    assert parser.feed(b"POST / HTTP/1.1\r\nContent-Length: 500000000\r\n\r\n", 0) == []
+    assert parser.room is not None and len(parser.room) == 500_000_000
+    assert resident() - before < 50_000_000

@@ -169,7 +169,7 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
         tls=_tls(told),
         token=_token(told["token_env"]),
         limits=Limits(
-            message=told["max_message"] or Limits().message,
+            message=Limits().message if told["max_message"] is None else told["max_message"],
             head=told["max_header"],
             streams=told["max_streams"],
             requests=told["max_requests"],

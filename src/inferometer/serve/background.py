@@ -91,12 +91,18 @@ def running(settings: Settings) -> Iterator[str]:
         yield server.url
 
 
-def _say(reply: _Reply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
+def _say(reply: _Reply, pipe: int) -> None:
+    os.write(pipe, msgspec.json.encode(reply) + b"\n")
 
 
-async def _serve_until_stdin_ends(settings: Settings) -> None:
+def _own_stdout() -> int:
+    """The pipe to the parent, for us alone: what models print goes to standard error."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    return pipe
+
+
+async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
     from inferometer.serve.app import Listening, serve  # noqa: PLC0415  (heavy: for the child only)
 
     stop = asyncio.Event()
@@ -110,7 +116,7 @@ async def _serve_until_stdin_ends(settings: Settings) -> None:
                 stop.set()
 
     def ready(at: Listening) -> None:
-        _say(_Reply(at.http, at.grpc, at.metrics))
+        _say(_Reply(at.http, at.grpc, at.metrics), pipe)
 
     loop.add_reader(0, readable)
     await serve(settings, ready, stop)
@@ -119,11 +125,12 @@ async def _serve_until_stdin_ends(settings: Settings) -> None:
 def _main() -> None:
     from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
 
+    pipe = _own_stdout()
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     try:
-        run(_serve_until_stdin_ends(settings))
+        run(_serve_until_stdin_ends(settings, pipe))
     except UserError as error:
-        _say(_Reply(what=error.what, remedy=error.remedy))
+        _say(_Reply(what=error.what, remedy=error.remedy), pipe)
 
 
 if __name__ == "__main__":

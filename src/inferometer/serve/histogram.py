@@ -26,7 +26,8 @@ class Histogram:
         self._counts = [before + more for before, more in zip(self._counts, counted, strict=True)]
         self._sum += stamps[-1] - stamps[0]
 
-    def buckets(self) -> list[tuple[str, float]]:
+    def buckets(self) -> list[tuple[str, int]]:
+        """Each bound and how many are up to it."""
         totals = accumulate(self._counts)
         return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], totals, strict=True))
 

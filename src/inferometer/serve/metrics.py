@@ -120,11 +120,11 @@ def _histograms(name: str, text: str, found: Sequence[tuple[dict[str, str], Hist
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} histogram"
     for labels, histogram in found:
-        count = 0.0
+        count = 0
         for bound, count in histogram.buckets():
-            yield f"{name}_bucket{_written({**labels, 'le': bound})} {count:g}"
+            yield f"{name}_bucket{_written({**labels, 'le': bound})} {count}"
         yield f"{name}_sum{_written(labels)} {histogram.sum}"
-        yield f"{name}_count{_written(labels)} {count:g}"
+        yield f"{name}_count{_written(labels)} {count}"
 
 
 def _written(labels: dict[str, str]) -> str:

@@ -19,11 +19,12 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import Logged, reply
 from inferometer.serve.kserve import http as kserve_http
-from inferometer.serve.kserve.web import Kserve, unexpected
+from inferometer.serve.kserve.under_way import unexpected
+from inferometer.serve.kserve.web import Kserve
+from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim import frames
-from inferometer.serve.sim.metrics import CONTENT_TYPE
 from inferometer.serve.sim.openai import Refusal
 from inferometer.serve.sim.server import Simulator, unauthorised
 
@@ -50,11 +51,6 @@ class Web:
         self._token = settings.token
         self._is_logged = settings.access_log
         self._draining = False
-
-    @property
-    def in_flight(self) -> int:
-        """Requests whose answer is not complete."""
-        return (self._kserve.in_flight if self._kserve else 0) + (self._sim.in_flight if self._sim else 0)
 
     def refuse_new(self) -> None:
         """From now on not ready, and new inferences are refused; what is under way goes on."""

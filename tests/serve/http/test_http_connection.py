@@ -133,8 +133,8 @@ def test_64_mib_stay_in_one_buffer_from_the_socket_to_the_answer():
                 assert (status, len(back)) == (200, size)
                 body = echo.requests[0].body
                 assert isinstance(body, memoryview)
-                assert isinstance(body.obj, bytearray)
                 assert len(body.obj) == size
+                assert [connection.unsent for connection in listener.connections] == [0]
 
     run(main())
 
@@ -281,5 +281,18 @@ def test_after_stop_accepting_connections_go_on_and_new_ones_are_refused():
                     socket.create_connection(("127.0.0.1", port), timeout=5)
                 await client.send(post("/", b"still here"))
                 assert await client.response() == (200, b"still here")
+
+    run(main())
+
+
+def test_all_that_wait_are_taken_before_accepting_stops():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            place = listener._sock.getsockname()
+            with contextlib.ExitStack() as clients:
+                for _ in range(300):
+                    clients.enter_context(socket.create_connection(place))
+                listener.stop_accepting()
+                assert len(listener.connections) == 300
 
     run(main())

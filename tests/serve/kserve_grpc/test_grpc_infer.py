@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 
-from inferometer.serve.kserve import messages, stream
+from inferometer.serve.kserve import messages, unread
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
 from inferometer.wire import server_timing
@@ -379,11 +379,11 @@ def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:
 def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "GIVEN_UP", 50_000_000)
+    monkeypatch.setattr(unread, "GIVEN_UP", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     until(lambda: served.in_flight() == 1)
     until(lambda: served.in_flight() == 0)
-    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", stream.not_read().message)
+    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", unread.not_read().message)
 
 
 def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from raw_client import RawClient, request
-from served import Served, make_repository, serving
+from served import CONFIGS, Served, make_repository, serving
 
+from inferometer.serve.kserve import unread
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
@@ -303,9 +304,9 @@ def test_a_client_that_leaves_frees_its_work(server: Served):
         one.send(SLOW)
         two.send(SLOW)
         server.until(lambda: server.models.in_flight == 2)
-        assert server.call(lambda: server.web.in_flight) == 2
+        assert server.call(lambda: server.listener.in_flight) == 2
     server.until(lambda: server.models.in_flight == 0)
-    assert server.call(lambda: server.web.in_flight) == 0
+    assert server.call(lambda: server.listener.in_flight) == 0
 
 
 def test_tensors_are_freed_with_the_answer_though_the_connection_stays(
@@ -348,7 +349,7 @@ def test_at_the_end_new_requests_are_refused_and_those_under_way_finish(tmp_path
     with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
         with RawClient(server.url) as under_way, RawClient(server.url) as web:
             under_way.send(SLOW)
-            server.until(lambda: server.web.in_flight == 1)
+            server.until(lambda: server.listener.in_flight == 1)
             server.call(server.web.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):
                 with RawClient(server.url) as probe:
@@ -360,8 +361,8 @@ def test_at_the_end_new_requests_are_refused_and_those_under_way_finish(tmp_path
             answer = web.ask(INFER, {"inputs": [X]})
             assert (answer.status, answer.headers["connection"]) == (503, "close")
             assert web.at_end()
-            assert server.call(lambda: server.web.in_flight) == 1
-        server.until(lambda: server.web.in_flight == 0)
+            assert server.call(lambda: server.listener.in_flight) == 1
+        server.until(lambda: server.listener.in_flight == 0)
 
 
 def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
@@ -371,3 +372,17 @@ def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
         answer = web.ask("/v2/health/live")
         assert answer.headers["connection"] == "close"
         assert web.at_end()
+
+
+def test_a_stream_that_is_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unread, "GIVEN_UP", 4_000_000)
+    config = CONFIGS["words"].replace('"3"', '"1000000"')
+    monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
+    with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
+        web.send(request("/v2/models/words/generate_stream", {"text_input": "x" * 500_000}))
+        server.until(lambda: server.models.in_flight == 1)
+        server.until(lambda: server.models.in_flight == 0)
+        answer = web.response()
+        assert answer.complete
+        assert json.loads(answer.events[-1]) == {"error": unread.not_read().message}
+        assert web.ask("/v2/health/live").status == 200

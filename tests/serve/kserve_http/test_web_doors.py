@@ -95,7 +95,7 @@ def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.Mo
         monkeypatch.setattr(server.models, "submit", lambda inference: 1 / 0)
         with RawClient(server.url) as web:
             assert web.ask(INFER, BODY).status == 500
-        assert server.call(lambda: server.web.in_flight) == 0
+        assert server.call(lambda: server.listener.in_flight) == 0
         monkeypatch.undo()
         with RawClient(server.url) as web:
             assert web.ask(INFER, BODY).status == 200

@@ -109,7 +109,7 @@ def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(serv
     assert server.errors == []
     with RawClient(server.url) as web:
         assert web.ask("/v2/models/identity/infer", {"inputs": [X]}).status == 200
-    server.until(lambda: server.web.in_flight == 0)
+    server.until(lambda: server.listener.in_flight == 0)
 
 
 @given(st.lists(mutated(), min_size=1, max_size=3), st.lists(st.integers(1, 60), max_size=6))
@@ -129,4 +129,4 @@ def test_requests_in_pieces_of_any_size_are_answered_or_closed(server: Served, d
             server.call(lambda: None)
     server.until(lambda: connection.closed)
     assert server.errors == []
-    server.until(lambda: server.web.in_flight == 0)
+    server.until(lambda: server.listener.in_flight == 0)

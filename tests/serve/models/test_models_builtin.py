@@ -1,6 +1,7 @@
 """The built-in models, the delay, and the page of metrics."""
 
 import asyncio
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -159,5 +160,16 @@ def test_the_page_has_tritons_names_and_what_was_counted(tmp_path: Path) -> None
             assert samples[f"nv_inference_{part}_duration_us", ""] >= 0
         assert 0 <= samples["nv_cpu_utilization", ""] <= 1
         assert 0 < samples["nv_cpu_memory_used_bytes", ""] < samples["nv_cpu_memory_total_bytes", ""]
+
+    run(test())
+
+
+def test_counts_on_the_page_are_exact_however_many_there_are(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
+            models.find("m").counted.request.observe_gaps(array("q", range(1_234_568)))
+            text = metrics.page(models).decode()
+        assert 'nv_inference_request_latency_seconds_count{model="m",version="1"} 1234567\n' in text
+        assert 'nv_inference_request_latency_seconds_bucket{model="m",version="1",le="+Inf"} 1234567\n' in text
 
     run(test())

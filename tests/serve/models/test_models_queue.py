@@ -1,14 +1,17 @@
 """The queue on a clock of our own: what goes together, when, in which order, and that nobody is lost."""
 
 import heapq
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.serve.models.queue import Policy, Queue
 from inferometer.serve.models.types import NEVER, Inference
+from inferometer.tensors import Tensor
 
 
 class FakeClock:
@@ -255,3 +258,18 @@ def test_any_history_keeps_order_sizes_kinds_and_everybody(
         assert sum(one.rows for one in batch) <= policy.max_rows or len(batch) == 1
         assert policy.batching or len(batch) == 1
         assert all(one.deadline > begun for one in batch)
+
+
+def test_a_request_that_is_gone_is_not_kept_for_its_deadline() -> None:
+    server = Server(Policy(), slots=0)
+    tensor = np.zeros(1)
+    seen = weakref.ref(tensor)
+    server.put(deadline=1_000_000).inputs["x"] = Tensor("x", "FP64", (1,), memoryview(tensor))
+    del tensor
+    server.queue.free += 1
+    server.queue.dispatch()
+    assert len(server.batches) == 1
+    server.batches.clear()
+    assert seen() is None
+    server.clock.advance(2_000_000)
+    assert server.expired == []

@@ -1,9 +1,13 @@
 """Requests, cancellations, failures, loads and unloads, on models whose every step the test decides."""
 
 import asyncio
+import gc
 import itertools
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +16,9 @@ from hypothesis import strategies as st
 from models_fakes import GATES, TENSORS, Call, Gate, fakes, flat, fp32, run, serving, why_not, write_model
 
 from inferometer.errors import UserError
+from inferometer.serve.models import checks, repository
 from inferometer.serve.models.registry import Models
+from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
 
 __all__ = ["fakes"]
@@ -498,6 +504,126 @@ def test_requests_go_on_through_loads_and_none_is_lost(tmp_path: Path, fakes: Ga
             for i, call in enumerate(calls):
                 assert (await call.outputs())["OUTPUT0"].tolist() == [[i]]
             assert fakes("m").loads == 4
+
+    run(test())
+
+
+def test_an_unload_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            call = Call("m", fp32([1])).on(models)
+            unloading = asyncio.create_task(models.unload("m"))
+            await asyncio.sleep(0)
+            unloading.cancel()
+            await asyncio.gather(unloading, return_exceptions=True)
+            assert [entry.state for entry in models.index()] == ["UNLOADING"]
+            fakes("m").open()
+            await call.outputs()
+            await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait, 10)
+            assert fakes("m").closed.is_set()
+            assert [(entry.state, entry.reason) for entry in models.index()] == [("UNAVAILABLE", "unloaded")]
+
+    run(test())
+
+
+def test_a_load_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            await models.unload("m")
+            loading = asyncio.create_task(models.load("m"))
+            await asyncio.sleep(0)
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            async with asyncio.timeout(10):
+                while not models.is_ready("m"):
+                    await asyncio.sleep(0.001)
+
+    run(test())
+
+
+def test_what_is_ready_is_told_without_a_look_at_the_disk(
+    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            monkeypatch.setattr(repository, "listed", lambda root: pytest.fail("the disk was read"))
+            assert [entry.name for entry in models.index(only_ready=True)] == ["m"]
+
+    run(test())
+
+
+# --- trouble of our own ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_thread_for_it_a_request_fails_and_its_slot_is_free_again(
+    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", refuse)
+                why = await Call("m", fp32([1])).on(models).refused()
+            assert (why.code, why.message) == ("INTERNAL", "RuntimeError: can't start new thread")
+            assert models.in_flight == 0
+            fakes("m").open()
+            await Call("m", fp32([2])).on(models).outputs()
+
+    run(test())
+
+
+def test_a_check_that_breaks_leaves_no_request_under_way(
+    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            monkeypatch.setattr(checks, "check", broken)
+            with pytest.raises(MemoryError):
+                Call("m", fp32([1])).on(models)
+            assert models.in_flight == 0
+
+    run(test())
+
+
+def watched() -> tuple[Tensor, "weakref.ref[Any]"]:
+    """A tensor, and how to see whether it is still there."""
+    values = np.ones((1, 1), np.float32)
+    return Tensor("INPUT0", "FP32", (1, 1), memoryview(values).cast("B")), weakref.ref(values)
+
+
+def test_a_thread_that_waits_does_not_keep_the_last_requests_tensors(tmp_path: Path, fakes: Gates) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": SINGLE}) as models:
+            tensor, seen = watched()
+            fakes("m").open()
+            call = Call("m", tensor).on(models)
+            await call.outputs()
+            del call, tensor
+            async with asyncio.timeout(10):  # the thread comes to its end a little later than the answer does
+                while gc.collect() or seen() is not None:  # a Call and its request know each other
+                    await asyncio.sleep(0.001)
+
+    run(test())
+
+
+def test_a_delay_that_is_cancelled_does_not_keep_its_tensors_until_it_is_due(tmp_path: Path) -> None:
+    config = 'backend: "sim" max_batch_size: 4 parameters { key: "delay" value { string_value: "1h" } }' + TENSORS
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            tensor, seen = watched()
+            call = Call("m", tensor).on(models)
+            models.cancel(call.inference)
+            await call.refused()
+            del call, tensor
+            await asyncio.sleep(0)
+            gc.collect()
+            assert seen() is None
 
     run(test())
 

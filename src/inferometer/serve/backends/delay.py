@@ -82,7 +82,6 @@ class _Answering:
         self._alarms.at(self._due, self._next)
 
     def cancel(self) -> None:
-        self._outputs = {}
         self._end()
 
     def _next(self) -> None:
@@ -99,8 +98,13 @@ class _Answering:
 
     def _end(self) -> None:
         finish, self._finish = self._finish, None
+        self._outputs, self._emit = {}, _nobody  # the alarm keeps this one until it is due, and should keep no tensors
         if finish is not None:
             finish(None)
+
+
+def _nobody(_: Tensors) -> None:
+    pass
 
 
 def _ns(loading: Loading, name: str) -> int:

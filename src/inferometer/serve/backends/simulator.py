@@ -9,7 +9,7 @@ from collections.abc import Callable
 from inferometer import tensors
 from inferometer.serve.models.types import Begin, Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.serve.sim.jobs import Job
-from inferometer.serve.sim.openai import DEFAULT_TOKENS, Ask
+from inferometer.serve.sim.openai import DEFAULT_TOKENS, Ask, Refusal
 from inferometer.serve.sim.server import Simulator
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
@@ -67,13 +67,20 @@ def _begin(server: Simulator) -> Begin:
         finish: Callable[[Refused | None], None],
     ) -> Callable[[], None] | None:
         text, n_out = _asked(inputs)
-        n_in = server.length(Ask(False, True, False, False, n_out, texts=(text,)))
+        try:
+            n_in = server.length(Ask(False, True, False, False, n_out, texts=(text,)))
+        except Refusal as refusal:
+            raise Refused("INVALID_ARGUMENT", refusal.message) from None
         job = _Text(server, server.number(), n_in, n_out, emit, finish)
         if not server.timing.add(job, job.arrived):
             raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
         server.clockwork.changed()
 
         def cancel() -> None:
+            server.loop.call_soon(drop)  # not from within `emit`: the timing model is not called back there
+            finish(None)
+
+        def drop() -> None:
             server.timing.drop(job, now())
             server.clockwork.changed()
 

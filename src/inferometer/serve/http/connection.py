@@ -27,6 +27,8 @@ from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
 _READ = 64 * 1024
 _BACKLOG = 4096
+_AT_A_TIME = 256
+"""Connections that are taken before others have their turn."""
 _PIPELINED = 64
 _PIPELINED_BYTES = 1 << 20
 """Requests that may wait in line on a connection, and the bytes of their bodies; beyond that it is not read from."""
@@ -56,7 +58,7 @@ class Handler(Protocol):
 class Connection:
     __slots__ = (
         "_busy", "_closing", "_finished", "_handler", "_line", "_listener", "_loop", "_out", "_parser", "_paused", "_sock",
-        "_waited_for", "closed", "gone", "peer", "send",
+        "_waited_for", "closed", "gone", "peer", "send", "unsent",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
@@ -66,6 +68,8 @@ class Connection:
         self.peer = peer
         """The client's address, for the log."""
         self.send = sock.send
+        self.unsent = 0
+        """Bytes of answers that the kernel has not taken yet."""
         self._sock = sock
         self._listener = listener
         self._loop = listener.loop
@@ -199,6 +203,7 @@ class Connection:
     def _keep(self, data: memoryview) -> None:
         if not len(data):
             return
+        self.unsent += data.nbytes
         if data.nbytes > _JOINED:
             self._out.append(data)
         elif self._out and isinstance(self._out[-1], bytearray) and len(self._out[-1]) < 4 * _JOINED:
@@ -216,6 +221,7 @@ class Connection:
             self._loop.call_soon(self.close)
             self._out.clear()
             return False
+        self.unsent -= sent
         out = self._out
         while sent:
             first = out[0]
@@ -346,7 +352,7 @@ class Listener:
     def stop_accepting(self) -> None:
         """No new connections but those that wait to be taken; the ones that are there go on."""
         if self._is_accepting:
-            self._acceptable()
+            self._accept(_BACKLOG)
             self._is_accepting = False
             self.loop.remove_reader(self._sock)
             self._sock.close()
@@ -377,7 +383,10 @@ class Listener:
         return connection
 
     def _acceptable(self) -> None:
-        for _ in range(256):
+        self._accept(_AT_A_TIME)
+
+    def _accept(self, most: int) -> None:
+        for _ in range(most):
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):

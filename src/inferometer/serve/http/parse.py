@@ -10,6 +10,7 @@ from typing import Any
 
 import httptools
 
+from inferometer.serve.memory import untouched
 from inferometer.serve.settings import Limits
 
 _KEPT = frozenset(
@@ -53,8 +54,8 @@ class RequestParser:
     """The parser of one connection. Callbacks of httptools are the methods without underscore from `on_url` on."""
 
     __slots__ = (
-        "_buffer", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_problem", "_request",
-        "_size", "is_partial", "room", "wants_continue",
+        "_buffer", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_pieces", "_problem",
+        "_request", "_size", "is_partial", "room", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: Limits = _USUAL) -> None:
@@ -72,20 +73,32 @@ class RequestParser:
         self.on_message_begin()
         self.is_partial = False
 
-    def feed(self, data: bytes, arrived: int) -> list[Request | Problem]:
+    def feed(self, data: bytes | memoryview, arrived: int) -> list[Request | Problem]:
         """The requests that `data` completes; after a Problem, nothing more."""
+        taken = self._take(data, arrived)
+        done = self._handed_over()
+        while taken < len(data):
+            data = memoryview(data)[taken:]
+            taken = self._take(data, arrived)
+            done += self._handed_over()
+        return done
+
+    def _take(self, data: bytes | memoryview, arrived: int) -> int:
+        """How many of the bytes are dealt with: what comes behind a body or an Upgrade is left."""
         if self._problem is not None:
-            return []
+            return len(data)
         if self.room is not None:
-            return self._feed_body(data, arrived)
+            count = min(len(self.room), len(data))
+            self.room[:count] = data[:count]
+            self._fill(count, arrived)
+            return count
         self._fed += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._parser = httptools.HttpRequestParser(self)
-            completed = self._handed_over()
-            self._stamp(completed, arrived)
-            return completed + self.feed(data[upgrade.args[0] :], arrived)
+            self._stamp(self._done, arrived)
+            return int(upgrade.args[0])
         except httptools.HttpParserError:
             self._refuse(400, "the bytes are not an HTTP/1.1 request")
         if self._fed > self._limits.head:
@@ -95,27 +108,23 @@ class RequestParser:
             self._done.append(self._problem)
         elif self._in_body and self._length:
             self._make_room()
-        return self._handed_over()
-
-    def _feed_body(self, data: bytes, arrived: int) -> list[Request | Problem]:
-        assert self.room is not None
-        count = min(len(self.room), len(data))
-        self.room[:count] = data[:count]
-        found = self.filled(count, arrived)
-        return found + self.feed(data[count:], arrived) if count < len(data) else found
+        return len(data)
 
     def filled(self, count: int, arrived: int) -> list[Request | Problem]:
         """So many bytes were put into `room`."""
+        self._fill(count, arrived)
+        return self._handed_over()
+
+    def _fill(self, count: int, arrived: int) -> None:
         assert self.room is not None
         self._size += count
         self.room = self.room[count:]
         if self.room:
-            return []
+            return
         self.room = None
         self._parser = httptools.HttpRequestParser(self)  # the old one still waits for this body
         self.on_message_complete()
         self._stamp(self._done, arrived)
-        return self._handed_over()
 
     def _handed_over(self) -> list[Request | Problem]:
         """What is complete. Nothing of it is kept here: a body may be large, and the connection idle for long."""
@@ -140,7 +149,8 @@ class RequestParser:
         self._length = 0
         self._size = 0
         self._in_body = False
-        self._buffer: bytearray | None = None
+        self._buffer: memoryview | None = None  # of a body whose length is known
+        self._pieces: bytearray | None = None  # of one that comes in chunks
         self.is_partial = True
 
     def on_url(self, url: bytes) -> None:
@@ -180,9 +190,9 @@ class RequestParser:
             buffer = self._make_buffer()
             buffer[self._size : size] = body
         else:
-            if self._buffer is None:
-                self._buffer = bytearray()
-            self._buffer += body
+            if self._pieces is None:
+                self._pieces = bytearray()
+            self._pieces += body
         self._size = size
 
     def on_message_complete(self) -> None:
@@ -192,21 +202,23 @@ class RequestParser:
         self._fed = 0
         if self._problem is None:
             if self._buffer is not None:
-                self._request.body = memoryview(self._buffer)[: self._size]
-            self._buffer = None
+                self._request.body = self._buffer[: self._size]
+            elif self._pieces is not None:
+                self._request.body = memoryview(self._pieces)
+            self._buffer = self._pieces = None
             self._done.append(self._request)
             self._request = _NONE
 
     def _make_room(self) -> None:
         try:
-            self.room = memoryview(self._make_buffer())[self._size :]
+            self.room = self._make_buffer()[self._size :]
         except MemoryError:
             self._refuse(413, f"there is no room for a body of {self._length} bytes")
             self._done.append(self._problem)  # type: ignore[arg-type]
 
-    def _make_buffer(self) -> bytearray:
+    def _make_buffer(self) -> memoryview:
         if self._buffer is None:
-            self._buffer = bytearray(self._length)
+            self._buffer = untouched(self._length)
         return self._buffer
 
     def _too_long(self) -> None:
@@ -215,7 +227,7 @@ class RequestParser:
     def _refuse(self, status: int, message: str) -> None:
         self.room = None
         self.is_partial = False
-        self._buffer = None
+        self._buffer = self._pieces = None
         if self._problem is None:
             self._problem = Problem(status, message)
 

@@ -53,6 +53,10 @@ class Logged:
         return self._connection.closed
 
     @property
+    def unsent(self) -> int:
+        return self._connection.unsent
+
+    @property
     def gone(self) -> Callable[[], None] | None:
         return self._connection.gone
 

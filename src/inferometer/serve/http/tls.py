@@ -152,6 +152,7 @@ class TlsConnection(Connection):
         for part in (data, *more):
             if len(part):
                 self._plain.append(memoryview(part))
+                self.unsent += len(part)
         self._encrypt()
 
     def _encrypt(self) -> None:
@@ -162,6 +163,7 @@ class TlsConnection(Connection):
                 if taken + len(part) > _ENCRYPTED:
                     self._plain.appendleft(part[_ENCRYPTED - taken :])
                     part = part[: _ENCRYPTED - taken]
+                self.unsent -= len(part)  # what it becomes is counted where it waits for the kernel
                 try:
                     self._tls.write(part)
                 except ssl.SSLError:

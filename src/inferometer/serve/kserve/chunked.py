@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve import grpc_codec
+from inferometer.serve.kserve import grpc_codec, unread
 from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, let_go, prepare, say_times
 from inferometer.serve.kserve.guard import Context
 from inferometer.serve.kserve.messages import Chunk, Message
-from inferometer.serve.kserve.stream import GIVEN_UP, not_read
+from inferometer.serve.memory import untouched
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Output, Refused
 from inferometer.wire.failures import bounded
@@ -27,9 +27,9 @@ _MAX_TENSORS = 1000
 
 async def infer_chunked(models: Models, limit: int, context: Context) -> None:
     """`limit`: bytes of all the request's tensors."""
-    now = time.monotonic_ns()
     await prepare(context)
     request, raw = await _received(models, context, limit)
+    now = time.monotonic_ns()  # a request arrives with its last bytes, and the time that is left is counted from there
     answers: deque[tuple[Output, ...]] = deque()
     changed = asyncio.Event()
     end: list[Refused | None] = []
@@ -40,8 +40,8 @@ async def infer_chunked(models: Models, limit: int, context: Context) -> None:
         answers.append(outputs)
         waiting += _size(outputs)
         changed.set()
-        if waiting > GIVEN_UP and len(answers) > 1:
-            end.append(not_read())
+        if waiting > unread.GIVEN_UP and len(answers) > 1:
+            end.append(unread.not_read())
             answers.clear()
             models.cancel(one)
 
@@ -87,7 +87,7 @@ async def _received(models: Models, context: Context, limit: int) -> tuple[Messa
         raise _invalid("raw contents come in the chunks after the head, not in it")
     models.find(head.request.model_name, head.request.model_version)  # before anything large is taken
     sizes = _checked(head.sizes, limit)
-    buffer, place = bytearray(sum(sizes)), 0
+    buffer, place = untouched(sum(sizes)), 0
     while (data := await _data(context)) is not None:
         if place + len(data) > len(buffer):
             raise _invalid(
@@ -108,11 +108,10 @@ def _checked(sizes: Sequence[int], limit: int) -> list[int]:
     return list(sizes)
 
 
-def _split(buffer: bytearray, sizes: Sequence[int]) -> list[memoryview]:
-    view, place = memoryview(buffer), 0
-    found = []
+def _split(buffer: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    found, place = [], 0
     for size in sizes:
-        found.append(view[place : place + size])
+        found.append(buffer[place : place + size])
         place += size
     return found
 

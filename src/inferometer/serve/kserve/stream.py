@@ -11,7 +11,7 @@ from collections import deque
 
 import grpc  # type: ignore[import-untyped]
 
-from inferometer.serve.kserve import grpc_codec
+from inferometer.serve.kserve import grpc_codec, unread
 from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, is_decoupled, let_go, prepare, say_times
 from inferometer.serve.kserve.guard import Context, refusal, shown
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
@@ -21,17 +21,10 @@ from inferometer.serve.models.types import Inference, Output, Refused
 _MAX_PENDING = 1024
 _MAX_WAITING = 64 << 20
 """Requests under way, and bytes of answers not yet taken, from which on a stream is not read from."""
-GIVEN_UP = 1 << 30
-"""Bytes that a decoupled model may be ahead of its client; then it is stopped, and what waits is thrown away."""
 
 
 def _stopping() -> Refused:
     return Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
-
-
-def not_read() -> Refused:
-    """Made anew each time: an exception keeps the frames that it went through, and what they hold."""
-    return Refused("RESOURCE_EXHAUSTED", "the answers are not read as fast as the model gives them")
 
 
 class Outbox:
@@ -51,7 +44,7 @@ class Outbox:
         self._waiting.append(message)
         self._bytes += len(message)
         self._changed.set()
-        if self._bytes > GIVEN_UP and len(self._waiting) > 1:
+        if self._bytes > unread.GIVEN_UP and len(self._waiting) > 1:
             self._waiting.clear()
             self.has_overflown = True
 
@@ -95,7 +88,7 @@ async def infer_stream(models: Models, context: Context) -> None:
         made = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
         outbox.put(grpc_codec.joined(made, outputs))
         if outbox.has_overflown:
-            end.refused = not_read()
+            end.refused = unread.not_read()
             models.cancel(one)
 
     def ended(refused: Refused | None) -> None:
@@ -144,6 +137,8 @@ class Stream:
         self._outbox = Outbox(context)
         self._in_order: deque[_Request] = deque()
         """Requests whose answers are not yet out, but for those to decoupled models."""
+        self._held = 0
+        """Bytes of their answers that wait for those of an earlier one."""
         self._pending: set[_Request] = set()
         self._moved = asyncio.Event()
         """Set when a request ended or a message was sent."""
@@ -178,7 +173,7 @@ class Stream:
             while (data := await self._context.read()) is not grpc.aio.EOF:
                 self._take(data)
                 del data
-                while len(self._pending) >= _MAX_PENDING or not self._outbox.has_room:
+                while not self._has_room():
                     self._moved.clear()
                     await self._moved.wait()
         except Exception as error:  # not even a refused request ends a stream: this is the connection
@@ -186,6 +181,10 @@ class Stream:
         finally:
             self._is_read = True
             self._complete()
+
+    def _has_room(self) -> bool:
+        under_way = max(len(self._pending), len(self._in_order))
+        return under_way < _MAX_PENDING and self._held <= _MAX_WAITING and self._outbox.has_room
 
     def _take(self, data: bytes) -> None:
         now = time.monotonic_ns()
@@ -228,7 +227,7 @@ class Stream:
             return
         self._outbox.put(message)
         if self._outbox.has_overflown:
-            self._refused = not_read()
+            self._refused = unread.not_read()
             self.end_input()
             self._models.cancel(one)
 
@@ -250,8 +249,12 @@ class Stream:
         self._pending.discard(request)
         if request.decoupled:
             self._send(request)
+        else:
+            self._held += _size(request)
         while self._in_order and self._in_order[0].over:
-            self._send(self._in_order.popleft())
+            first = self._in_order.popleft()
+            self._held -= _size(first)
+            self._send(first)
         self._moved.set()
         self._complete()
 
@@ -262,6 +265,10 @@ class Stream:
     def _complete(self) -> None:
         if self._is_read and not self._pending:
             self._outbox.complete()
+
+
+def _size(request: _Request) -> int:
+    return sum(map(len, request.ready))
 
 
 def _empty(request: _Request, final: bool) -> Message:

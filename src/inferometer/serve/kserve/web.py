@@ -1,8 +1,8 @@
 """KServe v2 with Triton's extensions over HTTP: /v2 and what is below it.
 
-A path and a method are one of the routes in `_Routes`; what it is answered with comes from control.py (which gRPC answers
-from, too) or from an inference, whose answer is written when it ends. A client that goes away cancels its inference. What is
-wrong is `{"error": "..."}` with the status of its code.
+`handle` finds what a path and a method mean; what they are answered with comes from control.py (which gRPC answers from, too)
+or from an inference, whose answer is written when it ends (under_way.py). A client that goes away cancels its inference. What
+is wrong is `{"error": "..."}` with the status of its code.
 """
 
 import asyncio
@@ -14,18 +14,17 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http
 from inferometer.serve.kserve.http import Asked
+from inferometer.serve.kserve.under_way import Generate, GenerateStream, Infer, UnderWay, unexpected
 from inferometer.serve.models.registry import Model, Models
-from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
+from inferometer.serve.models.types import HTTP_STATUS, Inference, Refused
 from inferometer.serve.settings import Settings
 
 _JSON_LENGTH = b"inference-header-content-length"
-_BINARY = b"application/octet-stream"
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 _encode = msgspec.json.encode
@@ -44,8 +43,6 @@ class Declined(Exception):  # noqa: N818  (an answer)
 class Kserve:
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
-        self.in_flight = 0
-        """Inferences under way."""
         self.draining = False
         self._limit = settings.limits.message
         self._control = settings.control
@@ -218,12 +215,12 @@ class Kserve:
                 self._infer(connection, request, name, version)
             case [b"generate"]:
                 _only(request, b"POST")
-                self._generate(connection, request, name, version, _Whole)
+                self._generate(connection, request, name, version, Generate)
             case [b"generate_stream"]:
                 _only(request, b"POST")
                 if request.http10:
                     raise Refused("INVALID_ARGUMENT", "streaming needs HTTP/1.1")
-                self._generate(connection, request, name, version, _Stream)
+                self._generate(connection, request, name, version, GenerateStream)
             case []:
                 _only(request, b"GET")
                 self._metadata(connection, request, name, version)
@@ -254,10 +251,10 @@ class Kserve:
         headers = request.headers
         body = http.unpacked(request.body, headers.get(b"content-encoding", b""), self._limit)
         asked = http.request(body, headers.get(_JSON_LENGTH, b""), name, self.models.regions.read, model.facts)
-        self._submit(connection, request, name, version, asked, _Infer(self, connection, request, asked))
+        self._submit(connection, request, name, version, asked, Infer(self, connection, request, asked))
 
     def _generate(
-        self, connection: Connection, request: Request, name: str, version: str, kind: "type[_Whole | _Stream]"
+        self, connection: Connection, request: Request, name: str, version: str, kind: type[Generate | GenerateStream]
     ) -> None:
         model = self._find(name, version)
         body = http.unpacked(request.body, request.headers.get(b"content-encoding", b""), self._limit)
@@ -270,7 +267,7 @@ class Kserve:
         return self.models.find(name, version)
 
     def _submit(
-        self, connection: Connection, request: Request, name: str, version: str, asked: Asked, under_way: "_UnderWay"
+        self, connection: Connection, request: Request, name: str, version: str, asked: Asked, under_way: UnderWay
     ) -> None:
         inference = Inference(
             name,
@@ -285,145 +282,12 @@ class Kserve:
         )
         under_way.inference = inference
         connection.gone = partial(self.models.cancel, inference)
-        self.in_flight += 1
         try:
             self.models.submit(inference)
         except BaseException:
             connection.gone = None
-            self.in_flight -= 1
             under_way.let_go()
             raise
-
-
-class _UnderWay:
-    """An inference and whom it is for."""
-
-    __slots__ = ("_asked", "_connection", "_outputs", "_request", "_web", "inference")
-
-    inference: Inference
-
-    def __init__(self, web: Kserve, connection: Connection, request: Request, asked: Asked) -> None:
-        self._web = web
-        self._connection = connection
-        self._request = request
-        self._asked = asked
-        self._outputs: list[tuple[Output, ...]] = []
-
-    def answer(self, outputs: tuple[Output, ...]) -> None:
-        self._outputs.append(outputs)
-
-    def ended(self, refused: Refused | None) -> None:
-        self._web.in_flight -= 1
-        try:
-            self._finish(refused)
-        finally:
-            self.let_go()
-
-    def let_go(self) -> None:
-        """The inference knows this one, and this one the inference: without the circle, tensors are freed at once."""
-        del self.inference, self._outputs, self._asked
-
-    def _finish(self, refused: Refused | None) -> None:
-        if self._connection.closed:
-            self._connection.finish(keep_alive=False)
-            return
-        if refused is not None:
-            self._web.refuse(self._connection, self._request, refused)
-            return
-        try:
-            self._send()
-        except Refused as why:
-            self._web.refuse(self._connection, self._request, why)
-        except UserError as error:  # an output that is not what it says
-            self._web.refuse(self._connection, self._request, Refused("INTERNAL", error.what))
-        except Exception as error:  # the server goes on
-            self._web.refuse(self._connection, self._request, unexpected(error))
-
-    def _send(self) -> None:
-        raise NotImplementedError
-
-    def _timing(self) -> bytes:
-        return http.timing(self.inference.queue_ns, self.inference.compute_ns)
-
-
-class _Infer(_UnderWay):
-    __slots__ = ()
-
-    def _send(self) -> None:
-        inference, request = self.inference, self._request
-        said = {"queue_ns": inference.queue_ns, "compute_ns": inference.compute_ns}
-        outputs = self._outputs[0] if self._outputs else ()
-        made = http.answer(inference.model, inference.version, inference.id, outputs, self._asked.binary, said)
-        extra, content_type = self._timing(), b"application/json"
-        if made.parts:
-            extra += b"Inference-Header-Content-Length: %d\r\n" % len(made.head)
-            content_type = _BINARY
-        body: list[bytes | memoryview] = [made.head, *made.parts]
-        how = http.packing(request.headers.get(b"accept-encoding", b""))
-        if how:
-            body = [http.packed(body, how)]
-            extra += b"Content-Encoding: %b\r\n" % how.encode()
-        close = self._web.draining
-        reply(self._connection, request, 200, *body, content_type=content_type, extra=extra, close=close)
-
-
-class _Whole(_UnderWay):
-    """generate: one answer, as JSON."""
-
-    __slots__ = ()
-
-    def answer(self, outputs: tuple[Output, ...]) -> None:
-        if len(self._outputs) < 2:
-            self._outputs.append(outputs)
-
-    def _send(self) -> None:
-        inference = self.inference
-        if len(self._outputs) != 1:
-            raise Refused("INVALID_ARGUMENT", generate.NOT_ONE)
-        body = generate.answer(inference.model, inference.version, inference.id, self._outputs[0])
-        reply(self._connection, self._request, 200, body, extra=self._timing(), close=self._web.draining)
-
-
-class _Stream(_UnderWay):
-    """generate_stream: an event for each answer."""
-
-    __slots__ = ("_has_begun",)
-
-    def __init__(self, web: Kserve, connection: Connection, request: Request, asked: Asked) -> None:
-        super().__init__(web, connection, request, asked)
-        self._has_begun = False
-
-    def answer(self, outputs: tuple[Output, ...]) -> None:
-        inference = self.inference
-        try:
-            body = generate.answer(inference.model, inference.version, inference.id, outputs)
-        except (Refused, UserError) as why:
-            body = http.error(str(why))
-        self._event(body)
-
-    def _finish(self, refused: Refused | None) -> None:
-        keep = self._request.keep_alive and not self._web.draining
-        if refused is not None:
-            self._event(http.error(refused.message), HTTP_STATUS[refused.code])
-        if self._has_begun:
-            self._connection.write(answers.LAST_CHUNK)
-        else:
-            self._connection.write(self._head(200) + answers.LAST_CHUNK)
-        self._connection.finish(keep)
-
-    def _event(self, body: bytes, status: int = 200) -> None:
-        if self._connection.closed:
-            return
-        data = answers.chunk(b"data: %b\n\n" % body)
-        if not self._has_begun:
-            self._has_begun = True
-            data = self._head(status) + data
-        self._connection.write(data)
-
-    def _head(self, status: int) -> bytes:
-        """Of the server's times, only the queue's is known by now."""
-        extra = b"Server-Timing: queue;dur=%.6f\r\n" % (self.inference.queue_ns / 1e6)
-        return answers.events_head(status, keep_alive=self._request.keep_alive, extra=extra)
 
 
 # --- paths, methods, bodies ------------------------------------------------------------------------------------------
@@ -476,9 +340,3 @@ def _either(request: Request) -> bytes:
 
 def _not_found() -> Declined:
     return Declined(404, "Not Found")
-
-
-def unexpected(error: BaseException) -> Refused:
-    """An error of ours, in one line."""
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Refused("INTERNAL", f"the server failed here: {line:.300}")

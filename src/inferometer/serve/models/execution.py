@@ -57,11 +57,12 @@ class Instance:
         self._lock = threading.Lock()
 
     def do(self, job: Job) -> None:
+        """RuntimeError where the system gives no more threads."""
         if self._idle:
             self._idle -= 1
         else:
+            threading.Thread(target=self._work, name=f"{self._name} {self._threads + 1}", daemon=True).start()
             self._threads += 1
-            threading.Thread(target=self._work, name=f"{self._name} {self._threads}", daemon=True).start()
         self._jobs.put(job)
 
     def done(self) -> None:
@@ -79,6 +80,7 @@ class Instance:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # or it would keep its tensors until the next one comes
         with self._lock:
             self._left -= 1
             is_last = not self._left
@@ -122,10 +124,10 @@ class Execution:
             inference.place = self
             inference.started = self._began
             inference.queue_ns = self._began - inference.queued
-        if self.instance.loaded.begin is None:
-            self.instance.do(self._run)
-            return
         try:
+            if self.instance.loaded.begin is None:
+                self.instance.do(self._run)
+                return
             inputs = join(self.batch)
             self._joined = now()
             cancel = self.instance.loaded.begin(inputs, self.batch[0].parameters, self._emit, self._finish)

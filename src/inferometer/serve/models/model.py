@@ -91,7 +91,6 @@ class Model:
         if inference.is_over:
             return
         place = inference.place
-        inference.cancelled = True
         if isinstance(place, Queue):
             place.remove(inference)
         self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))

@@ -49,12 +49,15 @@ class Queue:
         """The model, for whoever has only the request."""
         self.free = slots
         """Batches that may start now."""
-        self.waiting: OrderedDict[Inference, None] = OrderedDict()
+        self.waiting: OrderedDict[Inference, int] = OrderedDict()
+        """Those that wait, with the number of their deadline; 0: they have none."""
         self._clock, self._now, self._start, self._expired = clock, now, start, expired
         self._armed = NEVER
         self._is_dispatching = False
-        self._deadlines: list[tuple[int, int, Inference]] = []
-        self._order = 0
+        self._deadlines: list[tuple[int, int]] = []
+        """A heap of instants and numbers. Some are of requests that are gone: it holds no request, and so no tensors."""
+        self._by_number: dict[int, Inference] = {}
+        self._number = 0
 
     @property
     def is_full(self) -> bool:
@@ -66,11 +69,13 @@ class Queue:
             self._start([inference])
             return
         inference.place = self
-        self.waiting[inference] = None
+        self.waiting[inference] = 0
         self.dispatch()
         if inference.deadline < NEVER and inference in self.waiting:
-            self._order += 1
-            heappush(self._deadlines, (inference.deadline, self._order, inference))
+            self._number += 1
+            self.waiting[inference] = self._number
+            self._by_number[self._number] = inference
+            heappush(self._deadlines, (inference.deadline, self._number))
             self._wake_at(inference.deadline)
 
     def remove(self, inference: Inference) -> None:
@@ -157,18 +162,20 @@ class Queue:
         if self._armed <= t:
             self._armed = NEVER
         while self._deadlines and self._deadlines[0][0] <= t:
-            self._drop(heappop(self._deadlines)[2])
+            late = self._by_number.get(heappop(self._deadlines)[1])
+            if late is not None:
+                self._drop(late)
         self.dispatch()
         if self._deadlines:
             self._wake_at(self._deadlines[0][0])
 
     def _drop(self, inference: Inference) -> None:
         if inference in self.waiting:  # the end of another may have been the end of this one
-            del self.waiting[inference]
+            self._leave(inference)
             self._expired(inference)
 
     def _leave(self, inference: Inference) -> None:
-        del self.waiting[inference]
+        self._by_number.pop(self.waiting.pop(inference), None)
         if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them are of requests that are gone
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self.waiting]
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_number]
             heapify(self._deadlines)

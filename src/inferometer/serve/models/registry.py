@@ -1,8 +1,9 @@
 """All models of the server: loaded, found by name, given requests, unloaded. Everything here is called in the loop's thread."""
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inferometer.errors import UserError
 from inferometer.serve.models import overrides as overriding
@@ -43,7 +44,8 @@ class Models:
         self._alarms = Alarms(loop)
         self._retired: set[Model] = set()
         """Replaced or unloaded, with requests that are not over yet."""
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Loading, unloading and retiring."""
         self._is_started = self._is_closed = self._is_leaving = self._refuses = False
         self._drained: asyncio.Future[None] | None = None
 
@@ -111,12 +113,14 @@ class Models:
             IndexEntry(name, entry.model.version if entry.model else entry.version, entry.state, entry.reason)
             for name, entry in sorted(self._entries.items())
         ]
+        if only_ready:
+            return [entry for entry in entries if entry.state == "READY"]
         known = set(self._entries)
         for root in self._repositories:
             names = [name for name in _listed(root) if name not in known]
             entries += [IndexEntry(name, "", "UNAVAILABLE", "not loaded") for name in names]
             known.update(names)
-        return [entry for entry in entries if entry.state == "READY"] if only_ready else sorted(entries)
+        return sorted(entries)
 
     # --- requests ---
 
@@ -134,8 +138,9 @@ class Models:
         self.in_flight += 1
         try:
             model.submit(inference)
-        except Refused:
-            self._over()
+        except BaseException:
+            if inference.place is None and not inference.is_over:  # nobody has it who would say that it is over
+                self._over()
             raise
 
     def cancel(self, inference: Inference) -> None:
@@ -154,6 +159,21 @@ class Models:
 
     async def load(self, name: str, config: str = "") -> None:
         """As it is on disk now, or with `config` (JSON) instead of its file; what runs goes on until the new one is ready."""
+        await asyncio.shield(self._task(self._load(name, config)))
+
+    async def unload(self, name: str) -> None:
+        """It takes no more requests; this returns when those it has are over. One that is not there is unloaded: Triton has
+        no complaint either."""
+        await asyncio.shield(self._task(self._unload(name)))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that is done to its end, though who asked for it may have gone by then."""
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work))
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_heard)
+        return task
+
+    async def _load(self, name: str, config: str) -> None:
         entry = self._entries.get(name) or self._new_entry(name)
         async with entry.lock:
             try:
@@ -161,9 +181,7 @@ class Models:
             except UserError as error:
                 raise Refused("INTERNAL", f"failed to load '{name}', {error}") from None
 
-    async def unload(self, name: str) -> None:
-        """It takes no more requests; this returns when those it has are over. One that is not there is unloaded: Triton has
-        no complaint either."""
+    async def _unload(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is None:
             return
@@ -205,8 +223,7 @@ class Models:
         old, entry.model = entry.model, model
         entry.state, entry.reason = "READY", ""
         if old is not None:
-            self._retiring.add(task := loop.create_task(self._retire(old)))
-            task.add_done_callback(self._retiring.discard)
+            self._task(self._retire(old))
 
     async def _retire(self, model: Model) -> None:
         self._retired.add(model)
@@ -255,6 +272,12 @@ class _Entry:
         self.state = "UNAVAILABLE"
         self.reason = "not loaded"
         self.lock = asyncio.Lock()
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """What it failed with was told to who asked, if anybody is still there: asyncio need not print it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _listed(root: Path) -> list[str]:

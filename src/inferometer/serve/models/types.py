@@ -85,7 +85,7 @@ class Inference:
     """One request on its way: made by a front end, queued, batched, answered. Times are monotonic ns."""
 
     __slots__ = (
-        "answer", "arrived", "cancelled", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
+        "answer", "arrived", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
         "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "version", "wanted",
     )  # fmt: skip
 
@@ -119,7 +119,6 @@ class Inference:
         """Called once, after the last answer; with the reason where there is no (further) answer."""
         self.rows = 1
         """In the batch dimension; 1 for models without one."""
-        self.cancelled = False
         self.is_over = False
         self.started = -1
         """When an instance took it; -1 while it waits."""

@@ -13,8 +13,6 @@ from inferometer.serve.histogram import Histogram
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.jobs import Job, Timing
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
 _TTFT = (
     0.001,
     0.005,

@@ -53,10 +53,6 @@ class Simulator:
 
     # --- a request ---------------------------------------------------------------------------------------------------
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._active)
-
     def route(self, connection: Connection, request: Request) -> None:
         try:
             parse = _PARSERS.get(request.path)

@@ -1,0 +1,90 @@
+"""The simulator as a text model: what a request that is cancelled or too long leaves behind."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferometer.serve.backends import simulator as text_model
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.sim.server import Simulator
+from inferometer.serve.sim.settings import Batch, Fixed, Sim
+from inferometer.tensors import from_numpy
+from inferometer.timing.clock import now
+from inferometer.timing.loop import run
+
+
+class Asked:
+    def __init__(self, models: Models, tokens: int) -> None:
+        self._models = models
+        self.answers = 0
+        self.ends: list[Refused | None] = []
+        self.cancels_at = -1
+        self.over = asyncio.Event()
+        inputs = {
+            "text_input": from_numpy("text_input", np.array([b"hello"], object)),
+            "max_tokens": from_numpy("max_tokens", np.array([tokens], np.int32)),
+        }
+        self.inference = Inference("sim", inputs, answer=self._answer, ended=self._ended, arrived=now())
+
+    def _answer(self, outputs: tuple[Output, ...]) -> None:
+        self.answers += 1
+        if self.answers == self.cancels_at:
+            self._models.cancel(self.inference)
+
+    def _ended(self, why: Refused | None) -> None:
+        self.ends.append(why)
+        self.over.set()
+
+
+def serving(timing: Fixed | Batch, test: Any) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        simulator, models = Simulator(Sim(timing=timing), loop), Models(loop)
+        models.add_own("sim", text_model.CONFIG, text_model.loader(simulator))
+        await models.start()
+        try:
+            async with asyncio.timeout(20):
+                await test(models, simulator)
+        finally:
+            await models.close()
+            simulator.close()
+
+    run(main())
+
+
+TIMINGS = [Fixed(ttft=0, itl=0.0005, max_batch=1), Batch(prefill_rate=1e6, decode_step=0.0005, max_batch=1)]
+
+
+@pytest.mark.parametrize("timing", TIMINGS, ids=["fixed", "batch"])
+@pytest.mark.parametrize("cancels_at", [0, 1, 3])
+def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancels_at: int) -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        one, after = Asked(models, 100_000), Asked(models, 3)
+        one.cancels_at = cancels_at  # from within an answer
+        models.submit(one.inference)
+        models.submit(after.inference)
+        if not cancels_at:
+            models.cancel(one.inference)
+        await one.over.wait()
+        await after.over.wait()  # it has the one place now
+        assert [why and why.code for why in one.ends] == ["CANCELLED"]
+        assert one.answers == cancels_at or not cancels_at
+        assert (after.answers, after.ends) == (3, [None])
+        assert (simulator.timing.n_running, simulator.timing.n_waiting) == (0, 0)
+        await models.unload("sim")  # waits for whatever still runs
+
+    serving(timing, test)
+
+
+def test_what_is_too_long_for_the_simulator_is_the_requests_fault() -> None:
+    async def test(models: Models, simulator: Simulator) -> None:
+        one = Asked(models, 2**31 - 1)
+        models.submit(one.inference)
+        (why,) = one.ends
+        assert why is not None
+        assert why.code == "INVALID_ARGUMENT" and "more than the model's 131072" in why.message
+
+    serving(Fixed(), test)
