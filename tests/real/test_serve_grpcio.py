@@ -59,7 +59,7 @@ def test_an_unknown_service(channel: grpc.Channel) -> None:
 
 
 def test_watches_see_the_server_stop(tmp_path: Path) -> None:
-    server = start(settings(repository(tmp_path, "identity")))
+    server = start(settings(repository(tmp_path, "identity"), drain=5))
     try:
         with grpc.insecure_channel(server.grpc.partition("://")[2]) as channel:
             stub = health_pb2_grpc.HealthStub(channel)

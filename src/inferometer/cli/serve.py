@@ -22,6 +22,8 @@ _ONLY_BATCH = (
 )  # fmt: skip
 _OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
+_MESSAGES_IN_PIECES = 4
+"""What a request that comes in pieces may have, by what one in a message may."""
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -169,7 +171,8 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
         tls=_tls(told),
         token=_token(told["token_env"]),
         limits=Limits(
-            message=Limits().message if told["max_message"] is None else told["max_message"],
+            message=(message := Limits().message if told["max_message"] is None else told["max_message"]),
+            chunked=_MESSAGES_IN_PIECES * message,
             head=told["max_header"],
             streams=told["max_streams"],
             requests=told["max_requests"],

@@ -307,3 +307,8 @@ def test_a_batch_is_made_only_where_the_configuration_says_so() -> None:
 def test_a_configuration_that_cannot_be_served_is_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         configs.policy(configs.from_pbtxt(text))
+
+
+def test_a_client_cannot_allow_the_hub() -> None:
+    with pytest.raises(UserError, match="not a client's to say"):
+        configs.from_json('{"backend": "transformers", "parameters": {"hub": {"string_value": "1"}}}')

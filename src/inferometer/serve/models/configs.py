@@ -50,9 +50,12 @@ def from_yaml(text: str, where: str = "the configuration") -> Any:
 def from_json(text: str) -> Any:
     """As a client gives it with a load request."""
     try:
-        return from_tree(json.loads(text))
+        config = from_tree(json.loads(text))
     except ValueError as error:
         raise UserError(f"the configuration is no JSON: {error}", "give a ModelConfig as JSON") from None
+    if "hub" in config.parameters:
+        raise UserError("parameters.hub: whether the hub may be asked is not a client's to say", "leave it out")
+    return config
 
 
 def from_tree(tree: Any, where: str = "the configuration") -> Any:
