@@ -5,6 +5,8 @@ kserve/     the KServe v2 protocol with Triton's extensions, over HTTP and over 
 models/     what lies between: the repository, queues and batches, instances, statistics, shared memory
 backends/   what computes: identity, python, torch (and the classifier), onnxruntime, transformers, sim
 sim/        OpenAI endpoints on a simulator whose timing is known, which logs the ground truth
+web         which of them answers a path;                 metrics     /metrics, with Triton's names
+settings    what it is told;  ports  where it listens;    histogram, memory  what several of them need
 app         all of it put together, from start to drain;  background  the same in a child process
 null        the server that does nothing: what is measured against it is the client
 """

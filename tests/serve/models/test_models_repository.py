@@ -182,6 +182,17 @@ def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str)
     assert "leaves the repository" in refused(Source("m", root / "m", root))
 
 
+def test_a_link_behind_a_link_within_the_repository_is_refused_too(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    (root / "m").mkdir(parents=True)
+    (root / "shared").mkdir()
+    (tmp_path / "secret.onnx").write_bytes(b"")
+    (root / "shared" / "model.onnx").symlink_to(tmp_path / "secret.onnx")
+    (root / "shared" / "round").symlink_to(root)
+    (root / "m" / "1").symlink_to(root / "shared")
+    assert "leaves the repository" in refused(Source("m", root / "m", root))
+
+
 def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
     put(tmp_path / "shared/model.onnx")
     put(tmp_path / "m/config.pbtxt", "max_batch_size: 1")

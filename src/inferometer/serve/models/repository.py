@@ -225,8 +225,11 @@ def _check_inside(source: Source) -> None:
     """No link in a repository's model leads out of the repository."""
     if source.root is None or source.path is None:
         return
-    root = source.root.resolve()
-    for folder, folders, files in os.walk(source.path):
+    root, seen = source.root.resolve(), set[Path]()
+    for folder, folders, files in os.walk(source.path, followlinks=True):
         for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise UserError(f"{path} is a link that leaves the repository {source.root}", "copy the file instead")
+        there = {name: Path(folder, name).resolve() for name in folders}
+        folders[:] = [name for name, place in there.items() if place not in seen]  # links may go round in circles
+        seen.update(there.values())
