@@ -34,8 +34,8 @@ _ANNOUNCED_S = 0.1
 """From saying that it is not ready to the first refusal: who watches has heard by then."""
 _GOODBYE_NS = 100_000_000
 _LOOK_S = 0.01
-_YOUNG, _YOUNG_FOR_TIMING = 20_000, 100_000
-"""New objects between two looks for circular garbage. Each look takes a millisecond or some, in which a simulated token would
+_YOUNG, _YOUNG_FOR_TIMING = 5_000, 100_000
+"""New objects between two looks for circular garbage. Looks at more take milliseconds, in which a simulated token would
 be late; but what requests leave behind should not pile up."""
 
 
