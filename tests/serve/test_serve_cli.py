@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from raw_client import RawClient
+from raw_client import RawClient, request
 
-from inferometer.cli.serve import command
+from inferometer.cli.serve import _announced, command
 from inferometer.errors import UserError
 from inferometer.serve import app
-from inferometer.serve.settings import Settings
+from inferometer.serve.settings import Limits, Settings, check
 from inferometer.serve.sim import truth
 from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 
@@ -146,3 +146,77 @@ def test_an_option_of_the_simulators_without_it_is_refused(settings_of):
 def test_a_limit_of_nothing_is_refused_and_not_taken_for_the_default(settings_of):
     with pytest.raises(UserError, match="--max-message is 0"):
         settings_of("--max-message", "0B")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stuck", ["threading.Event().wait()", "while True: pass"])
+def test_the_first_signal_ends_it_while_a_model_is_loading(tmp_path: Path, number: signal.Signals, stuck: str):
+    (tmp_path / "model.py").write_text(f"import threading\nprint('loading', flush=True)\n{stuck}\n")
+    command = [sys.executable, "-m", "inferometer", "serve", "identity", str(tmp_path), "--http", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=20) == ("", "")
+    finally:
+        process.kill()
+    assert process.returncode == 0
+
+
+def test_a_model_that_a_client_asked_for_does_not_hold_up_the_end_either(tmp_path: Path):
+    (tmp_path / "late" / "1").mkdir(parents=True)
+    (tmp_path / "late" / "1" / "model.py").write_text(_DOUBLE)
+    command = [sys.executable, "-m", "inferometer", "serve", str(tmp_path), "--http", "0", "--grpc", "-1"]
+    command += ["--metrics", "-1", "--allow-control", "--drain", "0s"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        with RawClient(process.stdout.readline().split()[2]) as client:
+            stuck = "import threading\nprint('loading', flush=True)\nthreading.Event().wait()"
+            (tmp_path / "late" / "1" / "model.py").write_text(stuck)
+            client.send(request("/v2/repository/models/late/load", b""))
+            assert process.stdout.readline() == "loading\n"
+            process.terminate()
+            process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+
+
+def test_a_name_that_is_no_model_is_told_all_that_is_built_in():
+    arguments = ["serve", "nosuch", "--http", "0"]
+    result = subprocess.run(
+        [sys.executable, "-m", "inferometer", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode != 0
+    assert "one of classifier, identity, sim" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
+)
+def test_that_grpc_takes_less_than_the_limit_says_is_said_at_the_start(settings_of, size: str, said: str):
+    settings = settings_of("identity", "--max-message", size)
+    text = _announced(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
+    assert ("messages" in text, said in text) == (bool(said), True)
+    without = _announced(settings, app.Listening("http://127.0.0.1:1"))
+    assert "messages" not in without
+
+
+@pytest.mark.parametrize("option", ["--max-header", "--max-streams", "--max-requests"])
+def test_a_limit_that_grpc_cannot_count_to_is_refused_where_grpc_is_served(settings_of, option: str):
+    with pytest.raises(UserError, match=f"{option} is 3000000000, and gRPC counts to 2147483647"):
+        settings_of("identity", option, "3000000000")
+    assert settings_of("identity", option, "3000000000", "--grpc", "-1").grpc is None
+
+
+def test_patience_with_clients_is_told_in_seconds(settings_of):
+    limits = settings_of("identity").limits
+    assert (limits.idle, limits.stalled) == (120, 60) == (Limits().idle, Limits().stalled)
+    limits = settings_of("identity", "--idle", "90s", "--stalled", "0").limits
+    assert (limits.idle, limits.stalled) == (90, 0)
+    with pytest.raises(UserError, match="--idle"):
+        settings_of("identity", "--idle", "soon")
+    with pytest.raises(UserError, match="--stalled is -1 s"):
+        check(Settings(limits=Limits(stalled=-1)))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inferometer.errors import UserError
-from inferometer.serve.settings import Limits, Settings, Tls, check
+from inferometer.serve import threads
+from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
 from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 from inferometer.units import parse_bytes, parse_seconds
@@ -24,6 +25,7 @@ _OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth"
 _SIM = "sim"
 _MESSAGES_IN_PIECES = 4
 """What a request that comes in pieces may have, by what one in a message may."""
+_CUT = " (messages below 2 GiB, which is gRPC's own limit; InferChunked takes more)"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -116,6 +118,17 @@ WHEN:
     "--max-streams", type=int, default=10_000, show_default=True, help="gRPC calls at a time on a connection."
 )
 @click.option("--max-requests", type=int, default=100_000, show_default=True, help="Requests under way in all.")
+@click.option(
+    "--idle",
+    **_TIME,
+    default="2m",
+    show_default=True,
+    help="Close HTTP connections without a request for so long; 0: never.",
+)
+@click.option(
+    "--stalled", **_TIME, default="1m", show_default=True,
+    help="Give up HTTP requests that are not complete, and answers that are not read, without progress for so long; 0: never.",
+)  # fmt: skip
 @click.option("--access-log", is_flag=True, help="A line for each request on standard error.")
 @click.option(
     "--drain", **_TIME, default="30s", show_default=True,
@@ -176,6 +189,8 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
             head=told["max_header"],
             streams=told["max_streams"],
             requests=told["max_requests"],
+            idle=told["idle"],
+            stalled=told["stalled"],
         ),
         control=told["allow_control"],
         access_log=told["access_log"],
@@ -186,6 +201,7 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
     from inferometer.timing.loop import run  # noqa: PLC0415
 
     run(serve(settings, lambda listening: click.echo(_announced(settings, listening))))
+    threads.leave()
 
 
 def _port(given: int | None, http: int, further: int) -> int | None:
@@ -245,7 +261,7 @@ def _announced(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
     lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
     if listening.grpc:
-        lines.append(f"  gRPC    {listening.grpc}")
+        lines.append(f"  gRPC    {listening.grpc}{_CUT if settings.limits.message > GRPC_MOST else ''}")
     if listening.metrics:
         lines.append(f"  metrics {listening.metrics}")
     if settings.sim:

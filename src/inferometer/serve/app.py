@@ -2,7 +2,7 @@
 
 The HTTP ports are taken first, so that one in use is said before a model is loaded. Draining has an order: health says
 NOT_SERVING and readiness no, new requests are refused, those under way are finished (for `settings.drain` seconds at most), and
-only then is anything closed. A second signal ends it at once.
+only then is anything closed. A second signal ends it at once. While models are still loading, the first one does.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from inferometer.serve import metrics, ports
 from inferometer.serve.backends import simulator as text_model
 from inferometer.serve.http import tls
-from inferometer.serve.http.connection import Listener
+from inferometer.serve.http.listener import Listener
+from inferometer.serve.memory import keep_one_heap
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings, check
 from inferometer.serve.sim.server import Simulator
@@ -58,6 +59,7 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
     stop, at_once = stop or asyncio.Event(), asyncio.Event()
     _on_signals(loop, stop, at_once)
     _raise_file_limit()
+    keep_one_heap()
     async with contextlib.AsyncExitStack() as held:
         context = tls.context(settings.tls) if settings.tls else None
         wanted = [(settings.http, "--http")] + ([] if settings.metrics is None else [(settings.metrics, "--metrics")])
@@ -67,9 +69,11 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         simulator = _simulator(settings, loop, models, held)
         for source in settings.models:
             models.add(source)
-        await models.start()
+        if not await _finished_before(models.start(), stop):
+            return
         pages = _pages(models, simulator)
         web = Web(settings, models, simulator, pages)
+        held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
         handlers = [
@@ -85,6 +89,20 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         ready(_listening(settings, sockets, grpc, models))
         await stop.wait()
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
+
+
+async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Whether it came to its end before it was told to stop; then it is left where it stands."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 def _simulator(
@@ -138,7 +156,7 @@ async def _drain(
         listener.stop_accepting()
     if seconds:
         await _finish(seconds, at_once, listeners, grpc)
-    if models.in_flight:
+    if web.refuse_rest() + models.in_flight:
         await models.close()  # what is left is refused in words, before its connection is closed
         await asyncio.sleep(_LOOK_S)
 

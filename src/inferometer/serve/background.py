@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve import threads
 from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
@@ -131,6 +132,7 @@ def _main() -> None:
         run(_serve_until_stdin_ends(settings, pipe))
     except UserError as error:
         _say(_Reply(what=error.what, remedy=error.remedy), pipe)
+    threads.leave()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the server is told: where it listens, whom it lets in, what it serves."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ from inferometer.serve.sim import settings as simulating
 from inferometer.serve.sim.settings import Sim
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+GRPC_MOST = 2**31 - 1
+"""What gRPC can count to, a message's bytes included, whatever the limits say."""
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -23,7 +26,7 @@ class Tls(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     message: int = GIB + 64 * KIB
     """Bytes of a request's body (HTTP) or message (gRPC): a tensor of 1 GiB, and what is said about it. An answer has no limit
-    of ours."""
+    of ours. gRPC's own end is at GRPC_MOST."""
     chunked: int = 4 * GIB
     """Bytes of the tensors of a request that comes in pieces (gRPC's InferChunked)."""
     head: int = 64 * KIB
@@ -32,6 +35,11 @@ class Limits(msgspec.Struct, frozen=True):
     """gRPC calls at the same time on a connection; the client waits with more."""
     requests: int = 100_000
     """Requests under way in the whole server; more are refused (429, RESOURCE_EXHAUSTED)."""
+    idle: float = 120.0
+    """Seconds that an HTTP connection may stay open without a request; 0: for ever. One whose answer is computed is not idle."""
+    stalled: float = 60.0
+    """Seconds without progress after which a request that is not complete is given up (408), and an answer that is not read
+    (the connection is closed); 0: never. A request's head has to be there within that time."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,13 @@ def check(settings: Settings) -> None:
     ):
         if limit < 1:
             raise UserError(f"{option} is {limit}", "give 1 or more")
+        if limit > GRPC_MOST and option != "--max-message" and settings.grpc is not None:
+            raise UserError(
+                f"{option} is {limit}, and gRPC counts to {GRPC_MOST}", "give less, or do without gRPC: --grpc -1"
+            )
+    for option, seconds in (("--idle", settings.limits.idle), ("--stalled", settings.limits.stalled)):
+        if not 0 <= seconds < math.inf:
+            raise UserError(f"{option} is {seconds:g} s", "give 0 (no limit) or more")
     if settings.drain < 0:
         raise UserError(f"--drain is {settings.drain:g} s", "give 0 or more")
     if settings.sim is not None:

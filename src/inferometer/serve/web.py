@@ -58,6 +58,14 @@ class Web:
         if self._kserve is not None:
             self._kserve.draining = True
 
+    def refuse_rest(self) -> int:
+        """Nothing is waited for any longer: those whose bodies are being read or written are told so. How many there were."""
+        return 0 if self._kserve is None else self._kserve.refuse_rest()
+
+    def close(self) -> None:
+        if self._kserve is not None:
+            self._kserve.close()
+
     # --- a request ---------------------------------------------------------------------------------------------------
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -79,7 +87,8 @@ class Web:
 
     def _route(self, connection: Connection, request: Request) -> None:
         path = request.path
-        why = "" if self._token is None or is_open(path) else token.why_not(self._token, request)
+        given = request.headers.get(b"authorization", b"")
+        why = "" if self._token is None or is_open(path) else token.why_not(self._token, given)
         if why:
             self._refuse(connection, request, 401, why, "invalid_api_key", token.CHALLENGE)
         elif self._kserve is not None and (path.startswith(b"/v2/") or path == b"/v2"):

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from typing import Any
 
@@ -230,3 +232,26 @@ def test_pixels_may_lie_in_a_view(model: Loaded) -> None:
     made = given(pixels=Tensor("pixels", "FP32", planes.shape, raw))
     assert model.run is not None
     assert (answer(model, **made)["scores"] == of_pixels(model, blocks(1))).all()
+
+
+_FIRST_IMAGES = """
+import sys
+from inferometer.serve.backends import classifier
+from inferometer.serve.kserve.messages import ModelConfig
+from inferometer.serve.models.types import Loading
+
+images = [bytes.fromhex(line) for line in sys.stdin.read().split()]
+classifier.load(Loading("classifier", ModelConfig()))
+known = set(sys.modules)
+for image in images:
+    classifier.decoded(image)
+print(sorted(set(sys.modules) - known))
+"""
+
+
+def test_the_first_images_import_nothing_more() -> None:
+    images = "\n".join(encoded(blocks(1), kind).hex() for kind in ("PNG", "JPEG"))
+    result = subprocess.run(
+        [sys.executable, "-c", _FIRST_IMAGES], input=images, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == "[]\n"

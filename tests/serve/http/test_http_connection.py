@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from inferometer.serve.http import connection as connection_file
-from inferometer.serve.http.connection import IDLE_S, Connection, Listener
+from inferometer.serve.http.connection import Connection
+from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.settings import Limits
@@ -89,7 +90,6 @@ async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[Listene
     finally:
         listener.close()
         assert listener.connections == set()
-        assert listener.waited_for == {}
 
 
 @contextlib.contextmanager
@@ -98,6 +98,10 @@ def peer(listener: Listener):
     listener.serve(there)
     with here:
         yield Peer(here)
+
+
+def s(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def post(path: str, body: bytes, *lines: str) -> bytes:
@@ -207,11 +211,11 @@ def test_an_unfinished_request_that_goes_silent_is_408_and_closed(start: bytes):
         async with listening() as (listener, _):
             with peer(listener) as client, peer(listener) as idle:
                 await client.send(start)
-                while not listener.waited_for:
+                while not any(one._parser.is_partial for one in listener.connections):
                     await asyncio.sleep(0)
-                listener.give_up_on_slow(now() + int((IDLE_S - 1) * 1e9))
-                assert len(listener.waited_for) == 1
-                listener.give_up_on_slow(now() + int((IDLE_S + 1) * 1e9))
+                listener.sweep(now() + s(59))
+                assert len(listener.connections) == 2
+                listener.sweep(now() + s(61))
                 assert (await client.response())[0] == 408
                 assert await client.some() == b""
                 await idle.send(post("/", b"I was only idle"))
@@ -220,17 +224,169 @@ def test_an_unfinished_request_that_goes_silent_is_408_and_closed(start: bytes):
     run(main())
 
 
-def test_a_request_that_goes_on_is_waited_for_no_longer_once_it_is_there():
+def test_single_bytes_of_a_head_are_no_progress_and_those_of_a_body_are():
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
                 data = post("/", b"hello")
-                await client.send(data[:-1])
-                while not listener.waited_for:
+                (connection,) = listener.connections
+                for name, cut, goes_on in (("head", 20, False), ("body", len(data) - 3, True)):
+                    await client.send(data[:cut])
+                    while connection._parser.is_in_head != (name == "head"):
+                        await asyncio.sleep(0)
+                    connection.moved -= s(59)
+                    before = connection.moved
+                    await client.send(data[cut : cut + 1])
+                    while connection._has_come():
+                        await asyncio.sleep(0)
+                    assert (connection.moved > before) is goes_on, name
+                    if name == "head":
+                        await client.send(data[cut + 1 :])
+                        assert await client.response() == (200, b"hello")
+
+    run(main())
+
+
+def test_a_head_that_comes_byte_by_byte_is_given_up():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                (connection,) = listener.connections
+                await client.send(b"GET / HTTP/1.1\r\n")
+                while not connection._in_head:
                     await asyncio.sleep(0)
-                await client.send(data[-1:])
+                await client.send(b"X: y\r\n")
+                while connection._has_come():
+                    await asyncio.sleep(0)
+                listener.sweep(connection.moved + s(61))
+                status, why = await client.response()
+                assert (status, b"head" in why) == (408, True)
+
+    run(main())
+
+
+def test_an_idle_connection_is_closed_after_its_time_and_not_before():
+    async def main() -> None:
+        async with listening(Limits(idle=100, stalled=10)) as (listener, _):
+            with peer(listener) as fresh, peer(listener) as used:
+                await used.send(post("/", b"hello"))
+                assert await used.response() == (200, b"hello")
+                listener.sweep(now() + s(99))
+                assert len(listener.connections) == 2
+                listener.sweep(now() + s(101))
+                assert await fresh.some() == await used.some() == b""
+                assert listener.connections == set()
+
+    run(main())
+
+
+def test_idle_counts_from_the_answers_end_and_a_request_that_is_computed_is_neither_idle_nor_stalled():
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(post("/wait", b"") + b"POST / HT")  # and the next one has begun
+                while not echo.requests:
+                    await asyncio.sleep(0)
+                (connection,) = listener.connections
+                connection.moved -= s(1_000_000)
+                listener.sweep(now())
+                reply(connection, echo.requests[0], 200, b"at last")
+                listener.sweep(now() + s(59))
+                assert await client.response() == (200, b"at last")
+                await client.send(post("/", b"next")[9:])
+                assert await client.response() == (200, b"next")
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_answer_that_is_not_read_is_given_up_and_told_to_the_handler_unless_it_was_whole(is_whole: bool):
+    async def main() -> None:
+        async with listening() as (listener, echo):
+            with peer(listener) as client:
+                await client.send(post("/wait", b""))
+                while not echo.requests:
+                    await asyncio.sleep(0)
+                (connection,) = listener.connections
+                if is_whole:
+                    reply(connection, echo.requests[0], 200, bytes(32 * MIB))
+                else:
+                    connection.write(bytes(32 * MIB))
+                assert connection.unsent
+                listener.sweep(now() + s(59))
+                assert not connection.closed
+                listener.sweep(now() + s(61))
+                assert connection.closed
+                assert listener.in_flight == 0
+                assert echo.gone == (0 if is_whole else 1)
+                with contextlib.suppress(ConnectionResetError):
+                    while await client.some():
+                        pass
+
+    run(main())
+
+
+def test_a_client_that_reads_slowly_goes_on():
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                body = bytes(8 * MIB)
+                sending = asyncio.ensure_future(client.send(post("/", body)))
+                (connection,) = listener.connections
+                while not connection.unsent:
+                    await asyncio.sleep(0)
+                await sending
+                rest = connection.unsent
+                while connection.unsent:
+                    connection.moved -= s(59)
+                    listener.sweep(now())
+                    assert not connection.closed
+                    client._rest += await client.some()
+                    while connection.unsent == rest:
+                        await asyncio.sleep(0)
+                        client._rest += await client.some()
+                    rest = connection.unsent
+                assert await client.response() == (200, body)
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"", b"POST / HT"])
+def test_who_has_sent_what_we_have_not_read_yet_is_not_late(start: bytes):
+    async def main() -> None:
+        async with listening() as (listener, _):
+            with peer(listener) as client:
+                (connection,) = listener.connections
+                if start:
+                    await client.send(start)
+                    while not connection._parser.is_partial:
+                        await asyncio.sleep(0)
+                client.sock.send(post("/", b"hello")[len(start) :])  # and the loop has no turn before the look
+                listener.sweep(now() + s(1000))
                 assert await client.response() == (200, b"hello")
-                assert listener.waited_for == {}
+
+    run(main())
+
+
+def test_without_limits_nobody_is_looked_for():
+    async def main() -> None:
+        async with listening(Limits(idle=0, stalled=0)) as (listener, _):
+            assert listener._sweeper is None
+            with peer(listener) as client:
+                listener.sweep(now() + s(1_000_000))
+                await client.send(post("/", b"hello"))
+                assert await client.response() == (200, b"hello")
+
+    run(main())
+
+
+def test_the_look_comes_by_itself():
+    async def main() -> None:
+        async with listening(Limits(idle=0.02, stalled=0)) as (listener, _):
+            with peer(listener) as client:
+                assert await client.some() == b""
+            with peer(listener) as client:
+                assert await client.some() == b""
 
     run(main())
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from test_http_connection import Echo, post
 
 from inferometer.errors import UserError
-from inferometer.serve.http.connection import IDLE_S, Listener
+from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.tls import context
 from inferometer.serve.settings import Tls
 from inferometer.timing.clock import now
@@ -139,8 +139,8 @@ def test_a_handshake_that_goes_silent_is_closed(authority: trustme.CA, files: di
         socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
     ):
         assert exchange(port, client(authority), b"hello") == [b"hello"]  # so that the other one was accepted, too
-        late = now() + int((IDLE_S + 1) * 1e9)
-        listener.loop.call_soon_threadsafe(listener.give_up_on_slow, late)
+        late = now() + int((listener.limits.stalled + 1) * 1e9)
+        listener.loop.call_soon_threadsafe(listener.sweep, late)
         assert sock.recv(1) == b""
 
 

@@ -94,7 +94,9 @@ GIVEN: dict[str, list[tuple[str, str]]] = {
 def test_without_the_token_nobody_comes_in(place: str, given: str) -> None:
     with dialled(place) as stub:
         ask: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
-        assert failure(lambda: stub.ModelInfer(a_request(), **ask))[0] == "UNAUTHENTICATED"
+        code, words = failure(lambda: stub.ModelInfer(a_request(), **ask))
+        assert code == "UNAUTHENTICATED"
+        assert words.startswith("the bearer token is wrong" if GIVEN[given] else "no bearer token was given")
         assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **ask)))[0] == "UNAUTHENTICATED"
         assert failure(lambda: stub.ServerMetadata(b"", **ask))[0] == "UNAUTHENTICATED"
 

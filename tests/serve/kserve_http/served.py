@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inferometer.serve import metrics
-from inferometer.serve.http.connection import Listener
+from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.tls import context
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings
@@ -108,6 +108,7 @@ class Served:
     def stop(self) -> None:
         async def end() -> None:
             self.listener.close()
+            self.web.close()
             if self.sim is not None:
                 self.sim.close()
             await self.models.close()

@@ -314,3 +314,65 @@ def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
 )
 def test_an_answer_is_packed_as_is_accepted(accepted: bytes, how: str):
     assert http.packing(accepted) == how
+
+
+# --- long arrays, in pieces --------------------------------------------------------------------------------------------
+
+
+NUMBERS = st.integers(-300, 300) | st.floats(allow_nan=False) | st.none() | st.booleans() | st.integers()
+LISTS = st.recursive(st.lists(NUMBERS), lambda inner: st.lists(inner | NUMBERS), max_leaves=30)
+
+
+def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
+    body = b'{"inputs":[{"name":"x","datatype":"%b","shape":%b,"data":%b}]}'
+    try:
+        return http.request(body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory).inputs[
+            "x"
+        ]
+    except Refused as why:
+        return why.message
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject):
+    values = data.draw(LISTS)
+    datatype = data.draw(st.sampled_from([name for name in DATATYPES if name != "BYTES"]))
+    text = json.dumps(values, indent=data.draw(st.sampled_from([None, 1]))).encode()
+    if data.draw(st.booleans()):  # or what is left of it
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from([b"", b",", b"[", b"]", b" ", b"1", b'"'])) + text[at + 1 :]
+    shape = (data.draw(st.sampled_from([len(json.dumps(values).split(",")), len(values)])),)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http, "_PIECE", 1 << 30)
+        whole = read(datatype, shape, text)
+        patch.setattr(http, "_PIECE", data.draw(st.integers(0, 5)))
+        pieces = read(datatype, shape, text)
+    if isinstance(whole, Tensor):
+        assert isinstance(pieces, Tensor)
+        assert same(pieces, whole)
+    else:
+        assert isinstance(pieces, str)
+
+
+def test_a_long_nested_array_does_come_apart(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "_PIECE", 4)
+    monkeypatch.setattr(http, "from_json", lambda *_: 1 / 0 if len(_[3]) > 3 else from_json(*_))
+    made = read("INT32", (2, 2, 2), b"[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]")
+    assert isinstance(made, Tensor)
+    assert to_json(made) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_long_array_is_written_in_pieces_as_it_is_as_a_whole(data: st.DataObject):
+    datatype = data.draw(st.sampled_from([name for name in DATATYPES if name not in ("FP16", "BF16")]))
+    count = data.draw(st.integers(0, 9))
+    if datatype == "BYTES":
+        tensor = from_json("x", datatype, (count,), data.draw(st.lists(st.text(), min_size=count, max_size=count)))
+    else:
+        tensor = Tensor("x", datatype, (count,), data.draw(raw(datatype, count)))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = bytes(http.to_values(tensor))
+        patch.setattr(http, "_PIECE_OUT", data.draw(st.integers(1, 4)))
+        assert bytes(http.to_values(tensor)) == whole

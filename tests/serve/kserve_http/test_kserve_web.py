@@ -315,10 +315,10 @@ def test_tensors_are_freed_with_the_answer_though_the_connection_stays(
     seen: list[weakref.ref[Any]] = []
     submit = server.models.submit
 
-    def watched(inference: Inference) -> None:
+    def watched(inference: Inference, *more: bool) -> None:
         (tensor,) = inference.inputs.values()
         seen.append(weakref.ref(tensor.data))
-        submit(inference)
+        submit(inference, *more)
 
     monkeypatch.setattr(server.models, "submit", watched)
     gc.disable()

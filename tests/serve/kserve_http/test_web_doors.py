@@ -46,6 +46,7 @@ def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: 
             answer = web.ask(path, body, **wrong)
             assert answer.status == (200 if is_open else 401)
             assert is_open or answer.headers["www-authenticate"].startswith("Bearer")
+            assert is_open or (b"the bearer token is wrong" if wrong else b"no bearer token was given") in answer.body
             if path.startswith("/v1"):
                 assert answer.json["error"]["code"] == "invalid_api_key"
         assert web.ask(path, body, Authorization="Bearer secret").status == 200
@@ -92,7 +93,7 @@ def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.Mo
             answer = web.ask("/")
             assert answer.status == 500
             assert "ZeroDivisionError" in answer.json["error"]
-        monkeypatch.setattr(server.models, "submit", lambda inference: 1 / 0)
+        monkeypatch.setattr(server.models, "submit", lambda *_: 1 / 0)
         with RawClient(server.url) as web:
             assert web.ask(INFER, BODY).status == 500
         assert server.call(lambda: server.listener.in_flight) == 0

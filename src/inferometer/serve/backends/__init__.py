@@ -48,6 +48,9 @@ BUILTIN = {
     """,
 }
 
+SIMULATOR = "sim"
+"""What the command line calls the simulator, which is no backend of a model's (the backend `sim` is another)."""
+
 
 def backend_of(config: Any) -> str:
     """The one that a configuration names; "" where it names none."""

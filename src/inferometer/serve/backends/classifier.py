@@ -11,6 +11,7 @@ one core, decoding aside; more than half of that goes into the dense layers, who
 `threads` (1; 0: as many as PyTorch likes). Two are faster where two cores are idle, and many times slower where they are not.
 """
 
+import contextlib
 import hashlib
 import io
 import warnings
@@ -52,6 +53,7 @@ def load(loading: Loading) -> Loaded:
     threads = configured.whole(loading, "threads", 1)
     names = labels()
     _complete(loading.config, len(names))
+    _decode_once()
     weights = {name: torch.from_numpy(array).to(device) for name, array in seeded().items()}
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
@@ -134,6 +136,15 @@ def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
 
 def pillow() -> Any:
     return configured.package("PIL.Image", "torch")
+
+
+def _decode_once() -> None:
+    """Pillow imports what it needs when it meets the first image of a kind: not while somebody waits for an answer."""
+    for kind in _FORMATS:
+        file = io.BytesIO()
+        with contextlib.suppress(OSError):  # made without a codec: it will say so of the images themselves
+            pillow().new("RGB", (8, 8)).save(file, kind)
+            decoded(file.getvalue())
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:

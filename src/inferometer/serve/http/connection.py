@@ -3,32 +3,28 @@
 A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before it is
 out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie. What the kernel
 does not take at once goes out when it can. A client that goes away is told to the server at once (`gone`), so that its work is
-cancelled; one that leaves a request unfinished and sends nothing for a while is told so and closed.
+cancelled. `moved` is when the client last did its part; where it is its turn and it does nothing for too long, it is given up:
+the listener looks after that, from time to time, for all connections.
 
 Nothing here calls the server back from within `write`: a connection that turns out to be broken is closed in the loop's
 next round.
 """
 
-import asyncio
 import contextlib
-import errno
 import socket
-import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inferometer.serve.http.parse import Problem, Request, RequestParser
-from inferometer.serve.settings import Limits
-from inferometer.timing import clock
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
+if TYPE_CHECKING:
+    from inferometer.serve.http.listener import Listener
+
 _READ = 64 * 1024
-_BACKLOG = 4096
-_AT_A_TIME = 256
-"""Connections that are taken before others have their turn."""
 _PIPELINED = 64
 _PIPELINED_BYTES = 1 << 20
 """Requests that may wait in line on a connection, and the bytes of their bodies; beyond that it is not read from."""
@@ -38,9 +34,6 @@ _AT_ONCE = 64
 """Parts that one sendmsg() is given."""
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
-IDLE_S = 60.0
-"""Without a byte of an unfinished request."""
-_SWEEP_S = 5.0
 
 Data = bytes | bytearray | memoryview
 
@@ -57,14 +50,16 @@ class Handler(Protocol):
 
 class Connection:
     __slots__ = (
-        "_busy", "_closing", "_finished", "_handler", "_line", "_listener", "_loop", "_out", "_parser", "_paused", "_sock",
-        "_waited_for", "closed", "gone", "peer", "send", "unsent",
+        "_busy", "_closing", "_finished", "_handler", "_in_head", "_line", "_listener", "_loop", "_out", "_parser", "_paused",
+        "_sock", "closed", "gone", "moved", "peer", "send", "unsent",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
         self.closed = False
         self.gone: Callable[[], None] | None = None
         """Called when the connection is lost before the answer is finished."""
+        self.moved = now()
+        """When the client last sent something that was awaited, or read something, or was given all of an answer."""
         self.peer = peer
         """The client's address, for the log."""
         self.send = sock.send
@@ -81,7 +76,7 @@ class Connection:
         self._finished = False  # the answer is complete, but not out
         self._paused = False
         self._closing = False
-        self._waited_for = False
+        self._in_head = False  # a request's, of which the first bytes have come
         self._loop.add_reader(sock, self._readable)
 
     @property
@@ -110,7 +105,7 @@ class Connection:
         if self._closing:
             return  # an answer that closes is on its way out; what still comes in is not for us
         arrived = self._arrived(ancillary)
-        self._took(self._parser.feed(data, arrived) if room is None else self._parser.filled(count, arrived), arrived)
+        self._took(self._parser.feed(data, arrived) if room is None else self._parser.filled(count, arrived))
 
     def _arrived(self, ancillary: list[tuple[int, int, bytes]]) -> int:
         if not ancillary:
@@ -118,22 +113,30 @@ class Connection:
         seconds, nanoseconds = unpack_stamp(ancillary[0][2])
         return int(seconds * 1_000_000_000 + nanoseconds - self._listener.wall_offset)
 
-    def _took(self, requests: list[Request | Problem], arrived: int) -> None:
+    def _took(self, requests: list[Request | Problem]) -> None:
         parser = self._parser
         if requests:
             self._line.extend(requests)
             if not self._busy:
+                self._in_head = False
                 self._next()
             if self.closed:
                 return
             if self._line and self._line_is_full():
                 self._pause()
-        if parser.is_partial or self._waited_for:
-            self._wait_for(parser.is_partial and not self._paused, arrived)
-            if self._busy and parser.room is not None:
+        if parser.is_partial:
+            if not self._busy:
+                self._came()
+            elif parser.room is not None:
                 self._pause()  # one large body at a time
-            if parser.wants_continue and not self._busy:
-                self._continue()
+
+    def _came(self) -> None:
+        """A part of a request. A head has to come to its end in time: single bytes of it are no progress."""
+        was_in_head, self._in_head = self._in_head, self._parser.is_in_head
+        if not (was_in_head and self._in_head):
+            self.moved = now()  # not the kernel's stamp, which goes with the wall clock where that is stepped
+        if self._parser.wants_continue:
+            self._continue()
 
     def _line_is_full(self) -> bool:
         if len(self._line) > _PIPELINED:
@@ -142,26 +145,11 @@ class Connection:
 
     def _pause(self) -> None:
         self._paused = True
-        self._wait_for(False, 0)
         self._loop.remove_reader(self._sock)
 
     def _continue(self) -> None:
         self._parser.wants_continue = False
         self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _wait_for(self, is_partial: bool, arrived: int) -> None:
-        """Whether it is the client's turn to go on, since when."""
-        self._waited_for = is_partial
-        if is_partial:
-            self._listener.waited_for[self] = arrived
-        else:
-            self._listener.waited_for.pop(self, None)
-
-    def too_slow(self) -> None:
-        """The rest of a request does not come."""
-        self._wait_for(False, 0)
-        self._line.append(self._parser.give_up(408, f"nothing came for {IDLE_S:g} s, and the request is not complete"))
-        self._next()
 
     def _next(self) -> None:
         if self.closed or self._busy or not self._line:
@@ -188,6 +176,7 @@ class Connection:
             self._loop.call_soon(self.close)
             return
         if sent < len(data) and not self.closed:
+            self.moved = now()
             self._keep(memoryview(data)[sent:])
             self._loop.add_writer(self._sock, self._writable)
 
@@ -195,6 +184,8 @@ class Connection:
         if self.closed:
             return
         is_first = not self._out
+        if is_first:
+            self.moved = now()
         for part in parts:
             self._keep(memoryview(part))
         if is_first and self._send_some() and self._out:
@@ -222,6 +213,7 @@ class Connection:
             self._out.clear()
             return False
         self.unsent -= sent
+        self.moved = now()
         out = self._out
         while sent:
             first = out[0]
@@ -252,6 +244,7 @@ class Connection:
     def _go_on(self) -> None:
         """The answer is out."""
         self._busy = self._finished = False
+        self.moved = now()
         if self._closing:
             self._linger()
         elif self._line:
@@ -259,8 +252,6 @@ class Connection:
         elif self._paused:
             self._paused = False
             self._loop.add_reader(self._sock, self._readable)
-            if self._parser.is_partial:
-                self._wait_for(True, now())
         if self._parser.wants_continue and not self._line and not self._closing:
             self._continue()
 
@@ -286,6 +277,53 @@ class Connection:
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(_LINGER_S, self.close)
 
+    # --- patience ----------------------------------------------------------------------------------------------------
+
+    def give_up_if_late(self, idle: int, stalled: int, at: int) -> None:
+        """Where it is the client's turn and nothing has moved for so many ns, as of `at`. What is being computed is our turn."""
+        silent = at - self.moved
+        if self._has_more():
+            if silent > stalled:
+                self._give_up_answer()
+        elif self._busy or self._closing:
+            return
+        elif silent > (stalled if self._is_awaited() else idle) and not self._has_come():
+            if self._is_awaited():
+                self._give_up_request()
+            else:
+                self.close()
+
+    def _is_awaited(self) -> bool:
+        """The rest of a request is."""
+        return self._parser.is_partial
+
+    def _has_come(self) -> bool:
+        """Something is there to be read: we are late, not the client."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:  # reading will tell
+            return True
+        return True
+
+    def _give_up_request(self) -> None:
+        seconds = self._listener.limits.stalled
+        if self._in_head:
+            why = f"the request's head did not come to its end within {seconds:g} s"
+        else:
+            why = f"nothing came for {seconds:g} s, and the request is not complete"
+        self._line.append(self._parser.give_up(408, why))
+        self._next()
+
+    def _give_up_answer(self) -> None:
+        """It is not read. With RST: what the kernel has of it need not be kept any longer."""
+        moved = self.moved
+        self._writable()
+        if self.moved == moved and not self.closed:
+            self._let_go_of_the_rest()
+            self.close()
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -298,7 +336,6 @@ class Connection:
         self._parser.close()
         self._out.clear()
         self._listener.connections.discard(self)
-        self._listener.waited_for.pop(self, None)
         if self.gone is not None:
             gone, self.gone = self.gone, None
             gone()
@@ -312,107 +349,10 @@ class Connection:
         """Close with RST."""
         self.gone = None
         if not self.closed:
-            with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._let_go_of_the_rest()
         self.close()
 
-
-class Listener:
-    """The listening socket and all its connections."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        handler: Handler,
-        limits: Limits | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self.loop = loop
-        self.handler = handler
-        self.limits = limits or Limits()
-        self.tls = tls
-        self.connections: set[Connection] = set()
-        self.waited_for: dict[Connection, int] = {}
-        """Those with an unfinished request, and when its last bytes came."""
-        self.wall_offset = clock.wall_offset()
-        self._primed = clock.prime()
-        self._sock = sock
-        self._is_accepting = True
-        sock.listen(_BACKLOG)
-        loop.add_reader(sock, self._acceptable)
-        self._resample()
-        self._sweep()
-
-    @property
-    def in_flight(self) -> int:
-        """Connections whose request is being answered, or whose answer is not out."""
-        return sum(connection.in_flight for connection in self.connections)
-
-    def stop_accepting(self) -> None:
-        """No new connections but those that wait to be taken; the ones that are there go on."""
-        if self._is_accepting:
-            self._accept(_BACKLOG)
-            self._is_accepting = False
-            self.loop.remove_reader(self._sock)
-            self._sock.close()
-
-    def close(self) -> None:
-        self.stop_accepting()
-        self._timer.cancel()
-        self._sweeper.cancel()
-        if self._primed is not None:
-            self._primed.close()
-        for connection in list(self.connections):
-            connection.close()
-
-    def serve(self, sock: socket.socket, peer: str = "") -> Connection:
-        """Answer the requests that come over `sock`."""
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._primed is not None:
-            clock.ask_for_stamps(sock)
-        if self.tls is None:
-            connection = Connection(self, sock, peer)
-        else:
-            from inferometer.serve.http.tls import TlsConnection  # noqa: PLC0415  (it is made from this file's)
-
-            connection = TlsConnection(self, sock, peer, self.tls)
-        self.connections.add(connection)
-        return connection
-
-    def _acceptable(self) -> None:
-        self._accept(_AT_A_TIME)
-
-    def _accept(self, most: int) -> None:
-        for _ in range(most):
-            try:
-                sock, address = self._sock.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close rather than spin
-                    self.loop.remove_reader(self._sock)
-                    self.loop.call_later(0.1, self._accept_again)
-                return
-            self.serve(sock, str(address[0]) if isinstance(address, tuple) else "")
-
-    def _accept_again(self) -> None:
-        if self._is_accepting:
-            self.loop.add_reader(self._sock, self._acceptable)
-
-    def _resample(self) -> None:
-        """The wall clock may be stepped; the kernel's stamps are of it."""
-        self.wall_offset = clock.wall_offset()
-        self._timer = self.loop.call_later(1.0, self._resample)
-
-    def _sweep(self) -> None:
-        self.give_up_on_slow(now())
-        self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
-
-    def give_up_on_slow(self, at: int) -> None:
-        """Those that left a request unfinished and have been silent for too long, as of `at`."""
-        late = at - int(IDLE_S * 1e9)
-        for connection in [one for one, since in self.waited_for.items() if since < late]:
-            connection.too_slow()
+    def _let_go_of_the_rest(self) -> None:
+        """Of what is sent: closing is RST then."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

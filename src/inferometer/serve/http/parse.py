@@ -73,6 +73,11 @@ class RequestParser:
         self.on_message_begin()
         self.is_partial = False
 
+    @property
+    def is_in_head(self) -> bool:
+        """A request has begun, and its head is not complete."""
+        return self.is_partial and not self._in_body
+
     def feed(self, data: bytes | memoryview, arrived: int) -> list[Request | Problem]:
         """The requests that `data` completes; after a Problem, nothing more."""
         taken = self._take(data, arrived)

@@ -9,11 +9,15 @@ import socket
 import ssl
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferometer.errors import UserError
-from inferometer.serve.http.connection import Connection, Data, Listener
+from inferometer.serve.http.connection import Connection, Data
 from inferometer.serve.settings import Tls
 from inferometer.timing.clock import CMSG_SPACE, now
+
+if TYPE_CHECKING:
+    from inferometer.serve.http.listener import Listener
 
 _READ = 64 * 1024
 _ENCRYPTED = 256 * 1024
@@ -72,14 +76,13 @@ def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
 class TlsConnection(Connection):
     __slots__ = ("_incoming", "_is_ready", "_outgoing", "_plain", "_tls")
 
-    def __init__(self, listener: Listener, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+    def __init__(self, listener: "Listener", sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         super().__init__(listener, sock, peer)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_ready = False
         self._plain: deque[memoryview] = deque()
-        self._wait_for(True, now())
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -98,15 +101,14 @@ class TlsConnection(Connection):
             return
         arrived = self._arrived(ancillary)
         self._incoming.write(data)
-        if self._is_ready or self._shake_hands(arrived):
+        if self._is_ready or self._shake_hands():
             self._decrypt(arrived)
 
-    def _shake_hands(self, arrived: int) -> bool:
+    def _shake_hands(self) -> bool:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
-            self._wait_for(True, arrived)
             return False
         except ssl.SSLError:
             self._flush()  # the alert that says why
@@ -114,7 +116,7 @@ class TlsConnection(Connection):
             self._linger()
             return False
         self._is_ready = True
-        self._wait_for(False, arrived)
+        self.moved = now()
         self._flush()
         return True
 
@@ -132,15 +134,19 @@ class TlsConnection(Connection):
                 if found is None:
                     self.close()
                     return
-                self._took(found, arrived)
+                self._took(found)
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLError:  # closed in the orderly way, or broken: there is nothing more to be had
             self.close()
 
-    def too_slow(self) -> None:
+    def _is_awaited(self) -> bool:
+        """Or the handshake's end is, which has to come in time like a head."""
+        return not self._is_ready or super()._is_awaited()
+
+    def _give_up_request(self) -> None:
         if self._is_ready:
-            super().too_slow()
+            super()._give_up_request()
         else:
             self.close()
 

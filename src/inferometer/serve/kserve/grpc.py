@@ -22,7 +22,7 @@ from inferometer.serve.kserve.reflection import Reflection
 from inferometer.serve.kserve.stream import Stream, infer_stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.ports import bound
-from inferometer.serve.settings import Limits, Settings, Tls
+from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
 
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
@@ -98,7 +98,7 @@ class GrpcServer:
 def _options(limits: Limits) -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", min(limits.message, 2**31 - 1)),
+        ("grpc.max_receive_message_length", min(limits.message, GRPC_MOST)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.head),
         ("grpc.absolute_max_metadata_size", limits.head),

@@ -5,7 +5,6 @@ server goes on. Methods take and give bytes: a message that is none is then ours
 """
 
 import asyncio
-import hmac
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import grpc  # type: ignore[import-untyped]
 import msgspec
 
 from inferometer.errors import UserError
+from inferometer.serve.http.token import why_not
 from inferometer.serve.models.types import Refused
 
 Context = Any
@@ -55,17 +55,17 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
 
     def service(self, handler_call_details: Any) -> Any:
         path = handler_call_details.method
-        if self._token is None or path in self._open or self._shows_token(handler_call_details.invocation_metadata):
+        if self._token is None or path in self._open:
             return self._handlers.get(path)
-        return _UNAUTHENTICATED
+        why = why_not(self._token, _authorization(handler_call_details.invocation_metadata))
+        return _turning_away(why) if why else self._handlers.get(path)
 
-    def _shows_token(self, metadata: Any) -> bool:
-        assert self._token is not None
-        for key, value in metadata or ():
-            if key == "authorization" and isinstance(value, str):
-                scheme, _, given = value.partition(" ")
-                return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
-        return False
+
+def _authorization(metadata: Any) -> bytes:
+    for key, value in metadata or ():
+        if key == "authorization" and isinstance(value, str):
+            return value.encode()
+    return b""
 
 
 # --- what failures become --------------------------------------------------------------------------------------------
@@ -127,13 +127,11 @@ def shown(message: str) -> str:
     return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
 
 
-async def _turned_away(_: Any, context: Context) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED, "a token is needed: send the metadata 'authorization: Bearer TOKEN'"
-    )
+def _turning_away(why: str) -> Any:
+    async def turned_away(_: Any, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
-
-_UNAUTHENTICATED = grpc.stream_stream_rpc_method_handler(_turned_away)
+    return grpc.stream_stream_rpc_method_handler(turned_away)
 
 
 # --- the access log --------------------------------------------------------------------------------------------------

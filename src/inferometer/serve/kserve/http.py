@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferometer.errors import UserError
 from inferometer.serve.models.types import Facts, Output, Parameter, Parameters, Placed, Refused, Tensors, Wanted
@@ -26,6 +27,8 @@ _INT64 = 2**63 - 1
 _NOT_IN_JSON = ("FP16", "BF16")
 _FLOATS = ("FP32", "FP64")
 _RESERVED = "triton_"
+_GROWTH = 4
+"""Bytes of JSON for a byte of a tensor, roughly."""
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 
 
@@ -81,6 +84,11 @@ class _Body(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Body).decode
 _values = msgspec.json.Decoder(Any).decode
+_PIECE = 32 * 1024
+"""Bytes of JSON that are read at a time."""
+_PIECE_OUT = 4096
+"""Elements that are written at a time."""
+_FLATTENED = bytes.maketrans(b"[]", b"  ")
 _encode = msgspec.json.encode
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -88,7 +96,7 @@ _encode = msgspec.json.encode
 
 def request(body: Data, header: bytes, model: str, read: Read, facts: Facts | None = None) -> Asked:
     """`header` is the value of Inference-Header-Content-Length, "" where it is missing."""
-    end = _json_length(header, len(body))
+    end = json_length(header, len(body))
     if not end:
         return _raw(body, model, facts)
     asked = _parsed(memoryview(body)[:end])
@@ -157,7 +165,8 @@ _KNOWN: dict[str, Any] = {
 _WORDS = {int | str: "a number or a text", bool: "true or false", int: "a whole number"}
 
 
-def _json_length(header: bytes, size: int) -> int:
+def json_length(header: bytes, size: int) -> int:
+    """Bytes of JSON at the start of a body of `size` bytes."""
     if not header:
         return size
     if not header.isdigit():
@@ -237,6 +246,10 @@ def _tensor(given: _Input, raw: memoryview, read: Read) -> Tensor:
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.Raw) -> Tensor:
+    if len(memoryview(data)) > 2 * _PIECE and datatype != "BYTES":
+        tensor = _from_pieces(name, datatype, shape, bytes(data))
+        if tensor is not None:
+            return tensor
     try:
         values = _values(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -249,6 +262,28 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.R
     return from_values(name, datatype, shape, values)
 
 
+def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) -> Tensor | None:
+    """From a long array of numbers, a piece at a time: Python lets no other thread go on before a piece is read. None where
+    it does not come apart at its commas."""
+    if b'"' in text:
+        return None
+    parts: list[Data] = []
+    count = start = 0
+    while start < len(text):
+        end = text.find(b",", start + _PIECE)
+        end = len(text) if end < 0 else end
+        try:
+            values: Any = _values(b"[%b]" % text[start:end].translate(_FLATTENED))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        parts.append(from_values(name, datatype, (len(values),), values).data)
+        count += len(values)
+        start = end + 1
+    if count != elements(shape):
+        return None
+    return Tensor(name, datatype, shape, b"".join(parts))
+
+
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
     """A tensor from JSON's values, flat or nested."""
     if datatype in _NOT_IN_JSON:
@@ -257,7 +292,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}",
         )
     try:
-        if datatype == "BOOL" and any(type(value) is int for value in values):
+        if datatype == "BOOL" and _has_int(values):
             raise UserError(f"tensor {name}: a number is not what BOOL wants, but true or false")
         if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
@@ -265,6 +300,17 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         return from_json(name, datatype, shape, values)
     except UserError as error:
         raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data': {error.what}") from None
+
+
+def _has_int(values: list[Any]) -> bool:
+    stack = [values]
+    while stack:
+        for value in stack.pop():
+            if type(value) is int:
+                return True
+            if isinstance(value, list):
+                stack.append(value)
+    return False
 
 
 def _wanted(given: _Output) -> Wanted:
@@ -412,10 +458,9 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
             f"'{tensor.name}'",
         )
     array = to_numpy(tensor).reshape(-1)
-    values = array.tolist()
     if tensor.datatype == "BYTES":
         try:
-            return msgspec.Raw(_encode([raw.decode() for raw in values]))
+            return _joined(array, lambda values: _encode([raw.decode() for raw in values]))
         except UnicodeDecodeError:
             raise Refused(
                 "INVALID_ARGUMENT",
@@ -423,8 +468,27 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
                 "format",
             ) from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())  # NaN, Infinity: as Triton writes them
-    return msgspec.Raw(_encode(values))
+        # NaN, Infinity: as Triton writes them
+        return _joined(array, lambda values: json.dumps(values, separators=(",", ":")).encode())
+    return _joined(array, _encode)
+
+
+def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspec.Raw:
+    """A JSON array, made in pieces for the same reason as it is read in some."""
+    if len(array) <= _PIECE_OUT:
+        return msgspec.Raw(encode(array.tolist()))
+    pieces = [encode(array[at : at + _PIECE_OUT].tolist())[1:-1] for at in range(0, len(array), _PIECE_OUT)]
+    return msgspec.Raw(b"[%b]" % b",".join(pieces))
+
+
+def turned(output: Output, binary: bool, is_packed: bool) -> int:
+    """About how many bytes have to be turned into others for it: into JSON, or packed."""
+    if output.wanted is not None:
+        if output.wanted.placed is not None:
+            return 0
+        binary = bool(output.wanted.binary)
+    size = memoryview(output.tensor.data).nbytes
+    return size * _GROWTH if not binary else size if is_packed else 0
 
 
 def error(message: str) -> bytes:

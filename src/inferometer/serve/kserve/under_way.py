@@ -4,7 +4,10 @@ An `UnderWay` hears the answers and the end of its inference, and writes to the 
 once, whether the client is still there or not.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from inferometer.errors import UserError
 from inferometer.serve.http import answers
@@ -12,6 +15,7 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import generate, http, unread
+from inferometer.serve.kserve.aside import LARGE, Aside
 from inferometer.serve.kserve.http import Asked
 from inferometer.serve.models.types import HTTP_STATUS, Inference, Output, Refused
 
@@ -19,6 +23,26 @@ if TYPE_CHECKING:
     from inferometer.serve.kserve.web import Kserve
 
 _BINARY = b"application/octet-stream"
+
+
+class Body(msgspec.Struct, frozen=True):
+    """An answer's, and what its head says of it."""
+
+    parts: list[bytes | memoryview]
+    headers: bytes
+    content_type: bytes = b"application/json"
+
+
+def _body(made: http.Answer, headers: bytes, how: str) -> Body:
+    parts: list[bytes | memoryview] = [made.head, *made.parts]
+    content_type = b"application/json"
+    if made.parts:
+        headers += b"Inference-Header-Content-Length: %d\r\n" % len(made.head)
+        content_type = _BINARY
+    if how:
+        parts = [http.packed(parts, how)]
+        headers += b"Content-Encoding: %b\r\n" % how.encode()
+    return Body(parts, headers, content_type)
 
 
 class UnderWay:
@@ -56,16 +80,29 @@ class UnderWay:
             self._web.refuse(self._connection, self._request, refused)
             return
         try:
-            self._send()
-        except Refused as why:
-            self._web.refuse(self._connection, self._request, why)
-        except UserError as error:  # an output that is not what it says
-            self._web.refuse(self._connection, self._request, Refused("INTERNAL", error.what))
-        except Exception as error:  # the server goes on
-            self._web.refuse(self._connection, self._request, unexpected(error))
+            make, size = self._made()
+            if size > LARGE:
+                Aside(self._web, self._connection, self._request, self._reply).begin(make)
+            else:
+                self._reply(make())
+        except Exception as why:
+            self._web.refuse_for(self._connection, self._request, why)
 
-    def _send(self) -> None:
+    def _made(self) -> tuple[Callable[[], Body], int]:
+        """What makes the answer's body, in whatever thread, and about how many bytes have to be turned for it."""
         raise NotImplementedError
+
+    def _reply(self, body: Body) -> None:
+        close = self._web.draining
+        reply(
+            self._connection,
+            self._request,
+            200,
+            *body.parts,
+            content_type=body.content_type,
+            extra=body.headers,
+            close=close,
+        )
 
     def _timing(self) -> bytes:
         return http.timing(self.inference.queue_ns, self.inference.compute_ns)
@@ -76,22 +113,18 @@ class Infer(UnderWay):
 
     __slots__ = ()
 
-    def _send(self) -> None:
-        inference, request = self.inference, self._request
+    def _made(self) -> tuple[Callable[[], Body], int]:
+        inference, headers, binary = self.inference, self._timing(), self._asked.binary
+        model, version, id_ = inference.model, inference.version, inference.id
         said = {"queue_ns": inference.queue_ns, "compute_ns": inference.compute_ns}
         outputs = self._outputs[0] if self._outputs else ()
-        made = http.answer(inference.model, inference.version, inference.id, outputs, self._asked.binary, said)
-        extra, content_type = self._timing(), b"application/json"
-        if made.parts:
-            extra += b"Inference-Header-Content-Length: %d\r\n" % len(made.head)
-            content_type = _BINARY
-        body: list[bytes | memoryview] = [made.head, *made.parts]
-        how = http.packing(request.headers.get(b"accept-encoding", b""))
-        if how:
-            body = [http.packed(body, how)]
-            extra += b"Content-Encoding: %b\r\n" % how.encode()
-        close = self._web.draining
-        reply(self._connection, request, 200, *body, content_type=content_type, extra=extra, close=close)
+        how = http.packing(self._request.headers.get(b"accept-encoding", b""))
+
+        def make() -> Body:
+            made = http.answer(model, version, id_, outputs, binary, said)
+            return _body(made, headers, how)
+
+        return make, sum(http.turned(output, binary, bool(how)) for output in outputs)
 
 
 class Generate(UnderWay):
@@ -103,12 +136,16 @@ class Generate(UnderWay):
         if len(self._outputs) < 2:  # one too many is all that there is to know of the others
             self._outputs.append(outputs)
 
-    def _send(self) -> None:
-        inference = self.inference
+    def _made(self) -> tuple[Callable[[], Body], int]:
+        inference, headers = self.inference, self._timing()
         if len(self._outputs) != 1:
             raise Refused("INVALID_ARGUMENT", generate.NOT_ONE)
-        body = generate.answer(inference.model, inference.version, inference.id, self._outputs[0])
-        reply(self._connection, self._request, 200, body, extra=self._timing(), close=self._web.draining)
+        model, version, id_, outputs = inference.model, inference.version, inference.id, self._outputs[0]
+
+        def make() -> Body:
+            return Body([generate.answer(model, version, id_, outputs)], headers)
+
+        return make, sum(http.turned(output, False, False) for output in outputs)
 
 
 class GenerateStream(UnderWay):

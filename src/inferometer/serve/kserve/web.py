@@ -6,7 +6,7 @@ is wrong is `{"error": "..."}` with the status of its code.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -18,11 +18,13 @@ from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.http.reply import reply
 from inferometer.serve.kserve import control, generate, http
-from inferometer.serve.kserve.http import Asked
+from inferometer.serve.kserve.aside import LARGE, THREADS, Aside
+from inferometer.serve.kserve.http import Asked, Data
 from inferometer.serve.kserve.under_way import Generate, GenerateStream, Infer, UnderWay, unexpected
 from inferometer.serve.models.registry import Model, Models
 from inferometer.serve.models.types import HTTP_STATUS, Inference, Refused
 from inferometer.serve.settings import Settings
+from inferometer.serve.threads import Threads
 
 _JSON_LENGTH = b"inference-header-content-length"
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
@@ -46,6 +48,9 @@ class Kserve:
         self.draining = False
         self._limit = settings.limits.message
         self._control = settings.control
+        self.threads = Threads(asyncio.get_running_loop(), THREADS, "bodies")
+        self.aside: set[Aside] = set()
+        """Requests whose bodies are being read or written in a thread."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -63,6 +68,24 @@ class Kserve:
     def refuse(self, connection: Connection, request: Request, refused: Refused) -> None:
         status = 413 if isinstance(refused, http.TooLarge) else HTTP_STATUS[refused.code]
         self._reply(connection, request, status, http.error(refused.message))
+
+    def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
+        """Whatever went wrong, in words."""
+        if isinstance(error, Refused):
+            self.refuse(connection, request, error)
+        elif isinstance(error, UserError):  # an output that is not what it says
+            self.refuse(connection, request, Refused("INTERNAL", error.what))
+        else:  # the server goes on
+            self.refuse(connection, request, unexpected(error))
+
+    def refuse_rest(self) -> int:
+        rest = list(self.aside)
+        for one in rest:
+            one.refuse(Refused("UNAVAILABLE", "the server has stopped"))
+        return len(rest)
+
+    def close(self) -> None:
+        self.threads.close()
 
     def _reply(
         self, connection: Connection, request: Request, status: int, body: bytes = b"", extra: bytes = b""
@@ -248,18 +271,39 @@ class Kserve:
         model = self._find(name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
-        headers = request.headers
-        body = http.unpacked(request.body, headers.get(b"content-encoding", b""), self._limit)
-        asked = http.request(body, headers.get(_JSON_LENGTH, b""), name, self.models.regions.read, model.facts)
-        self._submit(connection, request, name, version, asked, Infer(self, connection, request, asked))
+        json_length, read, facts = request.headers.get(_JSON_LENGTH, b""), self.models.regions.read, model.facts
+
+        def parse(body: Data) -> Asked:
+            return http.request(body, json_length, name, read, facts)
+
+        self._read(
+            connection, request, json_length, parse, partial(self._submit, connection, request, name, version, Infer)
+        )
 
     def _generate(
         self, connection: Connection, request: Request, name: str, version: str, kind: type[Generate | GenerateStream]
     ) -> None:
         model = self._find(name, version)
-        body = http.unpacked(request.body, request.headers.get(b"content-encoding", b""), self._limit)
-        asked = generate.request(body, model)
-        self._submit(connection, request, name, version, asked, kind(self, connection, request, asked))
+        submit = partial(self._submit, connection, request, name, version, kind)
+        self._read(connection, request, b"", lambda body: generate.request(body, model), submit)
+
+    def _read(
+        self,
+        connection: Connection,
+        request: Request,
+        json_length: bytes,
+        parse: Callable[[Data], Asked],
+        submit: Callable[[Asked, bool], None],
+    ) -> None:
+        """Submit what the body says. A large one is unpacked and parsed in a thread."""
+        encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
+        body = _small(request.body, encoding, json_length, limit)
+        if body is not None:
+            submit(parse(body), False)
+            return
+        self.models.check_room(len(self.aside))
+        aside = Aside(self, connection, request, lambda asked: submit(asked, True))
+        aside.begin(lambda: parse(http.unpacked(request.body, encoding, limit)))
 
     def _find(self, name: str, version: str) -> Model:
         if self.draining:
@@ -267,8 +311,16 @@ class Kserve:
         return self.models.find(name, version)
 
     def _submit(
-        self, connection: Connection, request: Request, name: str, version: str, asked: Asked, under_way: UnderWay
+        self,
+        connection: Connection,
+        request: Request,
+        name: str,
+        version: str,
+        kind: type[UnderWay],
+        asked: Asked,
+        was_let_in: bool,
     ) -> None:
+        under_way = kind(self, connection, request, asked)
         inference = Inference(
             name,
             asked.inputs,
@@ -283,7 +335,7 @@ class Kserve:
         under_way.inference = inference
         connection.gone = partial(self.models.cancel, inference)
         try:
-            self.models.submit(inference)
+            self.models.submit(inference, was_let_in)
         except BaseException:
             connection.gone = None
             under_way.let_go()
@@ -321,6 +373,19 @@ def _fields(request: Request) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise Refused("INVALID_ARGUMENT", "expected a JSON object")
     return tree
+
+
+def _small(body: Data, encoding: bytes, json_length: bytes, limit: int) -> Data | None:
+    """The body in plain; None where that, or its JSON, is so large that it should not hold up the others."""
+    if not encoding:
+        return body if http.json_length(json_length, len(body)) <= LARGE else None
+    if len(body) > LARGE:
+        return None
+    try:
+        plain = http.unpacked(body, encoding, min(LARGE, limit))
+    except http.TooLarge:
+        return None
+    return plain if len(plain) <= LARGE else None
 
 
 def _text(word: bytes) -> str:

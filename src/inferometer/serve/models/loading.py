@@ -17,6 +17,7 @@ from inferometer.serve.models.queue import Clock
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.repository import Definition
 from inferometer.serve.models.types import Facts, Loaded, Loading, Tensors
+from inferometer.serve.threads import in_thread
 from inferometer.tensors import zeros
 
 
@@ -39,12 +40,12 @@ async def bring_up(
     try:
         for i, place in enumerate(configs.devices(config, device)):
             loading = Loading(definition.name, config, definition.folder, definition.file, place, i)
-            loaded.append(await loop.run_in_executor(None, _load, definition, loading))
+            loaded.append(await in_thread(_load, definition, loading))
         facts = configs.facts(config)
         instances = [Instance(each, loop, f"{definition.name} {i}") for i, each in enumerate(loaded)]
         if configs.parameter(config, "warmup", "1") != "0":
             for each in loaded:
-                await _warm_up(loop, definition.name, each, facts)
+                await _warm_up(definition.name, each, facts)
         _complete(definition, config, device)
         return Model(
             name=definition.name,
@@ -100,7 +101,7 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-async def _warm_up(loop: asyncio.AbstractEventLoop, name: str, loaded: Loaded, facts: Facts) -> None:
+async def _warm_up(name: str, loaded: Loaded, facts: Facts) -> None:
     """One execution with zeros. Not where text is needed: nobody knows which the model takes; and what is begun in the loop
     has nothing to warm up."""
     if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):
@@ -113,7 +114,7 @@ async def _warm_up(loop: asyncio.AbstractEventLoop, name: str, loaded: Loaded, f
     if not inputs:
         return
     try:
-        await loop.run_in_executor(None, _run, loaded, inputs)
+        await in_thread(_run, loaded, inputs)
     except Exception as error:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too

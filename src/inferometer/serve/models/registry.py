@@ -14,6 +14,7 @@ from inferometer.serve.models.model import Model
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.repository import Source
 from inferometer.serve.models.types import Inference, Loader, Refused
+from inferometer.serve.threads import in_thread
 
 __all__ = ["IndexEntry", "Model", "Models"]
 
@@ -124,16 +125,13 @@ class Models:
 
     # --- requests ---
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: Inference, was_let_in: bool = False) -> None:
         """Check and queue it, or raise Refused (then `ended` is not called). A model that is quick enough (identity) calls
-        `answer` and `ended` before this returns."""
-        if self._refuses:
+        `answer` and `ended` before this returns. One that `was_let_in` came before new ones were refused."""
+        if self._is_closed or (self._refuses and not was_let_in):
             raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
         model = self.find(inference.model, inference.version)
-        if self.in_flight >= self._limit:
-            raise Refused(
-                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests under way"
-            )
+        self.check_room()
         inference.version = model.version
         self.in_flight += 1
         try:
@@ -142,6 +140,13 @@ class Models:
             if inference.place is None and not inference.is_over:  # nobody has it who would say that it is over
                 self._over()
             raise
+
+    def check_room(self, others: int = 0) -> None:
+        """Refused where the server has all the requests that it may have, with `others` that are not submitted yet."""
+        if self.in_flight + others >= self._limit:
+            raise Refused(
+                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests under way"
+            )
 
     def cancel(self, inference: Inference) -> None:
         """It ends with CANCELLED unless it is over."""
@@ -202,9 +207,8 @@ class Models:
     async def _bring_up(self, entry: "_Entry", config: str = "") -> None:
         if entry.model is None:
             entry.state, entry.reason = "LOADING", ""
-        loop = asyncio.get_running_loop()
         try:
-            definition = await loop.run_in_executor(None, repository.define, entry.source, config)
+            definition = await in_thread(repository.define, entry.source, config)
             entry.version = definition.version
             model = await bring_up(
                 definition,

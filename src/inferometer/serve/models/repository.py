@@ -64,7 +64,7 @@ def sources(given: str) -> tuple[list[Source], Path | None]:
     if not path.is_dir():
         raise UserError(
             f"there is no model {given}",
-            f"give a model file, a folder or a repository, or one of {', '.join(sorted(backends.BUILTIN))}",
+            f"give a model file, a folder or a repository, or one of {', '.join(sorted([*backends.BUILTIN, backends.SIMULATOR]))}",
         )
     if _is_model(path):
         return [Source(path.resolve().name, path)], None

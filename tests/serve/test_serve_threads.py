@@ -1,0 +1,126 @@
+"""Work beside the loop: how many threads there are, what is told, and what the process does not wait for."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from inferometer.serve.threads import Threads, in_thread
+from inferometer.timing.loop import run
+
+
+def test_jobs_are_done_by_as_many_threads_as_are_allowed_and_told_in_the_loop():
+    async def main() -> None:
+        threads, told, workers = Threads(asyncio.get_running_loop(), 2, "some"), [], set()
+        here, both = threading.current_thread(), threading.Barrier(2)
+        done = asyncio.Event()
+
+        def work(number: int) -> int:
+            both.wait(10)  # two at a time, or it never ends
+            workers.add(threading.current_thread().name)
+            return number
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            assert error is None
+            assert threading.current_thread() is here
+            told.append(result)
+            if len(told) == 6:
+                done.set()
+
+        for number in range(6):
+            threads.do(lambda number=number: work(number), tell)
+        async with asyncio.timeout(10):
+            await done.wait()
+        assert sorted(told) == list(range(6))
+        assert workers == {"some 1", "some 2"}
+        threads.close()
+
+    run(main())
+
+
+def test_one_job_at_a_time_needs_one_thread():
+    async def main() -> None:
+        threads = Threads(asyncio.get_running_loop(), 4, "some")
+        for _ in range(5):
+            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            threads.do(lambda: threading.current_thread().name, lambda name, _, ended=ended: ended.set_result(name))
+            assert await ended == "some 1"
+        threads.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_what_a_job_raises_is_told_and_its_thread_goes_on(error: BaseException):
+    async def main() -> None:
+        threads = Threads(asyncio.get_running_loop(), 1, "some")
+        heard: list[BaseException | None] = []
+        ended = asyncio.Event()
+
+        def fail() -> None:
+            raise error
+
+        threads.do(fail, lambda _, why: heard.append(why))
+        threads.do(lambda: None, lambda *_: ended.set())
+        async with asyncio.timeout(10):
+            await ended.wait()
+        assert heard == [error]
+        threads.close()
+
+    run(main())
+
+
+def test_what_is_asked_for_by_one_who_has_gone_is_dropped():
+    async def main() -> None:
+        may_go, is_there, over = threading.Event(), threading.Event(), threading.Event()
+
+        def work() -> int:
+            is_there.set()
+            may_go.wait(10)
+            over.set()
+            return 1
+
+        task = asyncio.ensure_future(in_thread(work))
+        while not is_there.is_set():
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go.set()
+        assert await in_thread(lambda a, b: a + b, 1, 2) == 3
+        assert over.wait(10)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("is_stuck", "last"), [(True, ""), (False, "python's own end\n")])
+def test_the_process_ends_at_once_only_where_a_thread_is_still_at_work(is_stuck: bool, last: str):
+    code = f"""
+import asyncio, atexit, threading
+from inferometer.serve.threads import Threads, leave
+from inferometer.timing.loop import run
+
+async def main():
+    there = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    def work():
+        loop.call_soon_threadsafe(there.set)
+        if {is_stuck}:
+            threading.Event().wait()
+    Threads(loop, 1, "x").do(work, lambda *_: told.set())
+    told = asyncio.Event()
+    await there.wait()
+    if not {is_stuck}:
+        await told.wait()
+
+atexit.register(print, "python's own end")
+run(main())
+print("the loop's end")
+leave()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "the loop's end\n" + last
+    assert result.stderr == ""
