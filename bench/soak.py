@@ -34,7 +34,7 @@ TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.3}
 MANY = 10_000
 MINUTES = float(os.environ.get("SOAK_MINUTES", "5"))
 BLOCKS = 12
-"""Samples are put together in so many means: those of neighbouring seconds are not independent."""
+"""The samples are cut into so many stretches, of which the least memory counts: what is held while little is under way."""
 GROWTH = 0.5 * MIB
 """Bytes a minute that count as none: over an hour that is less than what the allocator's moods are."""
 
@@ -293,9 +293,9 @@ def _slope(samples: list[Sample]) -> tuple[float, float]:
     blocks = [
         block for block in np.array_split(np.array([(one.at, one.memory) for one in samples]), BLOCKS) if len(block)
     ]
-    means = np.array([block.mean(axis=0) for block in blocks])
-    fit = stats.linregress(means[:, 0] / 60, means[:, 1])
-    return float(fit.slope), float(fit.stderr * stats.t.ppf(0.975, len(means) - 2))
+    at, least = [block[:, 0].mean() / 60 for block in blocks], [block[:, 1].min() for block in blocks]
+    fit = stats.linregress(at, least)
+    return float(fit.slope), float(fit.stderr * stats.t.ppf(0.975, len(blocks) - 2))
 
 
 def _steady(what: str, counts: list[int]) -> Line:

@@ -1,6 +1,36 @@
-"""What all tests share: hypothesis without deadlines (machines are shared), servers of our own, runs into a temporary folder."""
+"""What all tests share: hypothesis without deadlines (machines are shared), and runs that do not wait longer than they must."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import settings
+
+from inferometer import conduct
+from inferometer.config import Config
+from inferometer.fleet import crew
+from inferometer.units import NS
 
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_start_soon() -> Iterator[None]:
+    """Users' runs wait 100 ms for all processes to have heard of the start. Tests make hundreds, of one process and few requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew, "_START_IN", NS // 50)
+        yield
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands that have no flag for it: their runs are made as with `client.processes: 0`."""
+    measure = conduct.measure
+
+    def measured(config: Config, *more: Any) -> Any:
+        client = msgspec.structs.replace(config.client, processes=0)
+        return measure(msgspec.structs.replace(config, client=client), *more)
+
+    monkeypatch.setattr(conduct, "measure", measured)

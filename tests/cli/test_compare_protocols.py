@@ -64,10 +64,17 @@ def model() -> Identity:
 
 
 @pytest.fixture
-def url(model: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def served(model: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL."""
     monkeypatch.chdir(tmp_path)
     with scripted(model.serve) as url:
         yield url
+
+
+@pytest.fixture
+def url(served: str, in_this_process: None) -> str:
+    """The same, where it does not matter which process asks."""
+    return served
 
 
 def compare(url: str, *more: str | Path) -> Said:
@@ -170,10 +177,11 @@ def test_a_server_that_says_nothing_of_its_time_has_no_split(url: str, model: Id
     assert "the server does not say how long it took" in said.out and "not split" in said.out
 
 
-def test_a_duration_ends_a_cell_too(url: str) -> None:
-    said = cli("compare-protocols", url, "--sizes", "40", "--duration", "100ms", "--json", "-")
+def test_a_duration_ends_a_cell_too(served: str) -> None:
+    """From a process of its own: in 300 ms, one that shares this process with the server may not get its turn."""
+    said = cli("compare-protocols", served, "--sizes", "40", "--duration", "300ms", "--json", "-")
     found = json.loads(said.out)
-    assert (found["duration"], found["requests"]) == (0.1, None)
+    assert (found["duration"], found["requests"]) == (0.3, None)
     assert all(cell["ok"] > 0 for cell in found["cells"])
 
 

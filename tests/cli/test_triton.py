@@ -64,10 +64,17 @@ def model() -> Model:
 
 
 @pytest.fixture
-def url(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def served(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL."""
     monkeypatch.chdir(tmp_path)
     with scripted(model.serve) as url:
         yield url
+
+
+@pytest.fixture
+def url(served: str, in_this_process: None) -> str:
+    """The same, where it does not matter which process asks."""
+    return served
 
 
 def triton(url: str, *more: str | Path) -> Said:
@@ -98,8 +105,8 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("valid")
-def test_it_prints_what_the_simple_client_prints_and_nothing_else(url: str, model: Model) -> None:
-    said = triton(url)
+def test_it_prints_what_the_simple_client_prints_and_nothing_else(served: str, model: Model) -> None:
+    said = triton(served)
     assert said.status == 0, said.err
     number = r"\d+\.\d\d ms\n"
     assert re.fullmatch(

@@ -205,7 +205,7 @@ def test_a_server_that_goes_away_leaves_failures_and_is_not_asked_a_million_time
         first.close()
 
     threading.Thread(target=serve_two_and_stop, daemon=True).start()
-    _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "duration": "600ms"})
+    _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "duration": "1200ms"})
     assert summary.counts.ok == 1
     assert 1 <= summary.counts.by_failure["connect_refused"] <= 10
     assert summary.verdict == "INVALID"

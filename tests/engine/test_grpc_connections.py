@@ -137,7 +137,7 @@ def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(
 
     options = [("grpc.max_connection_age_ms", 60), ("grpc.max_connection_age_grace_ms", 5000)]
     with grpcio(options, Unary=note) as url:
-        load = {"type": "closed", "concurrency": 4, "duration": "600ms", "think": "1ms"}
+        load = {"type": "closed", "concurrency": 4, "duration": "1500ms", "think": "1ms"}
         done, summary = run(tmp_path, url, client={"connections": 2}, load=load)
     assert summary.counts.failed == 0
     assert len(peers) > 4

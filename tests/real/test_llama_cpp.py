@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import cli
 from plain_client import ask, get
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
@@ -22,7 +23,7 @@ from inferometer.workload import tokenizer
 pytestmark = pytest.mark.real
 
 CLOSED = {"type": "closed", "concurrency": 4, "requests": 40}
-OPEN = {"type": "poisson", "rate": 40, "requests": 40}
+OPEN = {"type": "poisson", "rate": 80, "requests": 40}
 GREEDY = {"temperature": 0}
 PROMPTS = ["dego mika", "la la la", "The captain repaired the rusty anchor.", "€uro, naïve, 猫", "1 + 1 ="]
 
@@ -204,16 +205,18 @@ def test_a_refusal_is_a_failure_with_the_servers_message(
     assert set(run.records.rows["status"]) == {int(code[5:])}
 
 
-def test_a_key_is_sent_and_not_stored(tmp_path: Path) -> None:
+def test_a_key_is_sent_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEY", "sesame-opens")
     few = ("--concurrency", "1", "--requests", "2", "--input", "16", "--output", "4", "--quiet")
     with started("llama_cpp", "--api-key", "sesame-opens") as ready:
         command = ("run", ready["url"], *few)
-        unnamed = inferometer(tmp_path, *command)
-        refused = inferometer(tmp_path, *command, "--model", ready["model"])
-        let_in = inferometer(tmp_path, *command, "--set", "server.api_key_env=KEY", KEY="sesame-opens")
-    assert unnamed.returncode == 2 and "the server wants a key" in unnamed.stderr, unnamed
-    assert refused.returncode == 1 and "Invalid API Key" in refused.stdout, refused
-    assert "2 ok" in let_in.stdout, let_in
+        unnamed = cli(*command)
+        refused = cli(*command, "--model", ready["model"])
+        let_in = cli(*command, "--set", "server.api_key_env=KEY")
+    assert unnamed.status == 2 and "the server wants a key" in unnamed.err, unnamed
+    assert refused.status == 1 and "Invalid API Key" in refused.out, refused
+    assert "2 ok" in let_in.out, let_in
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stored and not any(b"sesame-opens" in path.read_bytes() for path in stored)
 
@@ -221,24 +224,28 @@ def test_a_key_is_sent_and_not_stored(tmp_path: Path) -> None:
 # --- the command --------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_the_model_and_its_report_is_the_same_again(tmp_path: Path, url: str) -> None:
+def test_the_command_finds_the_model_and_its_report_is_the_same_again(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load = ("--concurrency", "4", "--requests", "40", "--input", "16", "--output", "8")
     live = inferometer(tmp_path, "run", url, "--quiet", *load, "--json", "live.json", "--csv", "live.csv")
     assert live.returncode in (0, 1), live  # a shared machine may well make it INVALID
     assert "tiny-llama" in live.stdout and "40 ok" in live.stdout, live
-    again = inferometer(tmp_path, "report", "runs/LATEST", "--json", "again.json", "--csv", "again.csv")
-    assert (again.stdout, again.returncode) == (live.stdout, live.returncode)
+    monkeypatch.chdir(tmp_path)
+    again = cli("report", "runs/LATEST", "--json", "again.json", "--csv", "again.csv")
+    assert (again.out, again.status) == (live.stdout, live.returncode)
     for kind in ("json", "csv"):
         assert (tmp_path / f"again.{kind}").read_bytes() == (tmp_path / f"live.{kind}").read_bytes()
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "runs/LATEST/summary.json").read_bytes()
 
 
-def test_the_command_from_a_file(tmp_path: Path, url: str) -> None:
+def test_the_command_from_a_file(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bench.yaml").write_text(
         f"server: {{url: '{url}', api: completions, body: {{temperature: 0}}}}\n"
         "data: {type: synthetic, input: 16, output: 8}\n"
-        "load: {type: constant, rate: 40, duration: 1s}\n"
+        "load: {type: constant, rate: 80, duration: 500ms}\n"
     )
-    done = inferometer(tmp_path, "run", "bench.yaml")
-    assert done.returncode in (0, 1), done
-    assert "40 ok" in done.stdout and "0 failed" in done.stdout, done
+    done = cli("run", "bench.yaml")
+    assert done.status in (0, 1), done
+    assert "40 ok" in done.out and "0 failed" in done.out, done

@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("model", ["identity", "no_batch"])
 def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
     """The machine may be busy: the verdicts are not the point here."""

@@ -190,7 +190,7 @@ def test_a_run_that_is_ended_with_requests_in_the_model(
     """Triton lives on, and the region goes when the last of them is done; after SIGKILL, with the first run
     that begins later."""
     url = getattr(triton, protocol)
-    np.save(tmp_path / "delay.npy", np.array([400], np.int32))
+    np.save(tmp_path / "delay.npy", np.array([200], np.int32))
     config = {
         "server": {"url": url, "model": "slow", "api": "kserve", "shared_memory": True},
         "data": {"type": "tensors", "fill": "@delay.npy"},

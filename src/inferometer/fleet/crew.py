@@ -4,12 +4,14 @@ Nothing passes between processes while requests run but the numbers of the spool
 start and the stop, the shards write what they have done so far.
 """
 
+import contextlib
 import pickle
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -54,6 +56,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 class _Member(Protocol):
     def is_alive(self) -> bool: ...
 
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, but not longer than this."""
+
     def end(self) -> None:
         """Kill it."""
 
@@ -80,6 +85,10 @@ class _Process:
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def end(self) -> None:
         self._process.kill()
@@ -114,6 +123,9 @@ class _Thread:
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
 
     def end(self) -> None:
         """A thread cannot be killed; it was told to stop."""
@@ -185,7 +197,8 @@ class Crew:
             if not self._t0 and all(control.state != "starting" for control in self._controls):
                 self._t0 = now() + _START_IN
                 self._tell("t0", self._t0)
-            time.sleep(0.005 if not self._t0 else 0.05)
+            for member in islice(self._open.values(), 1):
+                member.wait(0.005 if not self._t0 else 0.05)
 
     def _collect(self) -> None:
         for shard, member in list(self._open.items()):
