@@ -29,7 +29,7 @@ demo: setup
 	@$(BIN)/python tools/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check

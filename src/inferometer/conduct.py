@@ -191,7 +191,7 @@ class UnsavedError(UserError):
 def _save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
         store.write(folder, run.manifest, run.records, run.chunks())
-        stored = store.read(folder)
+        stored = store.written(folder, run.records)
         summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
     except UserError as error:

@@ -6,7 +6,7 @@ import synthetic_run as made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.analysis.gaps import gather
+from inferometer.analysis.gaps import Gaps, gather
 from inferometer.errors import UserError
 from inferometer.records import Chunks
 
@@ -47,14 +47,97 @@ def test_pieces_of_any_size_give_the_same_gaps(answers: list[tuple[int, int, int
     assert sum(part.stop - part.start for part in found.stages.values()) == len(found.values)
 
 
+# --- read late -------------------------------------------------------------------------------------------------------
+
+
+def of_gaps(*answers: tuple[int, list[int]], piece: int = 1000) -> Gaps:
+    """What is gathered from answers of a read delay and gaps each."""
+    rows = made.blank(len(answers))
+    rows["read_delay"] = [delay for delay, _ in answers]
+    rows["chunk_count"] = [len(gaps) + 1 for _, gaps in answers]
+    rows["chunk_start"] = np.cumsum(rows["chunk_count"]) - rows["chunk_count"]
+    arrival = np.concatenate([np.cumsum([7, *gaps]) for _, gaps in answers]).astype(np.int64)
+    run = made.run(rows, Chunks(arrival, np.ones(len(arrival), np.uint16)), piece=piece)
+    return gather(run, np.ones(len(rows), np.bool_))
+
+
+def counts(found: Gaps) -> tuple[int, int, list[int]]:
+    return found.read_late, found.merged, sorted(found.first_merged.tolist())
+
+
 @pytest.mark.parametrize("piece", [1, 3, 7, 1000])
-def test_answers_read_later_than_their_median_gap_are_found(piece: int) -> None:
-    rows = made.blank(3)
-    rows["chunk_count"], rows["chunk_start"] = 4, [0, 4, 8]
-    rows["read_delay"] = [9, 11, -1]  # their median gap is 10
-    arrival = np.array([[0, 10, 20, 40], [0, 0, 10, 20], [5, 5, 15, 25]], np.int64).reshape(-1)
-    found = gather(made.run(rows, Chunks(arrival, np.ones(12, np.uint16)), piece=piece), np.ones(3, np.bool_))
-    assert (found.read_late, found.merged) == (1, 1)
+@pytest.mark.parametrize(("delay", "late"), [(-1, 0), (0, 0), (10, 0), (11, 1), (39, 1), (500, 1)])
+def test_an_answer_is_read_late_from_a_quarter_of_its_gap_on(delay: int, late: int, piece: int) -> None:
+    even, merged = [40, 40, 40], [0, 80, 40, 0, 80]
+    found = of_gaps((0, even), (delay, merged), (0, even), piece=piece)
+    assert counts(found) == (late, 2 * late, [1] * late)
+
+
+def test_the_first_gap_is_told_from_those_after_it() -> None:
+    assert counts(of_gaps((20, [40, 0, 80]), (20, [0, 40, 40]), (20, [40, 40]))) == (3, 2, [1])
+
+
+def test_a_server_that_writes_in_pairs_is_not_read_late_though_most_gaps_are_0() -> None:
+    pairs = [0, 1000, 0, 1000, 0]
+    assert counts(of_gaps((60, pairs), (99, pairs))) == (0, 0, [])
+
+
+def test_chunks_merged_by_the_ten_are_found_by_the_mean_gap_which_merging_leaves_as_it_is() -> None:
+    assert counts(of_gaps((30, ([0] * 9 + [1000]) * 3))) == (1, 27, [0])
+
+
+def test_one_long_gap_does_not_excuse_the_others() -> None:
+    assert counts(of_gaps((30, [0, 100, 100, 100, 50_000]))) == (1, 1, [0])
+
+
+def test_an_answer_with_no_gap_but_0_goes_by_the_mean_of_all_answers() -> None:
+    even = (0, [100, 100, 100, 100])
+    assert counts(of_gaps(even, (20, [0]), even)) == (0, 0, [])
+    assert counts(of_gaps(even, (30, [0]), even)) == (1, 1, [1])
+    assert counts(of_gaps((1, [0, 0]), (0, [0]))) == (1, 2, [0])
+
+
+def test_an_answer_whose_read_delay_is_not_known_is_not_read_late_though_the_clock_went_back() -> None:
+    assert counts(of_gaps((-1, [0, -50]), (0, [0, -50]))) == (0, 0, [])
+
+
+def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
+    """The rule of gaps.py, an answer at a time."""
+    ends = zip(rows["chunk_start"].tolist(), rows["chunk_count"].tolist(), strict=True)
+    own = [np.diff(chunks.arrival[start : start + count]).tolist() for start, count in ends]
+    everything = [gap for gaps, counts in zip(own, counted, strict=True) for gap in gaps if counts]
+    late = []
+    for row in np.flatnonzero(counted).tolist():
+        gaps = own[row]
+        if not gaps:
+            continue
+        told_apart = sorted(gap for gap in gaps if gap)
+        if told_apart:
+            yardstick = min(told_apart[len(told_apart) // 2], sum(gaps) / len(gaps))
+        else:
+            yardstick = sum(everything) / len(everything)
+        if rows["read_delay"][row] > yardstick / 4:
+            late.append(row)
+    return len(late), sum(own[row].count(0) for row in late), [row for row in late if own[row][0] == 0]
+
+
+@given(answers, st.integers(1, 40), st.data())
+@settings(deadline=None)
+def test_merged_chunks_are_counted_as_by_hand_whatever_the_pieces(
+    answers: list[tuple[int, int, int, bool]], piece: int, data: st.DataObject
+) -> None:
+    sizes, spare, stages, counted = (list(column) for column in zip(*answers, strict=True))
+    rows, chunks = tangled(sizes, spare, stages)
+    some = st.lists(
+        st.sampled_from([0, 0, 1, 8, 9, 10, 40]), min_size=len(chunks.arrival), max_size=len(chunks.arrival)
+    )
+    chunks = Chunks(np.cumsum(data.draw(some), dtype=np.int64), chunks.tokens)
+    rows["read_delay"] = data.draw(st.lists(st.integers(-1, 12), min_size=len(rows), max_size=len(rows)))
+    found = gather(made.run(rows, chunks, piece=piece), np.array(counted))
+    assert counts(found) == by_hand(rows, chunks, np.array(counted))
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_the_same_failure_has_one_entry_and_too_many_different_ones_lose_their_m
     late = [spool.failure("a", f"another {number}") for number in range(5)]
     assert set(late) == {4}
     spool.close()
-    assert [(each.code, each.message) for each in merge(tmp_path, 1)[0].failures] == [
+    assert [(each.code, each.message) for each in module.failures_of(tmp_path, 0)] == [
         ("a", "1"), ("a", "2"), ("b", ""), ("a", ""),
     ]  # fmt: skip
 
@@ -238,7 +238,7 @@ def test_a_line_that_the_disk_cuts_off_is_taken_back_and_nothing_refers_to_it(
         spool.failure("closed", "")
     assert spool.failure("http_503", "") == 2
     spool.close()
-    assert [each.code for each in merge(tmp_path, 1)[0].failures] == ["reset", "http_503"]
+    assert [each.code for each in module.failures_of(tmp_path, 0)] == ["reset", "http_503"]
 
 
 class Full:
@@ -268,3 +268,16 @@ def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later
     add(spool, 1, [T0 + 4, T0 + 5, T0 + 6])
     spool.close()
     assert chunks_of(tmp_path, 1).arrival.tolist() == [4, 5, 6]
+
+
+def test_a_failure_that_two_shards_had_is_one_and_one_that_no_row_names_is_none(tmp_path: Path) -> None:
+    first, second = start(tmp_path, 0), start(tmp_path, 1)
+    first.failure("cancelled", "")
+    for spool, messages in ((first, ("busy", "gone")), (second, ("gone", "busy"))):
+        for id, message in enumerate(messages):
+            add(spool, id, [], failure=spool.failure("http_503", message))
+        add(spool, 9, [])
+        spool.close()
+    records, _ = merge(tmp_path, 2)
+    assert records.failures == (Failure("http_503", "busy"), Failure("http_503", "gone"))
+    assert records.rows["failure"].tolist() == [1, 2, 0, 2, 1, 0]

@@ -374,9 +374,9 @@ class Limits(_Section):
     lag: Annotated[
         Seconds,
         Meta(
-            description="Open loop: p99 of how late the client sent (1 % of the median time to first token is allowed too)."
+            description="Open loop: p99 of how late the client sent (0.5 % of the median time to first token is allowed too)."
         ),
-    ] = Seconds(0.0005)
+    ] = Seconds(0.00025)
     cpu: Annotated[float, Meta(description="Share of a core that one client process may use.", gt=0, le=1)] = 0.9
     stalls: Annotated[
         float,

@@ -70,33 +70,38 @@ class Connection:
 
     def received(self, data: bytes, at: int, delay: int) -> None:
         """Bytes of the answer as they came; none: the server closed, or the connection broke."""
+        flight = self.flight
+        if flight is None or not data:
+            self._over(flight, data, at)
+            return
+        if not flight.first_byte:
+            flight.first_byte = at
+        flight.bytes_in += len(data)
+        if delay > flight.read_delay:
+            flight.read_delay = delay
+        ending = note(flight, self.decoder.feed(data), at)
+        if ending is not None:
+            self._ended(flight, at, ending)
+
+    def _over(self, flight: Flight | None, data: bytes, at: int) -> None:
+        """Nothing more comes, or something that nobody asked for."""
         if not data and self.link.error is not None:
             self.lost(self.link.error)
-            return
-        flight = self.flight
-        if flight is None:  # nothing was asked: the server closes an idle connection, or breaks the protocol
+        elif flight is None:  # the server closes an idle connection, or breaks the protocol
             self.link.shut()
             self._owner.closed(self, None)
-            return
-        if data:
-            if not flight.first_byte:
-                flight.first_byte = at
-            flight.bytes_in += len(data)
-            if delay > flight.read_delay:
-                flight.read_delay = delay
-            events = self.decoder.feed(data)
-        elif not flight.first_byte and self._is_stale(flight):
-            return
-        else:
-            events = self.decoder.eof()
-        ending = note(flight, events, at)
-        if ending is not None:
-            self.flight = None
-            self._kept = True
-            self.answers += 1
-            if not ending.keep_alive or self.link.is_writing:
-                self.link.shut()
-            self._owner.ended(self, flight, at, ending)
+        elif flight.first_byte or not self._is_stale(flight):
+            ending = note(flight, self.decoder.eof(), at)
+            if ending is not None:
+                self._ended(flight, at, ending)
+
+    def _ended(self, flight: Flight, at: int, ending: End | Fail) -> None:
+        self.flight = None
+        self._kept = True
+        self.answers += 1
+        if not ending.keep_alive or self.link.is_writing:
+            self.link.shut()
+        self._owner.ended(self, flight, at, ending)
 
     def drained(self) -> None:
         """The request is with the kernel: nothing to do."""

@@ -123,8 +123,7 @@ class Shard:
         t0 = self._control["t0"]
         self._control.state = "running"
         self._loop.set_exception_handler(self._broken)
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # a collection now would take long where we are part of a large process, and t=0 is near
         gc.disable()
         try:
             self._health = Health(self._task.shard, self._clock, t0)

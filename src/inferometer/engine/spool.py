@@ -26,6 +26,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from msgspec.structs import astuple
+from numpy.typing import NDArray
 
 from inferometer.config.secret import hide
 from inferometer.engine.flight import COLUMNS, Flight
@@ -263,8 +264,22 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
         failures += failures_of(folder, shard)
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
-    records = Records(rows[:at], np.zeros(at, np.int8), tuple(failures), tuple(samples))
-    return records, pieces(folder, shards)
+    rows = rows[:at]
+    rows["failure"][:], named = _distinct(rows["failure"], failures)
+    return Records(rows, np.zeros(at, np.int8), named, tuple(samples)), pieces(folder, shards)
+
+
+def _distinct(numbers: NDArray[np.int32], failures: list[Failure]) -> tuple[NDArray[np.int32], tuple[Failure, ...]]:
+    """Each failure that rows name once, in the order in which they first do: shards may have the same, and some are never named."""
+    if not numbers.any():
+        return numbers, ()
+    used, first = np.unique(numbers, return_index=True)
+    named: dict[Failure, int] = {}
+    place_of = np.zeros(len(failures) + 1, np.int32)
+    for number in used[np.argsort(first)].tolist():
+        if number:
+            place_of[number] = named.setdefault(failures[number - 1], len(named) + 1)
+    return place_of[numbers], tuple(named)
 
 
 def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: int, chunks: int, failures: int) -> None:

@@ -4,7 +4,7 @@ The manifest is written last of the records' files: a folder that has one is who
 """
 
 from inferometer.store.folder import new_folder, point_latest, write_summary
-from inferometer.store.reading import read
+from inferometer.store.reading import read, written
 from inferometer.store.writing import write
 
-__all__ = ["new_folder", "point_latest", "read", "write", "write_summary"]
+__all__ = ["new_folder", "point_latest", "read", "write", "write_summary", "written"]

@@ -1,6 +1,6 @@
 """From the run's folder to a Run: the rows at once, the chunks in pieces when they are asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,20 @@ def read(folder: str | Path) -> Run:
     if not place.is_dir():
         raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
     place = place.resolve()
-    manifest = _manifest(place)
-    rows, phase, failures = _requests(place / REQUESTS)
-    samples = _samples(place / SAMPLES)
+    return _with_files(place, lambda: Records(*_requests(place / REQUESTS), _samples(place / SAMPLES)))
+
+
+def written(folder: Path, records: Records) -> Run:
+    """The run that was just written to `folder`: the same as `read` gives, without its reading all rows once more."""
+    return _with_files(folder.resolve(), lambda: records)
+
+
+def _with_files(place: Path, records: Callable[[], Records]) -> Run:
+    manifest, found = _manifest(place), records()
     with _parquet(place / CHUNKS) as file:
         _check_columns(place / CHUNKS, file.schema_arrow, CHUNK_SCHEMA.names)
         total = file.metadata.num_rows
-    records = Records(rows, phase, failures, samples)
-    return Run(place, manifest, records, total, partial(_chunks, place / CHUNKS))
+    return Run(place, manifest, found, total, partial(_chunks, place / CHUNKS))
 
 
 def _manifest(place: Path) -> Manifest:

@@ -107,6 +107,8 @@ def _content(choice: _Choice) -> str:
     if delta is None:
         return choice.text or ""
     content = delta.content
+    if content.__class__ is str and content and delta.reasoning_content is delta.reasoning is delta.refusal is None:
+        return content
     if content.__class__ is list:
         content = "".join(str(part.get("text", "+")) if isinstance(part, dict) else str(part) for part in content or ())
     text = f"{content or ''}{delta.reasoning_content or delta.reasoning or ''}{delta.refusal or ''}"
@@ -138,6 +140,10 @@ class StreamedAnswer:
         return "".join(self._texts)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
+        data = self._stream.single(piece)
+        if data is not None:
+            self._message(b"", data, events)
+            return
         for name, data in self._stream.feed(piece):
             self._message(name, data, events)
         if not self._messages and len(self._head) < 4096:

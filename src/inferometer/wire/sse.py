@@ -27,14 +27,19 @@ class EventStream:
         self._data: list[bytes] = []
         self._fresh = True  # nothing is held back: the next piece starts an event
 
+    def single(self, piece: bytes) -> bytes | None:
+        """The data of a piece that is one whole event of one line and has no name: nearly always. None: `feed` it."""
+        if self._fresh and piece.find(b"\n") == len(piece) - 2 and piece[:6] == b"data: " and piece[-1] == 10:
+            if 13 in piece:
+                return None
+            self._started = True
+            return piece[6:-2]
+        return None
+
     def feed(self, piece: bytes) -> list[Message]:
         """The events that `piece` completes."""
-        if self._fresh:
-            line, _, rest = piece.partition(b"\n")
-            if rest == b"\n" and line[:6] == b"data: " and 13 not in line:
-                self._started = True
-                return [(b"", line[6:])]  # one whole event: nearly always
-        return self._lines(piece)
+        data = self.single(piece)
+        return self._lines(piece) if data is None else [(b"", data)]
 
     def finish(self) -> list[Message]:
         """The stream is over: what its end cut off."""

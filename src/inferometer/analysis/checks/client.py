@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inferometer.analysis import metrics
 from inferometer.analysis.checks.facts import Check, Facts, judge
 from inferometer.analysis.percentiles import Values, rank
 from inferometer.records import Sample
@@ -12,8 +13,10 @@ MERGED = 0.005
 that a hundredth of the gaps is touched at the most."""
 
 DOUBT = 0.01
-"""Share of the gaps' p99 that may be owed to merging; below IN_DOUBT_NS it does not matter."""
-IN_DOUBT_NS = 100_000
+"""Share of a p99, of the gaps or of the time to first token, that may be owed to merging; below IN_DOUBT it does not matter."""
+IN_DOUBT = 0.0001
+"""Seconds."""
+TO_FIRST_TOKEN = {"ttft": metrics.ttft, "ttft_service": metrics.ttft_service}
 
 
 def _by_shard(facts: Facts) -> dict[int, list[Sample]]:
@@ -80,7 +83,10 @@ def clock_step(facts: Facts) -> Check | None:
 
 
 def read_delay(facts: Facts) -> Check | None:
-    """Merged chunks have one stamp, so that their gap is 0; counted where bytes lay unread for longer than the median gap."""
+    """Merged chunks have one stamp, so that their gap is 0; counted where bytes lay unread, see gaps.py.
+
+    Of the first two chunks, the first gets the second's stamp: its gap does not show it, but the time to first token does.
+    """
     gaps = facts.gaps
     if facts.stamps != "kernel" or not len(gaps.values):
         return None
@@ -91,19 +97,42 @@ def read_delay(facts: Facts) -> Check | None:
     )
     if share > MERGED:
         return judge("read_delay", share, MERGED, words, f"{words}: {remedy}")
-    doubt = _doubt(gaps.values, gaps.merged)
-    bad = f"{words}, and without them the p99 of itl may be {doubt:.0%} less: {remedy}"
-    return judge("read_delay", doubt, DOUBT, words, bad)
+    doubts = {"itl": _doubt_of_gaps(gaps.values, gaps.merged)}
+    doubts |= {name: _doubt_of_first(facts, name) for name in TO_FIRST_TOKEN}
+    name = max(doubts, key=lambda name: doubts[name])
+    first = f"{len(gaps.first_merged):,} first chunks may be merged with the second"
+    bad = f"{words if name == 'itl' else first}, and without them the p99 of {name} may be {doubts[name]:.1%} less: {remedy}"
+    return judge("read_delay", doubts[name], DOUBT, words, bad)
 
 
-def _doubt(values: Values, merged: int) -> float:
+def _doubt_of_gaps(values: Values, merged: int) -> float:
     """How much of the gaps' p99 may be owed to merging: had all of them been told apart, so many fewer would lie above it."""
     if not merged:
         return 0.0
-    high = -(-99 * len(values) // 100) - 1
+    high = rank(990, len(values)) - 1
     low = max(high - merged, 0)
-    least, most = (int(value) for value in np.partition(values, (low, high))[[low, high]])
-    return (most - least) / most if most - least > IN_DOUBT_NS else 0.0
+    least, most = (int(value) / NS for value in np.partition(values, (low, high))[[low, high]])
+    return _owed(least, most)
+
+
+def _doubt_of_first(facts: Facts, name: str) -> float:
+    """The same of the time to first token. Here it is known who was merged: at the least, they took no time at all."""
+    merged = facts.gaps.first_merged
+    found = facts.metrics[name]
+    most = found.value("p99")
+    if not len(merged) or most is None or not np.isfinite(most):
+        return 0.0
+    rows = facts.run.records.rows
+    others = facts.steady & (rows["failure"] == 0)
+    others[merged] = False
+    values = TO_FIRST_TOKEN[name](rows[others])
+    values = values[~np.isnan(values)]
+    low = rank(990, found.count) - 1 - len(merged)
+    return _owed(float(np.partition(values, low)[low]) if low >= 0 else 0.0, most)
+
+
+def _owed(least: float, most: float) -> float:
+    return (most - least) / most if most - least > IN_DOUBT else 0.0
 
 
 def stamps(facts: Facts) -> Check | None:

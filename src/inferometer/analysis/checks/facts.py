@@ -1,5 +1,6 @@
 """What the checks go by, and what they say."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -57,12 +58,12 @@ def count_failures(run: Run, mask: NDArray[np.bool_]) -> list[FailureCount]:
     if not failures:
         return []
     numbers = np.bincount(run.records.rows["failure"][mask], minlength=len(failures) + 1)[1:].tolist()
-    kinds: dict[str, list[tuple[int, str]]] = {}
+    kinds: dict[str, Counter[str]] = {}
     for failure, count in zip(failures, numbers, strict=True):
-        if count:
-            kinds.setdefault(failure.code, []).append((count, failure.message))
+        if count:  # shards may each have one of the same code and message
+            kinds.setdefault(failure.code, Counter())[failure.message] += count
     table = [
-        FailureCount(code, sum(count for count, _ in found), min(found, key=lambda pair: (-pair[0], pair[1]))[1])
+        FailureCount(code, found.total(), min(found, key=lambda message: (-found[message], message)))
         for code, found in kinds.items()
     ]
     return sorted(table, key=lambda kind: (-kind.count, kind.code))

@@ -13,12 +13,16 @@ from inferometer.units import NS, format_seconds
 SHARE = 0.95
 """Of the rate or the concurrency asked for, that must have been reached."""
 
+LAG_SHARE = 0.005
+"""Of the median time to first token, that may be the client's lag (p99): half of the hundredth that a VALID run may be off, for
+the lag is not all that the client adds."""
+
 
 def _allowed_lag(facts: Facts) -> float:
     """What a late send may add to the latency that is measured first: the first token's, or the whole answer's."""
     medians = [facts.metrics[name].value("p50") for name in ("ttft_service", "e2e_service")]
     median = next((value for value in medians if value is not None and np.isfinite(value)), 0.0)
-    return max(facts.limits.lag, 0.01 * median)
+    return max(facts.limits.lag, LAG_SHARE * median)
 
 
 def lag(facts: Facts) -> Check | None:
