@@ -4,6 +4,7 @@ The hot path is `received`: the codec takes the bytes apart into frames, each st
 all of them have the stamp of the bytes they came in.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -42,7 +43,7 @@ class Owner(Protocol):
         """It is gone."""
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, gc=False):
     flight: Flight
     answer: StreamAnswer
 
@@ -124,10 +125,9 @@ class Channel:
             broken, events = error, error.events  # what was said before still holds
         if self._outbox.is_closing and not self.is_closing:  # before any answer lets another request go
             self._close_soon()
-        for event in events:
-            if event.__class__ is not GoAway:  # that is seen to
-                self._frame(event, at, delay)  # type: ignore[arg-type]
-        self._flush()
+        self._hear(events, at, delay)
+        if self._outbox.has_more:
+            self._flush()
         if broken is not None:
             fail = Fail("malformed_http2", bounded(broken.message))
             self._gone(fail, fail)
@@ -140,6 +140,33 @@ class Channel:
             self._open()
         if self.is_closing and not self.calls:
             self._gone(None, None)
+
+    def _hear(self, events: Sequence[Headers | Data | Reset | GoAway], at: int, delay: int) -> None:
+        calls = self.calls
+        for event in events:
+            kind = event.__class__
+            if kind is GoAway:  # that is seen to
+                continue
+            call = calls.get(event.stream)  # type: ignore[union-attr]
+            if call is None:  # given up
+                continue
+            if kind is Reset:
+                self._reset(call, event, at)  # type: ignore[arg-type]
+                continue
+            flight = call.flight
+            if not flight.first_byte:
+                flight.first_byte = at
+            if delay > flight.read_delay:
+                flight.read_delay = delay
+            if kind is Data:
+                flight.bytes_in += len(event.data)  # type: ignore[union-attr]
+                said = call.answer.data(event.data, event.end)  # type: ignore[union-attr]
+            else:
+                said = call.answer.headers(event.headers, event.end)  # type: ignore[union-attr]
+            if said:
+                ending = note(flight, said, at)
+                if ending is not None:
+                    self._answered(event, call, at, ending)  # type: ignore[arg-type]
 
     def _open(self) -> None:
         """The server's settings are here. One that goes away in the same breath is not open for anything."""
@@ -164,37 +191,18 @@ class Channel:
                 return
         self._gone(Fail("closed", ""), Fail("cut_short", ""))
 
-    def _frame(self, event: Headers | Data | Reset, at: int, delay: int) -> None:
-        stream = event.stream
-        call = self.calls.get(stream)
-        if call is None:  # given up
-            return
-        kind = event.__class__
-        if kind is Reset:
-            self._reset(stream, call, event, at)  # type: ignore[arg-type]
-            return
-        flight = call.flight
-        if not flight.first_byte:
-            flight.first_byte = at
-        if delay > flight.read_delay:
-            flight.read_delay = delay
-        if kind is Data:
-            flight.bytes_in += len(event.data)  # type: ignore[union-attr]
-            said = call.answer.data(event.data, event.end)  # type: ignore[union-attr]
-        else:
-            said = call.answer.headers(event.headers, event.end)  # type: ignore[union-attr]
-        ending = note(flight, said, at) if said else None
-        if ending is not None:
-            if not event.end:  # type: ignore[union-attr]  # a failure that the answer's own content tells
-                self._http2.reset(stream)
-            self._end(stream, call, at, ending)
+    def _answered(self, event: Headers | Data, call: Call, at: int, ending: End | Fail) -> None:
+        if not event.end:  # a failure that the answer's own content tells
+            self._http2.reset(event.stream)
+        self._end(event.stream, call, at, ending)
 
     def _end(self, stream: int, call: Call, at: int, event: End | Fail) -> None:
         del self.calls[stream]
         self._kept = True
         self._owner.ended(self, call.flight, at, event, call.answer)
 
-    def _reset(self, stream: int, call: Call, reset: Reset, at: int) -> None:
+    def _reset(self, call: Call, reset: Reset, at: int) -> None:
+        stream = reset.stream
         if reset.refused and call.flight.attempts == 1 and not call.flight.first_byte:
             del self.calls[stream]
             self._owner.refused(self, call.flight)

@@ -36,10 +36,11 @@ class Inbox:
     def put(self, source: Source, data: bytes, at: int, delay: int) -> None:
         """Bytes that arrived at `at` and lay unread for `delay`; none: the end."""
         items = self._items
-        if not items:
-            self._loop.call_soon(self._empty)
         items.append((source, data, at, delay))
-        if not len(items) % _EVERY:
+        count = len(items)
+        if count == 1:
+            self._loop.call_soon(self._empty)
+        elif not count % _EVERY:
             self._between()
 
     def _empty(self) -> None:

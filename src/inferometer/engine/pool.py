@@ -119,7 +119,8 @@ class Pool:
         unsent, self._unsent = self._unsent, []
         for connection, flight in unsent:
             if connection.flight is flight:  # and not given up meanwhile
-                connection.send(flight)
+                flight.sent = now()
+                connection.link.write(flight.data)
 
     def flights(self) -> Iterator[tuple[Connection, Flight]]:
         return ((each, each.flight) for each in list(self._connections) if each.flight is not None)

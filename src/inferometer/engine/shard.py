@@ -278,7 +278,8 @@ class Shard:
             if text is not None:
                 self.texts.append((self._spool.rows, text))
             self._record(flight, event)
-            if self.sequence:
+        if self.sequence:
+            for flight, _, _ in over:
                 self._leave_sequence(flight)
         self._in_flight -= len(over)
         self._is_settling = True

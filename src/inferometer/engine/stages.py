@@ -164,12 +164,13 @@ class ClosedLoop:
             self._then(at)
 
     def _ask(self, user: int, ready: int) -> None:
-        if not self._may_ask(user):
+        plan, launcher = self._plan, self._launcher
+        is_plain = not (launcher.sequence or launcher.stopping or self._over or self._issued >= self._limit)
+        if not is_plain and not self._may_ask(user):
             self._active -= 1
             if not self._active:
                 self._finish(now())
             return
-        plan, launcher = self._plan, self._launcher
         flight = launcher.flight(plan.first_id + self._issued * plan.id_step, self._index, ready, user)
         self._issued += 1
         launcher.release(flight, 0, False)
@@ -181,8 +182,8 @@ class ClosedLoop:
         if self._left[user]:
             self._left[user] -= 1
             return True
-        length = self._launcher.sequence or 1
-        if self._over or self._begun + length > self._limit:
+        length = self._launcher.sequence
+        if not length or self._over or self._begun + length > self._limit:
             return False
         self._begun += length
         self._left[user] = length - 1

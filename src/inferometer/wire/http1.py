@@ -122,7 +122,7 @@ class ResponseDecoder:
         fields = head.lower()
         if not end or b"\r\ncontent-length:" in fields or b"\r\ntransfer-encoding:" in fields:
             return [Fail("cut_short", "")]
-        self._complete(keep_alive=False)
+        self.on_message_complete()
         return self._events or [Fail("cut_short", "")]  # only a 1xx came
 
     # --- called by httptools ---
@@ -138,9 +138,7 @@ class ResponseDecoder:
             self._kept += piece[:_MAX_KEPT]
 
     def on_message_complete(self) -> None:
-        self._complete(self._parser.should_keep_alive())
-
-    def _complete(self, keep_alive: bool) -> None:
+        keep_alive = self._parser.should_keep_alive()  # not where the server's closing is the end
         status = self.status or self._parser.get_status_code()
         if status == 200:
             failure = self._body.finish(self._events)
@@ -166,12 +164,12 @@ class TimedResponseDecoder(ResponseDecoder):
         if len(name) == len(server_timing.NAME) and name.lower() == server_timing.NAME:
             self._timing += b"," + value  # lines of one name are one list
 
-    def _complete(self, keep_alive: bool) -> None:
+    def on_message_complete(self) -> None:
         if self._timing:
             timing, self._timing = server_timing.parse(self._timing), b""
             if timing is not None:
                 self._events.append(timing)
-        super()._complete(keep_alive)
+        super().on_message_complete()
 
 
 def error_message(body: bytes) -> str:

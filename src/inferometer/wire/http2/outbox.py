@@ -213,6 +213,11 @@ class Outbox:
 
     # --- what is written ---
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` may give something."""
+        return bool(self._ordered or self._urgent or self._ready)
+
     def take(self, limit: int) -> bytes:
         ordered = self._ordered
         if self._ready or self._urgent or self._ordered_size > limit:
