@@ -102,3 +102,20 @@ def test_closing_forgets_everything(bench: Bench) -> None:
     bench.round(10)
     assert bench.called == []
     assert bench.timer.closed
+
+
+def test_long_work_is_interrupted_for_what_has_just_come_due_and_not_for_what_is_late_already(bench: Bench) -> None:
+    """A client that falls behind must get to its answers."""
+    bench.agenda.at(1_000, bench.note("first"))
+    bench.at = 999
+    bench.agenda.catch_up()
+    assert bench.called == []
+    bench.at = 1_000
+    bench.agenda.catch_up()
+    assert bench.called == ["first"]
+    bench.agenda.at(2_000, bench.note("late"))
+    bench.at = 2_000 + module._JUST + 1
+    bench.agenda.catch_up()
+    assert bench.called == ["first"]
+    bench.round(bench.at)
+    assert bench.called == ["first", "late"]

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 
+_JUST = 1_000_000
+"""ns"""
+
 
 class Agenda:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,8 +27,9 @@ class Agenda:
             self._timer.arm(deadline)
 
     def catch_up(self) -> None:
-        """Call what is due, if anything is: for long work to ask now and then."""
-        if self._heap and not self._running and self._heap[0][0] <= now():
+        """Call what has just come due, if anything has: for long work to ask now and then. What is late already waits for
+        its turn in the loop: a client that falls behind and does not read answers would open a connection for each request."""
+        if self._heap and not self._running and 0 <= now() - self._heap[0][0] <= _JUST:
             self._due()
 
     def close(self) -> None:
