@@ -31,6 +31,7 @@ import inspect
 import json
 import queue
 import sys
+import time
 import traceback
 import uuid
 from contextlib import AsyncExitStack, ExitStack
@@ -236,8 +237,20 @@ def registered(stack, client, size):
     handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
     stack.callback(shared_memory.destroy_shared_memory_region, handle)
     client.register_system_shared_memory(name, f"/{name}", size)
-    stack.callback(client.unregister_system_shared_memory, name)
+    stack.callback(unregister, client, name)
     return name, handle
+
+
+def unregister(client, name):
+    """Triton lets go of a region a little after it has answered."""
+    for _ in range(200):
+        try:
+            return client.unregister_system_shared_memory(name)
+        except utils.InferenceServerException as error:
+            if "currently in use" not in error.message():
+                raise
+        time.sleep(0.01)
+    raise AssertionError(f"{name} is in use for good")
 
 
 def status(client, job):
@@ -414,7 +427,7 @@ async def shared(stack, client, size):
 
 
 async def unregistered(client, name):
-    """Triton lets go of a region a little after it has answered."""
+    """As `unregister` does it."""
     for _ in range(200):
         try:
             return await awaited(client.unregister_system_shared_memory(name))
