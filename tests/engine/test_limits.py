@@ -1,20 +1,33 @@
 """When sockets run out: the limit and the remedy are named, before the run where that can be known."""
 
+import asyncio
+import contextlib
 import errno
+import json
+import os
 import resource
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import Client, scripted
+import trustme
+from grpc_peers import Peer, descriptors, following
+from h2.settings import SettingCodes
+from helpers import Client, measure, scripted
 
+from inferometer import store
 from inferometer.config import from_mapping
 from inferometer.engine import before
-from inferometer.engine.link import out_of_sockets
+from inferometer.engine.inbox import Inbox
+from inferometer.engine.link import KEPT_FILES, Clock, Link, out_of_sockets
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job, make_task
+from inferometer.types import Fail
 from inferometer.wire.target import parse
 
 
@@ -68,29 +81,137 @@ def test_each_limit_has_its_remedy(number: int, words: str) -> None:
     assert words in out_of_sockets(OSError(number, ""))
 
 
-def test_sockets_that_run_out_during_the_run_are_failures_with_the_reason(tmp_path: Path) -> None:
-    """A hard limit of 100 files, and an open loop whose server answers nothing."""
-    with scripted(silent) as url:
-        code = (
-            "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); "
-            "sys.argv = ['inferometer', *sys.argv[1:]]; runpy.run_module('inferometer', run_name='__main__')"
-        )
-        command = [sys.executable, "-c", code, "run", url, "--model", "m", "--rate", "300", "--duration", "1s", "-q"]
-        settings = [
-            "--set",
-            "client.connections=1",
-            "--set",
-            f"output={tmp_path}",
-            "--set",
-            "server.timeouts.total=500ms",
-        ]
-        done = subprocess.run([*command, *settings], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1, done.stderr
-    assert "no_sockets" in done.stdout
-    assert "ulimit -n" in done.stdout
+# --- sockets that run out while it runs ------------------------------------------------------------------------------
 
 
 def silent(client: Client) -> None:
     """Takes requests in and says nothing."""
     while client.request():
         pass
+
+
+def silent_peer(peer: Peer) -> None:
+    for _ in peer.requests():
+        pass
+
+
+def one_stream_each(context: ssl.SSLContext | None = None) -> contextlib.AbstractContextManager[str]:
+    """A gRPC server that wants a connection for each call."""
+    return following(silent_peer, context, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+
+
+def inferometer(config: dict[str, Any], folder: Path, already_open: int = 0) -> "subprocess.CompletedProcess[str]":
+    """`inferometer run` with a hard limit of 100 files, of which some are in use."""
+    code = (
+        "import os, resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); "
+        f"[os.dup(0) for _ in range({already_open})]; "
+        "sys.argv = ['inferometer', *sys.argv[1:]]; runpy.run_module('inferometer', run_name='__main__')"
+    )
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(config | {"output": str(folder / "runs")}))
+    command = [sys.executable, "-c", code, "run", str(path), "-q"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+
+
+def asking(url: str, folder: Path, processes: int) -> dict[str, Any]:
+    """500 requests in a second, each given up after 700 ms."""
+    timeouts = {"timeouts": {"total": "700ms"}, "tls": {"verify": False}}
+    text: dict[str, Any] = {
+        "server": {"url": url, "model": "m"} | timeouts,
+        "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
+    }
+    proto = folder / "t.binpb"
+    proto.write_bytes(descriptors())
+    calls: dict[str, Any] = {
+        "server": {"url": url, "api": "grpc", "method": "t.S/Unary", "proto": str(proto)} | timeouts,
+        "data": {"type": "messages", "messages": [{"text": "hello"}]},
+    }
+    return (calls if url.startswith("grpc") else text) | {
+        "load": {"type": "constant", "rate": 500, "requests": 500},
+        "client": {"processes": processes, "connections": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("scheme", "processes"), [("http", 0), ("http", 2), ("https", 1), ("grpc", 0), ("grpc", 2), ("grpcs", 1)]
+)
+def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
+    tmp_path: Path, scheme: str, processes: int
+) -> None:
+    context = own_certificate(alpn="h2" if scheme == "grpcs" else "http/1.1") if scheme.endswith("s") else None
+    server = one_stream_each(context) if scheme.startswith("grpc") else scripted(silent, context)
+    with server as url:
+        said = inferometer(asking(url, tmp_path, processes), tmp_path)
+    assert (said.returncode, said.stderr) == (1, "")
+    assert "INVALID" in said.stdout
+    assert "the limit of 100 open files (ulimit -n) is hit: raise it" in " ".join(said.stdout.split())
+    run = store.read(str(tmp_path / "runs" / "LATEST"))
+    assert run.manifest.outcome.errors == ()
+    assert {sample.shard for sample in run.records.samples} == set(range(processes or 1))
+    rows, codes = run.records.rows, [failure.code for failure in run.records.failures]
+    assert sorted(codes) == ["no_sockets", "total_timeout"]
+    assert sorted(rows["id"].tolist()) == list(range(500))
+    sent, without = (rows["id"][rows["failure"] == codes.index(code) + 1] for code in ("total_timeout", "no_sockets"))
+    assert sent.min() < without.min() < sent.max()  # and those after it find sockets that have become free
+
+
+def own_certificate(alpn: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols([alpn])
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+def test_sockets_that_run_out_before_the_start_are_one_clear_line(tmp_path: Path) -> None:
+    with scripted(silent) as url:
+        config = asking(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30}}
+        said = inferometer(config, tmp_path, already_open=40)
+    assert said.returncode == 2
+    assert "the limit of 100 open files" in said.stderr
+    assert "client.connections" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
+    async def open_all() -> list[Fail]:
+        with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
+            loop, clock = asyncio.get_running_loop(), Clock(0, False)
+            inbox = Inbox(loop, lambda: None, lambda: None)
+            users = [Opening() for _ in range(low_limit)]
+            links = [Link(loop, clock, inbox, user) for user in users]
+            for link in links:
+                link.connect(socket.AF_INET, listener.getsockname())
+            for _ in range(KEPT_FILES):
+                kept.callback(os.close, os.dup(listener.fileno()))
+            for link in links:
+                link.shut()
+            return [user.fail for user in users if user.fail is not None]
+
+    with contextlib.ExitStack() as kept:
+        failed = asyncio.run(open_all())
+    assert 0 < len(failed) < low_limit
+    assert {fail.code for fail in failed} == {"no_sockets"}
+
+
+class Opening:
+    """A link's user that hears what becomes of it."""
+
+    fail: Fail | None = None
+
+    def established(self) -> None: ...
+
+    def received(self, data: bytes, at: int, delay: int) -> None: ...
+
+    def broken(self, fail: Fail) -> None:
+        self.fail = fail
+
+    def drained(self) -> None: ...
+
+
+def test_more_processes_than_files_is_said_before_any_is_started(tmp_path: Path, low_limit: int) -> None:
+    with scripted(silent) as url, pytest.raises(UserError) as caught:
+        measure(tmp_path, url, client={"processes": 100}, load={"type": "closed", "concurrency": 100, "requests": 100})
+    assert f"100 client processes need more open files than the limit of {low_limit}" in caught.value.what
+    assert "client.processes" in caught.value.remedy
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """What happens before t=0: names, limits, TLS, keys, and what there is to ask. What is wrong here is a UserError."""
 
+import contextlib
 import json
 import math
 import os
@@ -14,14 +15,15 @@ from inferometer.config.secret import hidden, words
 from inferometer.engine import ask, exchange, kserve
 from inferometer.engine.exchange import Address, Place
 from inferometer.engine.kserve import ModelFacts
+from inferometer.engine.link import KEPT_FILES, file_limit
 from inferometer.errors import UserError
 from inferometer.wire import protobuf, reflection
 from inferometer.wire.failures import meaning
 from inferometer.wire.http1 import error_message, request_head
 from inferometer.wire.target import Target, parse
 
-_SPARE_FILES = 64
-"""Descriptors that a process needs besides its connections."""
+_SPARE_FILES = 48 + KEPT_FILES
+"""Descriptors that a process needs besides its connections: the spool, the event loop, a terminal; and those that it keeps free."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -210,16 +212,14 @@ def raise_file_limit(connections: int) -> None:
         import resource  # noqa: PLC0415
     except ImportError:
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError):  # macOS says unlimited and means less
-            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft not in (resource.RLIM_INFINITY, -1) and connections + _SPARE_FILES > soft:
-        processes = math.ceil(connections / max(soft - _SPARE_FILES, 1))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # macOS says unlimited and means less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = file_limit()
+    if connections + _SPARE_FILES > limit:
+        processes = math.ceil(connections / max(limit - _SPARE_FILES, 1))
         raise UserError(
-            f"{connections} connections need more open files than the limit of {soft} (RLIMIT_NOFILE)",
-            f"raise it (ulimit -Hn, limits.conf), set client.processes to {processes}, or lower the concurrency",
+            f"{connections} connections need more open files than the limit of {limit} (RLIMIT_NOFILE)",
+            f"raise it (ulimit -Hn, limits.conf), set client.processes to {processes}, or lower the concurrency"
+            " (open loop: client.connections)",
         )

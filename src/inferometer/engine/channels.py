@@ -148,7 +148,7 @@ class Channels:
             self._begun.one_less(fail)
             if self._ready:
                 self._unrefuse()
-            elif not self._opening:
+            if not self._opening and (not self._ready or fail.code == "no_sockets"):
                 self._drop_all(fail)
         elif self._waiting and not self._ready:
             self._dial.loop.call_soon(self._open_another)
@@ -195,6 +195,8 @@ class Channels:
                     return
 
     def _drop_all(self, fail: Fail) -> None:
+        """There is no channel for them. Nor do they wait for room on others where it is this machine that has no more sockets:
+        the load would be less than was asked for, and nobody would be told."""
         at = now()
         for those in (self._refused, self._waiting):
             while those:

@@ -6,7 +6,9 @@ happens after the stamps were taken and cannot change them.
 
 import asyncio
 import errno
+import os
 import socket
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Protocol
@@ -17,6 +19,9 @@ from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
 _READ = 65_536
+KEPT_FILES = 16
+"""Descriptors that no link takes. The client needs some now and then while it runs: for its health, the live view, a server's
+statistics."""
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN)
 
 
@@ -86,7 +91,7 @@ class Link:
         """Open it. Never raises: the user hears what became of it."""
         self.connect_from = now()
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = _new_socket(family)
         except OSError as error:
             self._user.broken(_open_failure(error))
             return
@@ -226,6 +231,25 @@ class Link:
             self._sock.close()
 
 
+def _new_socket(family: int) -> socket.socket:
+    """One that leaves the client its KEPT_FILES. A new descriptor is the lowest that is free, so its number says whether it does."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    if sock.fileno() >= file_limit() - KEPT_FILES:
+        sock.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return sock
+
+
+def file_limit() -> int:
+    """How many files this process may have open."""
+    try:
+        import resource  # noqa: PLC0415
+    except ImportError:
+        return sys.maxsize
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit in (resource.RLIM_INFINITY, -1) else limit
+
+
 def _open_failure(error: OSError) -> Fail:
     if error.errno in _OUT_OF_SOCKETS:
         return Fail("no_sockets", out_of_sockets(error))
@@ -240,4 +264,4 @@ def out_of_sockets(error: OSError) -> str:
         return "no free local port (net.ipv4.ip_local_port_range): lower the concurrency, or measure from several addresses"
     if error.errno == errno.ENFILE:
         return "the system's file limit (fs.file-max) is reached: raise it, or lower the concurrency"
-    return "this process's limit of open files (ulimit -n) is reached: raise it, use more processes, or lower the concurrency"
+    return f"the limit of {file_limit()} open files (ulimit -n) is hit: raise it, use more processes, or lower the load"

@@ -144,10 +144,12 @@ class Shard:
                 failed = await carriers.warm(self._task.warm[place], patience)
             if failed is not None:
                 what = failed.message or meaning(failed.code)
-                raise UserError(
-                    f"{self._task.targets[place].url}: {what}",
-                    "check the URL and that the server takes so many connections",
+                remedy = (
+                    "open fewer connections before t=0 (client.connections)"
+                    if failed.code == "no_sockets"
+                    else "check the URL and that the server takes so many connections"
                 )
+                raise UserError(f"{self._task.targets[place].url}: {what}", remedy)
 
     def _next_stage(self, at: int) -> None:
         self._stage += 1

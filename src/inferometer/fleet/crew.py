@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from inferometer.engine.link import KEPT_FILES, file_limit
 from inferometer.engine.spool import Control, peeks_of, rows_of
 from inferometer.errors import UserError
 from inferometer.fleet.job import Facts, Job, run_shard
@@ -29,6 +30,9 @@ _START_IN = NS // 10
 """From the last shard's `ready` to t=0."""
 _HUNG = 10 * NS
 """A shard without a sign of life for so long is ended."""
+_FILES = 3
+"""That this process has open for each of the others: its log, its answer, its numbers."""
+_OWN_FILES = 16 + KEPT_FILES
 _MAX_NEW = 20_000
 """Rows that a snapshot reads at the most: the latest."""
 
@@ -140,6 +144,8 @@ class Crew:
     """The shards of a job. `errors` are what went wrong with them; `facts` what they found out."""
 
     def __init__(self, job: Job, in_process: bool) -> None:
+        if not in_process:
+            _check_files(job.shards)
         self._job = job
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
@@ -264,3 +270,12 @@ class Crew:
                 parts.append(rows_of(self._job.spool, shard, count, first))
             self._seen[shard] = count
         return np.concatenate(parts) if parts else np.zeros(0, ROW)
+
+
+def _check_files(shards: int) -> None:
+    limit = file_limit()
+    if shards * _FILES + _OWN_FILES > limit:
+        raise UserError(
+            f"{shards} client processes need more open files than the limit of {limit} (RLIMIT_NOFILE)",
+            "raise it (ulimit -n), or lower client.processes",
+        )
