@@ -80,6 +80,9 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     n: int
 
 
+ONE_TOKEN = Tokens(1)
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """The server's own counts; -1 where it does not say."""
 
@@ -147,6 +150,12 @@ class StreamAnswer(Protocol):
         ...
 
     def data(self, data: bytes, end: bool) -> Sequence[Event]: ...
+
+    def whole(
+        self, headers: tuple[tuple[bytes, bytes], ...], data: bytes, trailers: tuple[tuple[bytes, bytes], ...]
+    ) -> Sequence[Event]:
+        """All of them, where they came at once. Who takes the events stops at the first End or Fail."""
+        ...
 
     @property
     def status(self) -> int: ...

@@ -277,3 +277,35 @@ def test_answers_that_are_no_grpc(headers: tuple[tuple[bytes, bytes], ...], end:
 @pytest.mark.parametrize("kind", [b"application/grpc+proto", b"application/grpc;charset=utf-8"])
 def test_kinds_of_grpc(kind: bytes) -> None:
     assert GrpcAnswer().headers(((b":status", b"200"), (b"content-type", kind)), False) == ()
+
+
+@given(
+    st.sampled_from([HEAD, (*HEAD, (b"grpc-encoding", b"gzip")), ((b":status", b"503"),), HEAD[:1]]),
+    st.lists(
+        st.tuples(st.sampled_from([b"", b"answer", b"bad"]), st.sampled_from(["none", "gzip"])).map(
+            lambda m: grpc.framed(*m)
+        ),
+        max_size=2,
+    ).map(b"".join)
+    | st.binary(max_size=8),
+    st.sampled_from(
+        [OK, ((b"grpc-status", b"5"), (b"grpc-message", b"no")), (), (*OK, (b"server-timing", b"queue;dur=1"))]
+    ),
+    st.booleans(),
+    st.sampled_from([None, lambda message: "it says so" if message == b"bad" else ""]),
+    st.booleans(),
+)
+def test_an_answer_that_comes_whole_means_what_it_means_in_parts(  # type: ignore[no-untyped-def]
+    head: tuple[tuple[bytes, bytes], ...],
+    body: bytes,
+    trailers: tuple[tuple[bytes, bytes], ...],
+    streamed: bool,
+    check,
+    keep: bool,
+) -> None:
+    parts, whole = (GrpcAnswer(streamed, check, [] if keep else None) for _ in range(2))
+    grpc._Seen.head, grpc._Seen.end = HEAD, OK  # what is right has been seen before
+    said = [*parts.headers(head, False), *parts.data(body, False), *parts.headers(trailers, True)]
+    assert list(whole.whole(head, body, trailers)) == said
+    if said in ([Tokens(1), End(True)], [End(True)]) and len(body) >= 5:
+        assert (whole.status, whole.count, whole.trailers, whole.kept) == (200, 1, trailers, parts.kept)

@@ -137,7 +137,7 @@ def grpc(
     block = header_block(path, target.authority, target.tls, metadata, deadline, compression)
     body = b"".join(framed(message, compression) for message in messages)
     kept: list[bytes] = []
-    answer = _WithHeaders(GrpcAnswer(streamed=True, kept=kept))
+    answer = _WithHeaders(streamed=True, kept=kept)
     pieces: list[tuple[int, bytes]] = []
 
     def heard(at: int, _: Sequence[Event]) -> None:
@@ -151,22 +151,11 @@ def grpc(
     return Reply(**told, status=answer.status, headers=answer.fields, pieces=pieces, fail=fail)
 
 
-class _WithHeaders:
-    """What a stream's frames mean (types.StreamAnswer), with the headers and trailers kept."""
+class _WithHeaders(GrpcAnswer, gc=True):
+    """With the headers and trailers kept."""
 
-    text = ""
-
-    def __init__(self, answer: GrpcAnswer) -> None:
-        self._answer = answer
-        self.fields: dict[str, str] = {}
-
-    @property
-    def status(self) -> int:
-        return self._answer.status
+    fields: dict[str, str] = msgspec.field(default_factory=dict)
 
     def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
         self.fields |= {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        return self._answer.headers(headers, end)
-
-    def data(self, data: bytes, end: bool) -> Sequence[Event]:
-        return self._answer.data(data, end)
+        return super().headers(headers, end)

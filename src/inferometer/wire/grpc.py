@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.types import End, Event, Fail, Tokens
+from inferometer.types import ONE_TOKEN, End, Event, Fail
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2 import encode
@@ -40,10 +40,10 @@ STATUS = (
 
 _FRAME = struct.Struct(">BI")
 _UNSEEN = ((0, b""),)
-_ONE = Tokens(1)
-_ONE_ARRIVAL = (_ONE,)
+_ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
 _ENDED = (_END,)
+_ARRIVED_AND_ENDED = (ONE_TOKEN, _END)
 _UNITS = ((1_000_000_000, b"n"), (1_000_000, b"u"), (1_000, b"m"), (1, b"S"))
 _MAX_TIMEOUT = 99_999_999
 _NOT_METADATA = {
@@ -212,6 +212,15 @@ class GrpcAnswer(msgspec.Struct, gc=False):
     def text(self) -> str:
         return ""
 
+    def whole(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
+        """All of the answer at once."""
+        if headers is _Seen.head and trailers is _Seen.end and self.check is None and self.kept is None:
+            flag, length = _FRAME.unpack_from(data) if len(data) >= 5 else (1, 0)
+            if not flag and len(data) == 5 + length:
+                self.status, self.count, self.trailers = 200, 1, trailers
+                return _ARRIVED_AND_ENDED if self.streamed else _ENDED
+        return (*self.headers(headers, False), *self.data(data, False), *self.headers(trailers, True))
+
     def headers(self, headers: Fields, end: bool) -> Sequence[Event]:
         if self.is_begun or end:
             return self._finish(headers, end)
@@ -254,7 +263,7 @@ class GrpcAnswer(msgspec.Struct, gc=False):
                     events.append(wrong)
                     return events
             if self.streamed:
-                events.append(_ONE)
+                events.append(ONE_TOKEN)
         if end:
             events.append(Fail("cut_short", "the stream ended without trailers", True))
         return events

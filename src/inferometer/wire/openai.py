@@ -12,10 +12,10 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.config.schema import Server
-from inferometer.types import Calls, Decoder, Event, Fail, Request, Tokens, Usage
+from inferometer.types import ONE_TOKEN, Calls, Decoder, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import ResponseDecoder, error_message, not_json, numbered
-from inferometer.wire.sse import EventStream
+from inferometer.wire.sse import EventStream, is_single
 from inferometer.wire.target import Target
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -87,7 +87,6 @@ class _Answer(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Answer).decode
 
-_ONE = Tokens(1)
 _MAX_IN_CHUNK = 65_535
 
 
@@ -140,9 +139,8 @@ class StreamedAnswer:
         return "".join(self._texts)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        data = self._stream.single(piece)
-        if data is not None:
-            self._message(b"", data, events)
+        if self._stream.is_between and is_single(piece):
+            self._message(b"", piece[6:-2], events)
             return
         for name, data in self._stream.feed(piece):
             self._message(name, data, events)
@@ -187,7 +185,7 @@ class StreamedAnswer:
         if usage is not None:
             self._with_usage(tokens, usage, events)
         elif tokens:
-            events.append(_ONE)
+            events.append(ONE_TOKEN)
         elif answer.error is not None:
             events.append(Fail("error_frame", error_message(data)))
 

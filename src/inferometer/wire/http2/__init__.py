@@ -10,6 +10,7 @@ nothing of a connection's state, so it serves any number of requests on any conn
     fields.py   what an answer's fields mean, remembered by the block that said it
     outbox.py   what is to be written: order, windows, fairness
     control.py  what the frames do that are neither headers nor bodies
+    whole.py    answers that come in one piece and look like one before them
     client.py   the connection: what was read
 """
 
@@ -17,6 +18,7 @@ from inferometer.wire.http2.client import Client
 from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset
 from inferometer.wire.http2.frames import CANCEL, NO_ERROR, REFUSED_STREAM, code_name
 from inferometer.wire.http2.hpack import encode
+from inferometer.wire.http2.whole import Layout
 
 __all__ = [
     "CANCEL",
@@ -28,6 +30,7 @@ __all__ = [
     "GoAway",
     "Headers",
     "Http2Error",
+    "Layout",
     "Reset",
     "code_name",
     "encode",

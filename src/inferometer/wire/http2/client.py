@@ -41,6 +41,7 @@ from inferometer.wire.http2.frames import (
 )
 from inferometer.wire.http2.hpack import HpackError
 from inferometer.wire.http2.outbox import Outbox, Stream
+from inferometer.wire.http2.whole import Layout, Layouts
 
 _ANY = -1
 _SHAPE = END_HEADERS | PADDED | PRIORITIZED
@@ -53,8 +54,8 @@ _BLOCK_FACTOR = 4
 class Client:
     __slots__ = (
         *("_block", "_block_flags", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_error"),
-        *("_expects", "_expects_on", "_half", "_kept", "_kept_size", "_known", "_max_frame", "_max_list"),
-        *("_needs", "_reader", "_received", "_streams", "_window", "outbox", "settings_received"),
+        *("_expects", "_expects_on", "_half", "_kept", "_kept_size", "_known", "_layouts", "_max_frame"),
+        *("_max_list", "_needs", "_reader", "_received", "_streams", "_window", "outbox", "settings_received"),
     )
 
     def __init__(self, window: int = MAX_NUMBER, max_frame: int = 1 << 20, max_header_list: int = 64 << 10) -> None:
@@ -69,6 +70,7 @@ class Client:
         self._streams = self.outbox.streams
         self._reader = Reader(max_header_list)
         self._known = self._reader.known
+        self._layouts = Layouts()
         self._max_list = max_header_list
         self._max_frame = max_frame
         self._window = window
@@ -154,6 +156,29 @@ class Client:
             self.outbox.fail(self._error.code, self._error.message)
             raise self._error
 
+    def whole(self, data: bytes) -> tuple[int, bytes, Layout] | None:
+        """The stream's number, the body and what the headers are, where `data` is all of an answer and looks like one before.
+        None: `feed` it."""
+        layout = self._layouts.by_size.get(len(data))
+        if layout is None or self._kept or self._data_left or self._expects != _ANY:
+            return None
+        start, number, middle, number_2, body, end, number_3, block = layout.unpack(data)
+        if (
+            number == number_2 == number_3
+            and start == layout.start
+            and middle == layout.middle
+            and end == layout.end
+            and block == layout.block
+        ):
+            stream = self._streams.get(number)
+            received = self._received + len(body)
+            if stream is None or stream.is_answered or stream.queue or not stream.is_ended or received > self._half:
+                return None
+            self._received = received
+            del self._streams[number]
+            return number, body, layout
+        return None
+
     def feed(self, data: bytes) -> list[Event]:
         """What `data` says, split anywhere. Raises Http2Error, which has the events that came before."""
         if self._error is not None:
@@ -168,7 +193,10 @@ class Client:
                 data = b"".join(self._kept)
                 self._kept.clear()
             self._frames(data, events)
+            if len(events) == 3:
+                self._layouts.learn(data, events, self._known)
         except Http2Error as error:
+            self._layouts.by_size.clear()
             error.events = events
             self._error = error
             self.outbox.fail(error.code, error.message)
@@ -347,6 +375,7 @@ class Client:
         if block is None:
             if len(raw) > self._max_list * _BLOCK_FACTOR:
                 raise Http2Error(frames.ENHANCE_YOUR_CALM, f"the server sent a header block of {len(raw)} bytes")
+            self._layouts.by_size.clear()
             try:
                 block = self._reader.read(raw)
             except HpackError as error:

@@ -5,6 +5,7 @@ look-up. Checked is what RFC 9113 calls malformed, with one leniency: spaces aro
 """
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -57,7 +58,9 @@ def too_large(limit: int) -> Block:
     return Block((), 0, f"the server's headers are larger than {limit} bytes", ENHANCE_YOUR_CALM)
 
 
+@lru_cache(_MAX_KNOWN)
 def understood(headers: Fields) -> Block:
+    """The same object for the same fields, whichever connection they came on: who has seen it need not look again."""
     status, fault, seen_regular = 0, "", False
     for name, value in headers:
         if name == b":status":

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from inferometer.types import Event, Fail, Tokens
+from inferometer.types import ONE_TOKEN, Event, Fail
 from inferometer.wire.http1 import error_message, not_json
 from inferometer.wire.kserve.control import model_path
 from inferometer.wire.openai import StreamedAnswer
@@ -37,7 +37,6 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
-_ONE = Tokens(1)
 
 
 def _text(output: Any) -> str:
@@ -73,7 +72,7 @@ class StreamedText(StreamedAnswer):
         text = _text(answer.text_output)
         if text:
             self._texts.append(text)
-            events.append(_ONE)
+            events.append(ONE_TOKEN)
 
 
 class WholeText:
