@@ -151,12 +151,72 @@ def test_rate_fails_when_sending_fell_behind() -> None:
     )
 
 
-def test_rate_names_the_server_when_the_cap_held_requests() -> None:
-    def held(rows: np.ndarray) -> None:
-        slow_sender(rows)
-        rows["held"] = rows["sent"] - rows["intended"]
+def held(rows: np.ndarray) -> None:
+    slow_sender(rows)
+    rows["held"] = rows["sent"] - rows["intended"]
 
-    assert "max_concurrency" in check(opened(held), "rate").message
+
+CAPPED = msgspec.structs.replace(made.OPEN, concurrency=4)
+
+
+def test_rate_names_the_server_when_the_cap_held_requests() -> None:
+    assert "max_concurrency" in check(opened(held, plan=(CAPPED,)), "rate").message
+
+
+def test_rate_names_connections_when_requests_were_held_and_there_is_no_cap() -> None:
+    message = check(opened(held), "rate").message
+    assert "client.connections" in message and "cap" not in message and "max_concurrency" not in message
+
+
+NO_FILES = "the limit of 100 open files (ulimit -n) is hit: raise it, use more processes, or lower the load"
+
+
+def without_sockets(count: int) -> Callable[[np.ndarray], None]:
+    """The last so many requests find none; the others had to open a connection each, which is all that they waited for."""
+
+    def change(rows: np.ndarray) -> None:
+        rows["held"] = rows["sent"] - rows["intended"]
+        made.never_sent(rows, slice(600 - count, 600), 1)
+        rows["held"][600 - count :] = 0
+
+    return change
+
+
+@pytest.mark.parametrize("plan", [made.OPEN, CAPPED])
+@pytest.mark.parametrize("count", [60, 550, 600])
+def test_rate_names_the_sockets_when_this_machine_had_none_left(count: int, plan: StagePlan) -> None:
+    found = check(opened(without_sockets(count), plan=(plan,), failures=(Failure("no_sockets", NO_FILES),)), "rate")
+    assert found.status == "fail" and found.value == pytest.approx(1 - count / 600, rel=0.01)
+    assert found.message.endswith(f" planned. This machine had no socket for {count} requests: {NO_FILES}.")
+
+
+def test_rate_names_the_sockets_of_the_stage_that_fell_behind() -> None:
+    """Sockets ran out in both stages, but only the second one's shortfall is owed to it."""
+
+    def two_stages(rows: np.ndarray) -> None:
+        rows["stage"][300:] = 1
+        made.never_sent(rows, [10, *range(400, 600)], 1)
+
+    found = check(opened(two_stages, plan=(CAPPED, made.OPEN), failures=(Failure("no_sockets", NO_FILES),)), "rate")
+    assert found.value == pytest.approx(1 / 3, rel=0.01) and "no socket for 200 requests" in found.message
+
+
+def test_rate_does_not_name_the_sockets_when_few_were_missing_and_the_client_was_slow() -> None:
+    def change(rows: np.ndarray) -> None:
+        slow_sender(rows)
+        made.never_sent(rows, slice(0, 6), 1)
+
+    found = check(opened(change, failures=(Failure("no_sockets", NO_FILES),)), "rate")
+    assert found.status == "fail" and "another machine" in found.message and "socket" not in found.message
+
+
+@pytest.mark.parametrize(("code", "words"), [("connect_refused", "see the failures"), (DROPPED, "max_concurrency")])
+def test_rate_names_what_else_kept_requests_from_being_sent(code: str, words: str) -> None:
+    found = check(
+        opened(lambda rows: made.never_sent(rows, slice(300, 600), 1), plan=(CAPPED,), failures=(Failure(code, ""),)),
+        "rate",
+    )
+    assert found.status == "fail" and words in found.message and "client.processes" not in found.message
 
 
 def test_rate_of_a_closed_loop_and_concurrency_of_an_open_one_do_not_apply() -> None:

@@ -119,3 +119,24 @@ def test_long_work_is_interrupted_for_what_has_just_come_due_and_not_for_what_is
     assert bench.called == ["first"]
     bench.round(bench.at)
     assert bench.called == ["first", "late"]
+
+
+def test_the_timer_is_set_once_after_long_work_however_much_was_caught_up_on(bench: Bench) -> None:
+    for deadline in (10, 20, 30, 99):
+        bench.agenda.at(deadline, bench.note(str(deadline)))
+    for bench.at in (10, 20, 30):
+        bench.agenda.catch_up()
+    assert (bench.called, bench.timer.armed) == (["10", "20", "30"], [10])
+    bench.agenda.wait()
+    bench.agenda.wait()
+    assert bench.timer.armed == [10, 99]
+
+
+def test_there_is_nothing_to_wait_for_where_nothing_is_left(bench: Bench) -> None:
+    bench.agenda.at(10, bench.note("only"))
+    bench.at = 10
+    bench.agenda.catch_up()
+    bench.agenda.wait()
+    assert (bench.called, bench.timer.armed) == (["only"], [10])
+    bench.agenda.at(40, bench.note("later"))
+    assert bench.timer.armed == [10, 40]

@@ -166,14 +166,16 @@ def test_a_server_that_stops_gracefully_answers_what_it_has_and_takes_nothing_mo
         server = grpc.server(pool, [handler({"Unary": serve})])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        load = {"type": "closed", "concurrency": 4, "duration": "300ms"}
+        load = {"type": "closed", "concurrency": 4, "requests": 40}
         done, summary = run(tmp_path, f"grpc://127.0.0.1:{port}", client={"connections": 1}, load=load)
         server.stop(0).wait()
-    assert summary.counts.ok == answered >= 20
-    assert set(summary.counts.by_failure) <= {"connect_refused", "grpc_CANCELLED", "grpc_UNAVAILABLE"}
+    assert summary.counts.ok == answered
+    assert 20 <= answered <= 23  # the others' calls that were under way when it was told to stop
+    # Until its port is closed the kernel still connects to it, and then ends what the server had not taken.
+    not_sent = {"connect_refused", "connect_failed"}
+    assert set(summary.counts.by_failure) <= not_sent | {"grpc_CANCELLED", "grpc_UNAVAILABLE"}
     assert summary.counts.by_failure["connect_refused"] >= 4
-    ids = sorted(done.records.rows["id"].tolist())
-    assert ids == list(range(len(ids)))
+    assert sorted(done.records.rows["id"].tolist()) == list(range(40))
 
 
 def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(tmp_path: Path) -> None:

@@ -210,8 +210,66 @@ def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections
     with following(script) as url:
         _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.failed) == (1, 3)
-    assert set(summary.counts.by_failure) <= {"closed", "stream_reset"}
+    assert set(summary.counts.by_failure) <= {"connect_failed", "stream_reset"}
     assert connections <= 2 + 2 * 3
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: Path, hard: bool) -> None:
+    """The server goes away, and ends every connection after it without a word: as one that stops does to those that it has
+    not taken yet. Nothing was sent over them, so it is not said that the server reset or closed what it may have seen."""
+
+    def script(client: Client) -> None:
+        if client.number > 1:
+            client.sock.recv(65536)  # the client's preface: it is connected
+            if hard:
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sock.close()
+            return
+        peer = Peer(client, {})
+        for stream in peer.requests():
+            peer.go_away(stream)
+            peer.answer(stream)
+
+    with scripted(script) as url:
+        done, summary = run(
+            tmp_path, url.replace("http", "grpc", 1), client={"connections": 1}, load=one(requests=4, think="1ms")
+        )
+    assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_failed": 3})
+    word = "reset" if hard else "closed"
+    assert said(done) == {("connect_failed", f"the server {word} the connection before it was ready for a request")}
+    rows = np.sort(np.asarray(done.records.rows), order="id")
+    assert rows["attempts"].tolist() == [1, 0, 0, 0]
+    assert (rows["sent"] == MISSING).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_lies_above(
+    tmp_path: Path, hard: bool
+) -> None:
+    """Four calls under way; it may have begun with two of them, which have failed. The two others go elsewhere."""
+    seen: list[int] = []
+
+    def script(peer: Peer) -> None:
+        if peer.number != 1:
+            for stream in peer.requests():
+                seen.append(stream)
+                peer.answer(stream)
+            return
+        streams = [peer.request() for _ in range(4)]
+        assert streams[1] is not None
+        peer.go_away(streams[1])
+        if hard:
+            hard_close(peer)
+
+    load = {"type": "closed", "concurrency": 4, "requests": 4}
+    with following(script) as url:
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    assert (summary.counts.ok, summary.counts.by_failure) == (2, {"reset" if hard else "closed": 2})
+    rows = np.asarray(done.records.rows)
+    assert sorted(rows["attempts"][rows["failure"] == 0].tolist()) == [2, 2]
+    assert sorted(rows["attempts"][rows["failure"] != 0].tolist()) == [1, 1]
+    assert len(seen) == 2
 
 
 def test_an_answer_and_the_going_away_in_the_same_bytes_let_nothing_go_over_that_connection(tmp_path: Path) -> None:

@@ -16,6 +16,12 @@ from inferometer.engine.pool import Carrier, Ended
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamAnswer
 
+_BEFORE_OPEN = {
+    "closed": "the server closed the connection before it was ready for a request",
+    "reset": "the server reset the connection before it was ready for a request",
+}
+"""A server that stops leaves such: the kernel goes on connecting to it until nobody listens any more."""
+
 
 class Channels:
     def __init__(self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: Ended) -> None:
@@ -154,10 +160,16 @@ class Channels:
             self._dial.loop.call_soon(self._open_another)
 
     def _why_not(self, fail: Fail) -> Fail:
-        """With TLS 1.3 a client whose certificate is missed hears of it after the handshake, and may hear nothing."""
-        if fail.code != "closed" or fail.message or self._dial.context is None:
+        """Why a channel did not open, as those hear it that waited for it. `closed` and `reset` are what becomes of requests
+        that the server may have seen; it has seen none of these.
+
+        With TLS 1.3 a client whose certificate is missed hears of it after the handshake, and may hear nothing.
+        """
+        if fail.code not in _BEFORE_OPEN:
             return fail
-        return Fail("tls", "the server closed after the TLS handshake: it may want a certificate (server.tls.cert)")
+        if fail.code == "closed" and not fail.message and self._dial.context is not None:
+            return Fail("tls", "the server closed after the TLS handshake: it may want a certificate (server.tls.cert)")
+        return Fail("connect_failed", fail.message or _BEFORE_OPEN[fail.code])
 
     # --- requests that wait for a channel ---
 

@@ -109,14 +109,14 @@ class Link:
             self._loop.add_writer(self._fd, self._connected)
             self.is_writing = True
         else:
-            self._user.broken(_open_failure(OSError(code, errno.errorcode.get(code, ""))))
+            self._user.broken(_open_failure(OSError(code, os.strerror(code))))
 
     def _connected(self) -> None:
         self._loop.remove_writer(self._fd)
         self.is_writing = False
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._user.broken(_open_failure(OSError(code, errno.errorcode.get(code, ""))))
+            self._user.broken(_open_failure(OSError(code, os.strerror(code))))
             return
         self._read_on()
         self._established()

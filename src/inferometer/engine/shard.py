@@ -292,6 +292,7 @@ class Shard:
         self._is_settling = False
         for carriers in self._carriers:
             carriers.flush()
+        self.agenda.wait()
         if not self._in_flight:
             self._end_if_idle()
 

@@ -5,9 +5,9 @@ from typing import Literal
 import numpy as np
 
 from inferometer.analysis import stability
-from inferometer.analysis.checks.facts import Check, Facts, judge
+from inferometer.analysis.checks.facts import Check, Facts, FailureCount, count_failures, judge
 from inferometer.analysis.metrics import stages_of
-from inferometer.records import MISSING, Columns, StagePlan
+from inferometer.records import CANCELLED, DROPPED, MISSING, Columns, StagePlan
 from inferometer.units import NS, format_seconds
 
 SHARE = 0.95
@@ -42,32 +42,51 @@ def rate(facts: Facts) -> Check | None:
     found = []
     for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
         if (result := _rate(rows[rows["stage"] == stage], _allowed_lag(facts))) is not None:
-            found.append(result)
+            found.append((*result, int(stage)))
     if not found:
         return None
-    share, words, remedy = min(found)
-    passed = share >= SHARE
-    return Check("rate", "pass" if passed else "fail", share, SHARE, words if passed else f"Only {words}. {remedy}")
+    share, words, stage = min(found)
+    if share >= SHARE:
+        return Check("rate", "pass", share, SHARE, words)
+    return Check("rate", "fail", share, SHARE, f"Only {words}. {_why_slower(facts, stage, share)}")
 
 
-def _rate(rows: Columns, allowed: float) -> tuple[float, str, str] | None:
+def _rate(rows: Columns, allowed: float) -> tuple[float, str] | None:
     intended, sent = rows["intended"], rows["sent"]
-    was_sent = sent != MISSING
-    intended_of_sent, sent = intended[was_sent], sent[was_sent]
+    sent = sent[sent != MISSING]
     first, last = int(intended.min()), int(intended.max())
     if last <= first:
         return None
     end = max(int(sent.max()) - round(allowed * NS), last) if len(sent) else last
     asked, reached = len(intended) / ((last - first) / NS), len(sent) / ((end - first) / NS)
-    words = f"{reached:,.1f} requests/s were sent of {asked:,.1f} planned"
-    waited = (sent - intended_of_sent).sum()
-    if 2 * rows["held"].sum() > waited:
-        return (
-            reached / asked,
-            words,
-            "The server did not keep up with the cap on: lower the rate, or raise load.max_concurrency.",
-        )
-    return reached / asked, words, "Use more client.processes or another machine, or lower the rate."
+    return reached / asked, f"{reached:,.1f} requests/s were sent of {asked:,.1f} planned"
+
+
+def _why_slower(facts: Facts, stage: int, share: float) -> str:
+    """What most of the shortfall is owed to, and the remedy: requests that were never sent, or else requests sent late."""
+    rows = facts.run.records.rows
+    own = rows["stage"] == stage
+    was_sent = own & (rows["sent"] != MISSING)
+    kinds = [kind for kind in count_failures(facts.run, own & ~was_sent) if kind.code != CANCELLED]
+    if kinds and 2 * kinds[0].count >= (1 - share) * int(own.sum()):
+        return _why_unsent(kinds[0])
+    waited = (rows["sent"][was_sent] - rows["intended"][was_sent]).sum()
+    if 2 * rows["held"][own].sum() <= waited:
+        return "Use more client.processes or another machine, or lower the rate."
+    if facts.run.manifest.plan[stage].concurrency:
+        return _CAPPED
+    return "Connections took long to open: have more of them before t=0 (client.connections), or lower the rate."
+
+
+def _why_unsent(kind: FailureCount) -> str:
+    if kind.code == "no_sockets":  # whose message names the limit and the remedy
+        return f"This machine had no socket for {kind.count:,} requests: {kind.message}."
+    if kind.code == DROPPED:
+        return _CAPPED
+    return f"{kind.count:,} requests failed before they could be sent, by {kind.code}: see the failures."
+
+
+_CAPPED = "The server did not keep up with the cap on: lower the rate, or raise load.max_concurrency."
 
 
 def stable(facts: Facts) -> Check | None:
