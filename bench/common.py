@@ -64,18 +64,27 @@ def null_server(interval_us: int = 0, chunks: int = 100) -> Iterator[str]:
 @contextlib.contextmanager
 def compiled_server(source: str, *arguments: int) -> Iterator[int]:
     """A server of this folder, compiled and started on the server's core; the port, which it prints."""
+    with (
+        compiled(source) as binary,
+        subprocess.Popen(pinned(SERVER_CORE, binary, *arguments), stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def compiled(source: str) -> Iterator[Path]:
+    """A program of this folder."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise SystemExit("this benchmark wants a C compiler (cc) for its null server")
+        raise SystemExit(f"this benchmark wants a C compiler (cc) for {source}")
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
-        binary = Path(folder) / "server"
-        subprocess.run([compiler, "-O2", "-o", binary, HERE / source], check=True)
-        with subprocess.Popen(pinned(SERVER_CORE, binary, *arguments), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                yield int(process.stdout.readline())
-            finally:
-                process.terminate()
+        binary = Path(folder) / Path(source).stem
+        subprocess.run([compiler, "-O2", "-o", binary, HERE / source, "-lm"], check=True)
+        yield binary
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ from grpc_reflection.v1alpha import reflection
 from helpers import NO_USAGE, STREAM, Client, answer, polite, scripted
 from PIL import Image
 
-from inferometer.serve.background import running
-from inferometer.serve.settings import simulator
+from inferometer.serve.background import running, serving
+from inferometer.serve.settings import Settings, Tls, simulator
 from inferometer.serve.sim.settings import Fixed
 from inferometer.wire import protobuf
 
@@ -229,6 +229,26 @@ def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
         assert "TCP and TLS" in infer(*asked, "--ca", tmp_path / "ca.pem").out
         assert "not by the kernel" in infer(*asked, "--insecure").out
         assert_one_line(infer(*asked), "certificate is not accepted", "--ca, or --insecure")
+
+
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_over_mutual_tls_with_ones_own_certificate(tmp_path: Path, scheme: str) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    for name in ("127.0.0.1", "me"):
+        leaf = authority.issue_cert(name)
+        leaf.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.cert")
+        leaf.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+    tls = Tls(*(str(tmp_path / name) for name in ("127.0.0.1.cert", "127.0.0.1.key", "ca")))
+    with serving(Settings(models=("identity",), http=0, grpc=0, tls=tls)) as server:
+        url = {"https": server.url, "grpcs": server.grpc}[scheme]
+        assert url.startswith(scheme)
+        asked = (url, "--api", "kserve", "--model", "identity", "--ca", tmp_path / "ca")
+        said = infer(*asked, "--cert", tmp_path / "me.cert", "--key", tmp_path / "me.key")
+        assert (said.status, said.err) == (0, "")
+        assert_one_line(infer(*asked), "certificate", "--cert")
+        assert_one_line(infer(*asked, "--cert", tmp_path / "me.cert"), "--cert: ", "key")
+        assert_one_line(infer(*asked, "--key", tmp_path / "me.key"), "--key", "--cert")
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------

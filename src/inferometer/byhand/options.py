@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True):
     deadline: str | None = None
     insecure: bool = False
     ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
     save: str | None = None
 
     @property
@@ -120,7 +122,7 @@ def server_section(options: Options, api: str) -> Server:
         "api_key_env": options.api_key_env,
         "api_key_file": options.api_key_file,
         "deadline": seconds(options.deadline, "--deadline") if options.deadline else 0,
-        "tls": {"verify": not options.insecure, "ca": options.ca},
+        "tls": {"verify": not options.insecure, "ca": options.ca, "cert": options.cert, "key": options.key},
         "timeouts": {"connect": min(_CONNECT_S, timeout or _CONNECT_S)},
         "body" if api in ("chat", "completions") else "parameters": parameters,
     }
@@ -178,6 +180,9 @@ _SPOKEN = {
     "see docs/config.md": "see `inferometer infer --help`",
     "api: kserve": "--api kserve",
     "server.timeouts.connect": "--timeout",
+    "check server.tls: the server may want a certificate": "the server may want a certificate of yours: --cert and --key",
+    "server.tls.cert": "--cert",
+    "server.tls.key": "--key",
     "server.tls.ca": "--ca",
     "server.api_key_env": "--api-key-env",
     "server.api_key_file": "--api-key-file",

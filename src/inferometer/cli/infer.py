@@ -93,6 +93,8 @@ Exit status: 0 answered, 2 not.
 @click.option("--deadline", metavar="TIME", help="gRPC: the call's deadline, which the server is told.")
 @click.option("--insecure", is_flag=True, help="TLS: do not check the server's certificate.")
 @click.option("--ca", metavar="FILE", help="TLS: PEM file of the CA to trust.")
+@click.option("--cert", metavar="FILE", help="Mutual TLS: PEM file of your own certificate, with its key or see --key.")
+@click.option("--key", metavar="FILE", help="Mutual TLS: PEM file of its key.")
 @click.option("--json", "json_path", metavar="PATH", help="Write the result there as JSON (- is standard output).")
 @click.option("--save", metavar="FILE.npz", help="Tensors: write the outputs there as numpy arrays.")
 def command(json_path: str | None, **given: Any) -> int:

@@ -129,12 +129,15 @@ def tls_context(server: Server) -> ssl.SSLContext:
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    if tls.key and not tls.cert:
+        raise UserError("server.tls.key: the certificate that it belongs to is missing", "give it: server.tls.cert")
     if tls.cert:
         try:
             context.load_cert_chain(tls.cert, tls.key)
         except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or (error.reason if isinstance(error, ssl.SSLError) else "")
             raise UserError(
-                f"server.tls.cert: {tls.cert} and its key cannot be loaded: {error.strerror or error.reason if isinstance(error, ssl.SSLError) else error.strerror}",
+                f"server.tls.cert: {tls.cert} and its key cannot be loaded: {reason}",
                 "give PEM files of a certificate and of the key that belongs to it",
             ) from None
     context.set_alpn_protocols(["h2"] if server.urls[0].startswith("grpc") else ["http/1.1"])

@@ -320,4 +320,6 @@ def _no_answer(target: Target, client: Client, broken: Http2Error | None, is_beg
         return UserError(f"{target.url}: {meaning('cut_short')}", "check the server's log")
     if client.settings_received:
         return UserError(f"{target.url}: {meaning('closed')}", "check the server's log")
+    if target.tls:  # with TLS 1.3 a client whose certificate is missed may hear nothing more than this
+        to_http = f"it may want a certificate (server.tls.cert); or {to_http}"
     return UserError(f"{target.url}: {meaning('closed')}: is it a gRPC server?", to_http)
