@@ -8,7 +8,7 @@ from typing import Protocol
 from inferometer.engine.flight import Flight, note
 from inferometer.engine.link import Link
 from inferometer.timing.clock import now
-from inferometer.types import ONE_TOKEN, Decoder, End, Fail
+from inferometer.types import Decoder, End, Fail
 from inferometer.wire.failures import bounded
 
 STALE_WITHIN = 500_000_000
@@ -79,12 +79,7 @@ class Connection:
         flight.bytes_in += len(data)
         if delay > flight.read_delay:
             flight.read_delay = delay
-        events = self.decoder.feed(data)
-        if len(events) == 1 and events[0] is ONE_TOKEN:  # a stream's every chunk but the last
-            flight.arrivals.append(at)
-            flight.counts.append(1)
-            return
-        ending = note(flight, events, at)
+        ending = note(flight, self.decoder.feed(data), at)
         if ending is not None:
             self._ended(flight, at, ending)
 

@@ -5,9 +5,7 @@ long as it lives: `reset` makes it ready for the next answer.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 import httptools
@@ -79,23 +77,10 @@ def numbered(
     return tuple(heads), tuple(tails)
 
 
-_is_plain_size = re.compile(rb"0*[1-9A-Fa-f][0-9A-Fa-f]{0,6}\r\n").fullmatch
-
-
-@lru_cache(4096)
-def _chunk_length(line: bytes) -> int:
-    """How long a chunk is that starts with this line, both included; -1 where it takes a parser to say so."""
-    return len(line) + int(line, 16) + 2 if _is_plain_size(line) else -1
-
-
 class ResponseDecoder:
-    """Bytes of one answer after another on a connection -> events. Who takes them stops at the first End or Fail.
+    """Bytes of one answer after another on a connection -> events. Who takes them stops at the first End or Fail."""
 
-    A stream's events mostly come in a chunk of their own, and that in a read of its own. Between two chunks the parser holds
-    nothing back, so such a read goes past it: its calls cost more than all else that is done for the chunk.
-    """
-
-    __slots__ = ("_body", "_events", "_head", "_is_between", "_kept", "_parser", "status")
+    __slots__ = ("_body", "_events", "_head", "_kept", "_parser", "status")
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -108,7 +93,6 @@ class ResponseDecoder:
         self.status = 0
         self._head = b""  # what came before the body, and the first of that
         self._kept = b""  # the body of an answer that is not 200
-        self._is_between = False  # two chunks: the parser waits for the next one's first byte
         self._body.reset()
 
     @property
@@ -117,11 +101,6 @@ class ResponseDecoder:
 
     def feed(self, data: bytes) -> Sequence[Event]:
         events: list[Event] = []
-        if self._is_between:
-            start = data.find(b"\r\n", 1, 9) + 2
-            if _chunk_length(data[:start]) == len(data) and data[-2:] == b"\r\n":
-                self._body.feed(data[start:-2], events)
-                return events
         self._events = events
         if not self.status:
             self._head += data
@@ -132,8 +111,6 @@ class ResponseDecoder:
         except httptools.HttpParserError as error:
             said = f"{error}; the answer starts with {self._head[:60]!r}"
             events.append(Fail("malformed_http", bounded(HTTP2 if is_http2(self._head) else said)))
-        if self._is_between and data[-2:] != b"\r\n":  # some of the next one's first line is with the parser
-            self._is_between = False
         return events
 
     def eof(self) -> Sequence[Event]:
@@ -150,12 +127,6 @@ class ResponseDecoder:
 
     # --- called by httptools ---
 
-    def on_chunk_header(self) -> None:
-        self._is_between = False
-
-    def on_chunk_complete(self) -> None:
-        self._is_between = self.status == 200
-
     def on_body(self, piece: bytes) -> None:
         if self.status == 200:
             self._body.feed(piece, self._events)
@@ -167,7 +138,6 @@ class ResponseDecoder:
             self._kept += piece[:_MAX_KEPT]
 
     def on_message_complete(self) -> None:
-        self._is_between = False
         keep_alive = self._parser.should_keep_alive()  # not where the server's closing is the end
         status = self.status or self._parser.get_status_code()
         if status == 200:

@@ -15,7 +15,7 @@ from inferometer.config.schema import Server
 from inferometer.types import ONE_TOKEN, Calls, Decoder, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import ResponseDecoder, error_message, not_json, numbered
-from inferometer.wire.sse import EventStream, is_single
+from inferometer.wire.sse import EventStream
 from inferometer.wire.target import Target
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -139,8 +139,9 @@ class StreamedAnswer:
         return "".join(self._texts)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        if self._stream.is_between and is_single(piece):
-            self._message(b"", piece[6:-2], events)
+        data = self._stream.single(piece)
+        if data is not None:
+            self._message(b"", data, events)
             return
         for name, data in self._stream.feed(piece):
             self._message(name, data, events)

@@ -11,15 +11,10 @@ Message = tuple[bytes, bytes]
 _BOM = b"\xef\xbb\xbf"
 
 
-def is_single(piece: bytes) -> bool:
-    """Between two events: whether it is one more of a single line, `data: ...`, and has no name. Nearly always."""
-    return piece.find(b"\n") == len(piece) - 2 and piece[:6] == b"data: " and piece[-1] == 10 and 13 not in piece
-
-
 class EventStream:
     """Feed it the stream, split anywhere."""
 
-    __slots__ = ("_after_cr", "_data", "_name", "_rest", "_started", "is_between")
+    __slots__ = ("_after_cr", "_data", "_fresh", "_name", "_rest", "_started")
 
     def __init__(self) -> None:
         self.reset()
@@ -30,11 +25,21 @@ class EventStream:
         self._started = False
         self._name = b""
         self._data: list[bytes] = []
-        self.is_between = False  # two events: nothing is held back
+        self._fresh = True  # nothing is held back: the next piece starts an event
+
+    def single(self, piece: bytes) -> bytes | None:
+        """The data of a piece that is one whole event of one line and has no name: nearly always. None: `feed` it."""
+        if self._fresh and piece.find(b"\n") == len(piece) - 2 and piece[:6] == b"data: " and piece[-1] == 10:
+            if 13 in piece:
+                return None
+            self._started = True
+            return piece[6:-2]
+        return None
 
     def feed(self, piece: bytes) -> list[Message]:
         """The events that `piece` completes."""
-        return [(b"", piece[6:-2])] if self.is_between and is_single(piece) else self._lines(piece)
+        data = self.single(piece)
+        return self._lines(piece) if data is None else [(b"", data)]
 
     def finish(self) -> list[Message]:
         """The stream is over: what its end cut off."""
@@ -56,7 +61,7 @@ class EventStream:
                 lines[0] = lines[0].removeprefix(_BOM)
             for line in lines:
                 self._line(line.rstrip(b"\r\n"), messages)
-        self.is_between = self._started and not (self._rest or self._data or self._name or self._after_cr)
+        self._fresh = not (self._rest or self._data or self._name or self._after_cr)
         return messages
 
     def _line(self, line: bytes, messages: list[Message]) -> None:
