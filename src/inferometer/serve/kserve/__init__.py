@@ -7,4 +7,5 @@ grpc        the server and its services              guard            who is let
 grpc_calls  ModelInfer                               stream, chunked  ModelStreamInfer, InferStream; InferChunked
 grpc_codec  messages to inferences and back          grpc_control     questions and orders
 health      grpc.health.v1                           reflection       what is served, for clients that ask
+grpc_batches  memory that gRPC itself would keep where a call is cancelled
 """

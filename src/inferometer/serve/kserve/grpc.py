@@ -12,6 +12,7 @@ import grpc  # type: ignore[import-untyped]
 from inferometer.errors import UserError
 from inferometer.serve.http.tls import context as check_tls
 from inferometer.serve.kserve.chunked import infer_chunked
+from inferometer.serve.kserve.grpc_batches import free_always
 from inferometer.serve.kserve.grpc_calls import model_infer
 from inferometer.serve.kserve.grpc_control import control_methods
 from inferometer.serve.kserve.guard import Context, Handlers, Service
@@ -27,6 +28,7 @@ from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
     """Listen at settings.grpc (0, or none given: any free port); UserError where that cannot be."""
+    free_always()
     server = GrpcServer(models, settings)
     await server.start()
     return server

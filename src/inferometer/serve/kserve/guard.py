@@ -103,6 +103,8 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
     error.__traceback__ = error.__context__ = (
         None  # gRPC keeps the call's last exception: without the frames, and their data
     )
+    if isinstance(error, grpc.aio.InternalError):  # the client is gone, and gRPC would not free what it took to tell it
+        raise asyncio.CancelledError from None
     try:
         await context.abort(grpc.StatusCode[refused.code], shown(refused.message))
     except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone: there is nobody to tell
