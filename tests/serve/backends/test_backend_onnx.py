@@ -12,7 +12,7 @@ from inferometer.serve.backends import onnx as backend
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
 
-pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 onnx = pytest.importorskip("onnx", reason="onnx, which writes the models of these tests, is not installed")
 helper, TYPES = onnx.helper, onnx.TensorProto
 
@@ -46,6 +46,9 @@ def add_sub(folder: Path, batch: Any = "batch") -> Path:
     )
 
 
+HAS_GPU = "CUDAExecutionProvider" in onnxruntime.get_available_providers() and Path("/dev/nvidia0").exists()
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="ONNX Runtime sees no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 A, B = np.array([[1, 2], [3, 4]], "f4"), np.array([[10, 20], [30, 40]], "f4")
 
 
@@ -90,14 +93,17 @@ def test_only_the_outputs_of_the_configuration_are_given(tmp_path: Path) -> None
     assert list(answer(backend.load(loading(add_sub(tmp_path), **config)), A=A, B=B)) == ["DIFFERENCE"]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("start", [0, 1])
-def test_every_datatype_there_and_back_at_any_place_in_memory(tmp_path: Path, datatype: str, start: int) -> None:
+def test_every_datatype_there_and_back_at_any_place_in_memory(
+    tmp_path: Path, datatype: str, start: int, device: str
+) -> None:
     path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", datatype, ["n", 3])], [("B", datatype, ["n", 3])])
     values = words("", "猫", "x" * 100) if datatype == "BYTES" else np.array([0, 1, 1])
     sent = from_numpy("A", values.reshape(1, 3), datatype)
     moved = Tensor("A", datatype, (1, 3), memoryview(bytes(start) + sent.data)[start:])
-    loaded = backend.load(loading(path))
+    loaded = backend.load(loading(path, device=device))
     assert loaded.run is not None
     back: Any = loaded.run({"A": moved}, {})["B"]  # type: ignore[index]
     assert (back.name, back.datatype, back.shape, bytes(back.data)) == ("B", datatype, (1, 3), bytes(sent.data))
@@ -174,12 +180,83 @@ def test_a_configuration_that_says_otherwise_than_the_file_is_refused(tmp_path: 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda"])
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
-    import onnxruntime  # noqa: PLC0415
-
     if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
     with pytest.raises(UserError, match=device):
         backend.load(loading(add_sub(tmp_path), device=device))
+
+
+class Elsewhere:
+    """An ONNX Runtime that was built with CUDA, on a machine that has none: it says nothing, or says why."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(onnxruntime, name)
+
+    def get_available_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def InferenceSession(self, path: str, options: Any, providers: list[Any], **more: Any) -> Any:  # noqa: N802
+        if self._error and len(providers) > 1:
+            raise RuntimeError(self._error)
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
+
+
+@pytest.mark.parametrize(("error", "says"), [("", "CUDA's libraries do not load"), ("no\nGPU", "no GPU")])
+def test_a_gpu_that_cannot_be_used_is_an_error_where_it_was_asked_for_and_the_cpu_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, says: str
+) -> None:
+    packages = {"onnxruntime": Elsewhere(error)}
+    original = backend.configured.package
+    monkeypatch.setattr(backend.configured, "package", lambda name, extra: packages.get(name) or original(name, extra))
+    with pytest.raises(UserError, match=f"cannot use the device cuda:1: {says}"):
+        backend.load(loading(add_sub(tmp_path), device="cuda:1"))
+    assert answer(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
+    (tmp_path / "model.onnx").write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"model\.onnx does not load"):
+        backend.load(loading(tmp_path, device="cuda:1"))
+
+
+@needs_gpu
+def test_a_gpu_computes_what_the_cpu_computes(tmp_path: Path, capfd: Any) -> None:
+    path = saved(
+        tmp_path,
+        [("MatMul", ["X", "Y"], ["P"]), ("Softmax", ["P"], ["Z"])],
+        [("X", "FP32", ["n", 64]), ("Y", "FP32", [64, 32])],
+        [("Z", "FP32", ["n", 32])],
+    )
+    numbers = np.random.default_rng(0)
+    arrays = {"X": numbers.random((5, 64), np.float32), "Y": numbers.random((64, 32), np.float32)}
+    unbatched = {"parameters": {"default_max_batch_size": "0"}}
+    on_cpu, *on_gpu = (
+        answer(backend.load(loading(path, device=device, **unbatched)), **arrays)["Z"]
+        for device in ("cpu", "cuda", "cuda:0", "auto")
+    )
+    for one in on_gpu:
+        np.testing.assert_allclose(one, on_cpu, rtol=1e-2, atol=1e-4)
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_gpu
+def test_a_gpu_computes_with_bf16_which_the_cpu_does_not(tmp_path: Path) -> None:
+    shape = ["n", 2]
+    path = saved(
+        tmp_path, [("Add", ["A", "B"], ["C"])], [("A", "BF16", shape), ("B", "BF16", shape)], [("C", "BF16", shape)]
+    )
+    sent = [from_numpy(name, np.array([[1.5, -2]]), "BF16") for name in "AB"]
+    loaded = backend.load(loading(path, device="cuda"))
+    assert loaded.run is not None
+    made: Any = loaded.run({tensor.name: tensor for tensor in sent}, {})["C"]  # type: ignore[index]
+    assert to_numpy(made).tolist() == [[3, -4]]
+
+
+@needs_gpu
+def test_a_gpu_that_there_is_not_is_named(tmp_path: Path, capfd: Any) -> None:
+    with pytest.raises(UserError, match=r"cannot use the device cuda:99: .*99"):
+        backend.load(loading(add_sub(tmp_path), device="cuda:99"))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_auto_is_the_cpu_where_there_is_no_other(tmp_path: Path) -> None:

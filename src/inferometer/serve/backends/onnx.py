@@ -5,7 +5,9 @@ is the batch's. Parameters: `threads` (of one operation), `default_max_batch_siz
 it can and the CPU the rest.
 """
 
+import contextlib
 import ctypes
+import io
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,10 @@ _TYPES = {
     "tensor(string)": "BYTES",
 }
 _BFLOAT16 = 16  # ONNX's number
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_SILENT = 4  # what is wrong is raised
+_REASON = 120
+"""Characters of the end of what it says about a GPU, where the reason is; places in its source come before."""
 _EXTRA = "onnx"
 
 
@@ -69,30 +75,57 @@ def load(loading: Loading) -> Loaded:
 
 
 def _session(loading: Loading, runtime: Any, path: Path) -> Any:
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong is raised
-    options.intra_op_num_threads = configured.whole(loading, "threads", 0)
-    providers = _providers(loading, runtime)
-    return configured.attempt(
+    gpu, why = _gpu(loading, runtime), ""
+    if gpu is not None:
+        made, why = _on_gpu(loading, runtime, path, gpu)
+        if made is not None:
+            return made
+    made = configured.attempt(  # the file's own fault comes first
         loading,
         path,
         "export it again; onnx.checker.check_model says more",
-        lambda: runtime.InferenceSession(str(path), options, providers=providers),
+        lambda: _made(loading, runtime, path, [_CPU]),
     )
+    if why and loading.device != "auto":
+        raise UserError(
+            f"model {loading.name}: ONNX Runtime cannot use the device {loading.device}: {why}",
+            "check nvidia-smi, and the CUDA and cuDNN that this onnxruntime-gpu wants, or use --device cpu",
+        )
+    return made
 
 
-def _providers(loading: Loading, runtime: Any) -> list[Any]:
+def _gpu(loading: Loading, runtime: Any) -> int | None:
+    """The number of the GPU to try; None: the CPU is what is asked for, or all there is."""
     known, device = runtime.get_available_providers(), loading.device
-    has_cuda, (kind, _, number) = "CUDAExecutionProvider" in known, device.partition(":")
+    kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
         raise UserError(f"model {loading.name}: there is no device {device!r:.60}", "it is cpu, cuda or cuda:N")
-    if kind == "cuda" and not has_cuda:
+    if kind == "cuda" and _CUDA not in known:
         raise UserError(
             f"model {loading.name}: the device {device} is asked for, and this ONNX Runtime computes on {', '.join(known)}",
             "pip install onnxruntime-gpu, or use --device cpu",
         )
-    on_gpu = kind != "cpu" and has_cuda
-    return [("CUDAExecutionProvider", {"device_id": int(number or 0)})] * on_gpu + ["CPUExecutionProvider"]
+    return None if kind == "cpu" or _CUDA not in known else int(number or 0)
+
+
+def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[Any, str]:
+    """The session, or why there is none. Left to itself, ONNX Runtime would compute on the CPU then."""
+    runtime.set_default_logger_severity(_SILENT)
+    if hasattr(runtime, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            runtime.preload_dlls()  # CUDA's libraries, where pip has put them
+    try:
+        made = _made(loading, runtime, path, [(_CUDA, {"device_id": number}), _CPU])
+    except Exception as error:
+        return None, " ".join(str(error).split())[-_REASON:]
+    return (made, "") if _CUDA in made.get_providers() else (None, "CUDA's libraries do not load")
+
+
+def _made(loading: Loading, runtime: Any, path: Path, providers: list[Any]) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = _SILENT
+    options.intra_op_num_threads = configured.whole(loading, "threads", 0)
+    return runtime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
 def _spec(loading: Loading, one: Any) -> TensorSpec:
