@@ -1,6 +1,7 @@
 """What the tests of the gRPC engine share: grpcio as a server, a server that follows a script, and runs against them."""
 
 import contextlib
+import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator
@@ -188,3 +189,9 @@ def following(
     """A server that runs `script` for each connection; its URL."""
     with scripted(lambda client: script(Peer(client, settings or {})), context) as url:
         yield url.replace("http", "grpc", 1)
+
+
+def hard_close(peer: Peer) -> None:
+    """A reset rather than a close."""
+    peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.sock.close()

@@ -1,0 +1,208 @@
+"""gRPC servers that go away: what they have seen is answered or failed, what they have not goes elsewhere."""
+
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grpc_peers import HEAD, OK, Peer, following, framed, hard_close, one, run, said
+from h2.settings import SettingCodes
+from helpers import Client, scripted
+
+from inferometer.errors import UserError
+from inferometer.records import MISSING
+
+
+def test_what_lies_above_the_last_stream_goes_elsewhere_and_the_rest_is_answered(tmp_path: Path) -> None:
+    """Four calls under way; the server goes away having looked at two of them, which it answers afterwards."""
+    seen: list[tuple[int, int]] = []
+
+    def script(peer: Peer) -> None:
+        streams = []
+        for stream in peer.requests():
+            seen.append((peer.number, stream))
+            if peer.number != 1:
+                peer.answer(stream)
+                continue
+            streams.append(stream)
+            if len(streams) == 4:
+                peer.go_away(streams[1])
+                peer.answer(streams[1])
+                peer.answer(streams[0])
+
+    load = {"type": "closed", "concurrency": 4, "requests": 12}
+    with following(script) as url:
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    assert (summary.counts.ok, summary.counts.failed) == (12, 0)
+    rows = np.sort(np.asarray(done.records.rows), order="id")
+    assert sorted(rows["attempts"].tolist()) == [1] * 10 + [2] * 2
+    assert [number for number, _ in seen].count(1) == 4
+    assert len(seen) == 14
+
+
+def test_a_server_that_goes_away_is_closed_when_its_last_answer_came(tmp_path: Path) -> None:
+    gone = threading.Event()
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            if peer.number == 1:
+                peer.go_away(stream)
+            peer.answer(stream)
+        if peer.number == 1:
+            gone.set()
+
+    with following(script) as url:
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=30, think="10ms"))
+        assert gone.is_set()
+    assert summary.counts.ok == 30
+    assert set(done.records.rows["attempts"]) == {1}
+
+
+def test_a_channel_that_closes_after_its_last_call_was_given_up(tmp_path: Path) -> None:
+    gone = threading.Event()
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            if peer.number == 1:
+                peer.go_away(stream)
+            else:
+                gone.wait(10)
+                peer.answer(stream)
+        if peer.number == 1:
+            gone.set()
+
+    with following(script) as url:
+        _, summary = run(
+            tmp_path,
+            url,
+            server={"timeouts": {"total": "100ms"}},
+            client={"connections": 1},
+            load=one(requests=2, concurrency=1),
+        )
+        assert gone.is_set()
+    assert (summary.counts.ok, summary.counts.by_failure) == (1, {"total_timeout": 1})
+
+
+def test_a_server_that_goes_away_as_soon_as_it_is_connected_to(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        settings = struct.pack(">HBBBI", 0, 0, 4, 0, 0)
+        client.send(settings + struct.pack(">HBBBIII", 0, 8, 7, 0, 0, 0, 0))
+        client.request()
+
+    with scripted(script) as url, pytest.raises(UserError) as caught:
+        run(tmp_path, url.replace("http", "grpc", 1))
+    assert "goes away" in caught.value.what
+
+
+def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections(tmp_path: Path) -> None:
+    connections = 0
+
+    def script(peer: Peer) -> None:
+        nonlocal connections
+        connections += 1
+        if peer.number > 1:
+            peer.go_away(0)
+            peer.request()
+            return
+        for stream in peer.requests():
+            peer.go_away(stream)
+            peer.answer(stream)
+
+    with following(script) as url:
+        _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
+    assert (summary.counts.ok, summary.counts.failed) == (1, 3)
+    assert set(summary.counts.by_failure) <= {"connect_failed", "stream_reset"}
+    assert connections <= 2 + 2 * 3
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: Path, hard: bool) -> None:
+    """The server goes away, and ends every connection after it without a word: as one that stops does to those that it has
+    not taken yet. Nothing was sent over them, so it is not said that the server reset or closed what it may have seen."""
+
+    def script(client: Client) -> None:
+        if client.number > 1:
+            client.sock.recv(65536)  # the client's preface: it is connected
+            if hard:
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sock.close()
+            return
+        peer = Peer(client, {})
+        for stream in peer.requests():
+            peer.go_away(stream)
+            peer.answer(stream)
+
+    with scripted(script) as url:
+        done, summary = run(
+            tmp_path, url.replace("http", "grpc", 1), client={"connections": 1}, load=one(requests=4, think="1ms")
+        )
+    assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_failed": 3})
+    word = "reset" if hard else "closed"
+    assert said(done) == {("connect_failed", f"the server {word} the connection before it was ready for a request")}
+    rows = np.sort(np.asarray(done.records.rows), order="id")
+    assert rows["attempts"].tolist() == [1, 0, 0, 0]
+    assert (rows["sent"] == MISSING).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_lies_above(
+    tmp_path: Path, hard: bool
+) -> None:
+    """Four calls under way; it may have begun with two of them, which have failed. The two others go elsewhere."""
+    seen: list[int] = []
+
+    def script(peer: Peer) -> None:
+        if peer.number != 1:
+            for stream in peer.requests():
+                seen.append(stream)
+                peer.answer(stream)
+            return
+        streams = [peer.request() for _ in range(4)]
+        assert streams[1] is not None
+        peer.go_away(streams[1])
+        if hard:
+            hard_close(peer)
+
+    load = {"type": "closed", "concurrency": 4, "requests": 4}
+    with following(script) as url:
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
+    assert (summary.counts.ok, summary.counts.by_failure) == (2, {"reset" if hard else "closed": 2})
+    rows = np.asarray(done.records.rows)
+    assert sorted(rows["attempts"][rows["failure"] == 0].tolist()) == [2, 2]
+    assert sorted(rows["attempts"][rows["failure"] != 0].tolist()) == [1, 1]
+    assert len(seen) == 2
+
+
+def test_an_answer_and_the_going_away_in_the_same_bytes_let_nothing_go_over_that_connection(tmp_path: Path) -> None:
+    """One stream at a time, and a second connection that says nothing: a call waits for the first one's answer."""
+    over = threading.Event()
+
+    def script(client: Client) -> None:
+        if client.number == 2:
+            over.wait(10)
+            return
+        peer = Peer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+        for stream in peer.requests():
+            if client.number == 1:
+                over.wait(0.1)
+                peer.h2.send_headers(stream, HEAD)
+                peer.h2.send_data(stream, framed(b""))
+                peer.h2.send_headers(stream, OK, end_stream=True)
+                peer.sock.sendall(peer.h2.data_to_send() + struct.pack(">HBBBIII", 0, 8, 7, 0, 0, stream, 0))
+            else:
+                peer.answer(stream)
+
+    with scripted(script) as url:
+        _, summary = run(
+            tmp_path,
+            url.replace("http", "grpc", 1),
+            server={"timeouts": {"connect": "400ms"}},
+            client={"connections": 1},
+            load={"type": "closed", "concurrency": 2, "requests": 6},
+        )
+    over.set()
+    assert summary.counts.ok + summary.counts.failed == 6
+    assert set(summary.counts.by_failure) == {"connect_timeout"}
+    assert summary.counts.ok >= 3

@@ -1,0 +1,244 @@
+"""Answers that are no gRPC answers, and servers behind grpc:// that are something else."""
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+from grpc_peers import HEAD, OK, Peer, following, framed, one, run, said
+from helpers import Client, measure, scripted
+
+from inferometer.errors import UserError
+from inferometer.records import MISSING
+
+# --- answers that are none -------------------------------------------------------------------------------------------
+
+
+def plain(status: str, kind: str) -> list[tuple[str, str]]:
+    return [(":status", status), ("content-type", kind)]
+
+
+def trailers_only(peer: Peer, stream: int) -> None:
+    peer.head(stream, [*HEAD, ("grpc-status", "5"), ("grpc-message", "no%20such%20thing")], end=True)
+
+
+def without_trailers(peer: Peer, stream: int) -> None:
+    peer.head(stream)
+    peer.data(stream, framed(b"abc"), end=True)
+
+
+def without_status(peer: Peer, stream: int) -> None:
+    peer.answer(stream, b"abc", [("x-other", "1")])
+
+
+def bare(peer: Peer, stream: int) -> None:
+    peer.head(stream, end=True)
+
+
+def cut_message(peer: Peer, stream: int) -> None:
+    peer.head(stream)
+    peer.data(stream, framed(b"abcdef")[:7])
+    peer.head(stream, OK, end=True)
+
+
+def no_message(peer: Peer, stream: int) -> None:
+    peer.head(stream)
+    peer.head(stream, OK, end=True)
+
+
+def two_messages(peer: Peer, stream: int) -> None:
+    peer.head(stream)
+    peer.data(stream, framed(b"abc") * 2)
+    peer.head(stream, OK, end=True)
+
+
+def busy(peer: Peer, stream: int) -> None:
+    peer.head(stream, plain("503", "text/plain"))
+    peer.data(stream, b"come back later", end=True)
+
+
+def not_found(peer: Peer, stream: int) -> None:
+    peer.head(stream, plain("404", "text/plain"), end=True)
+
+
+def web_page(peer: Peer, stream: int) -> None:
+    peer.head(stream, plain("200", "text/html"))
+    peer.data(stream, b"<html>", end=True)
+
+
+def packed_by_nobody(peer: Peer, stream: int) -> None:
+    peer.head(stream)
+    peer.data(stream, b"\x01\x00\x00\x00\x03abc")
+    peer.head(stream, OK, end=True)
+
+
+def unknown_status(peer: Peer, stream: int) -> None:
+    peer.head(stream, [*HEAD, ("grpc-status", "77")], end=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        (trailers_only, "grpc_NOT_FOUND", "no such thing"),
+        (without_trailers, "cut_short", "the stream ended without trailers"),
+        (without_status, "malformed_grpc", "the answer has no grpc-status"),
+        (bare, "malformed_grpc", "the answer has no grpc-status"),
+        (cut_message, "cut_short", "the stream ended in the middle of a message"),
+        (no_message, "cut_short", "the call ended well but without an answer"),
+        (two_messages, "malformed_grpc", "a call that has one answer was given several"),
+        (busy, "http_503", ""),
+        (not_found, "http_404", ""),
+        (web_page, "not_grpc", "the server answers with text/html"),
+        (packed_by_nobody, "malformed_grpc", "a message is compressed by 'nobody knows what'"),
+        (unknown_status, "grpc_77", ""),
+    ],
+)
+def test_an_answer_that_is_none_is_a_failure_of_its_call_alone(tmp_path: Path, how, code: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    def script(peer: Peer) -> None:
+        for count, stream in enumerate(peer.requests()):
+            if count:
+                peer.answer(stream)
+            else:
+                how(peer, stream)
+
+    with following(script) as url:
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
+    assert (summary.counts.ok, summary.counts.by_failure) == (2, {code: 1})
+    assert said(done) == {(code, message)}
+
+
+# --- servers of another kind -----------------------------------------------------------------------------------------
+
+
+def http1(client: Client) -> None:
+    client.sock.recv(65536)
+    client.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_an_http1_server_behind_grpc_is_one_clear_line(tmp_path: Path) -> None:
+    with scripted(http1) as url, pytest.raises(UserError) as caught:
+        run(tmp_path, url.replace("http", "grpc", 1))
+    assert "does not speak HTTP/2: it answered 'HTTP/1.1 400 Bad Request'" in caught.value.what
+    assert not list((tmp_path / "runs").glob("*/spool"))
+
+
+def test_the_same_where_the_server_is_asked_something_first(tmp_path: Path) -> None:
+    with scripted(http1) as url, pytest.raises(UserError) as caught:
+        measure(tmp_path, url.replace("http", "grpc", 1), data={"type": "tensors"})
+    assert "it answered 'HTTP/1.1 400 Bad Request'" in caught.value.what
+    assert "http://" in caught.value.remedy
+
+
+def test_a_status_line_that_never_ends(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        client.sock.recv(65536)
+        client.send(b"HTTP/1.1 400")
+
+    with scripted(script) as url, pytest.raises(UserError, match=r"it answered 'HTTP/1\.1 400'"):
+        run(tmp_path, url.replace("http", "grpc", 1))
+
+
+def test_a_grpc_server_behind_http_is_one_clear_line(tmp_path: Path) -> None:
+    with following(lambda peer: peer.polite()) as url, pytest.raises(UserError) as caught:
+        measure(tmp_path, url.replace("grpc", "http", 1), server={"model": None})
+    assert "speaks HTTP/2 (gRPC?), not HTTP/1.1" in caught.value.what
+    assert url in caught.value.remedy
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_before_the_start(tmp_path: Path) -> None:
+    def silent(client: Client) -> None:
+        while client.sock.recv(65536):
+            pass
+
+    with scripted(silent) as url, pytest.raises(UserError, match=r"no answer on 2 of 2 connections within 0\.2 s"):
+        run(tmp_path, url.replace("http", "grpc", 1), server={"timeouts": {"connect": "200ms"}})
+
+
+def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path) -> None:
+    """The second connection is accepted and no settings come; the third is a good one again."""
+    over = threading.Event()
+
+    def script(client: Client) -> None:
+        if client.number == 2:
+            over.wait(10)
+            return
+        peer = Peer(client, {})
+        for stream in peer.requests():
+            if client.number == 1:
+                peer.go_away(stream)
+            peer.answer(stream)
+
+    with scripted(script) as url:
+        done, summary = run(
+            tmp_path,
+            url.replace("http", "grpc", 1),
+            server={"timeouts": {"connect": "200ms"}},
+            client={"connections": 1},
+            load=one(requests=4),
+        )
+    over.set()
+    assert (summary.counts.ok, summary.counts.by_failure) == (3, {"connect_timeout": 1})
+    rows = np.sort(np.asarray(done.records.rows), order="id")
+    assert rows["sent"][1] == MISSING
+    assert rows["done"][1] - rows["intended"][1] >= 200_000_000
+
+
+def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(8)
+
+    def serve_one_and_stop() -> None:
+        look, _ = listener.accept()
+        first, _ = listener.accept()
+        listener.close()
+        look.close()
+        peer = Peer(Client(first, 1), {})
+        stream = peer.request()
+        if stream is not None:
+            peer.answer(stream)
+            peer.request()
+        first.close()
+
+    threading.Thread(target=serve_one_and_stop, daemon=True).start()
+    url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
+    _, summary = run(
+        tmp_path, url, client={"connections": 1}, load={"type": "closed", "concurrency": 1, "duration": "500ms"}
+    )
+    assert summary.counts.ok == 1
+    assert 1 <= summary.counts.by_failure["connect_refused"] <= 10
+    assert set(summary.counts.by_failure) == {"connect_refused"}
+
+
+def test_a_missing_client_certificate_that_the_server_tells_of(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    context.set_alpn_protocols(["h2"])
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = {"tls": {"ca": str(tmp_path / "ca.pem")}}
+    with following(lambda peer: peer.polite(), context) as url, pytest.raises(UserError) as caught:
+        run(tmp_path, url, server=server)
+    assert "certificate" in caught.value.what
+
+
+def test_over_tls_http2_is_what_is_asked_for(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    context.set_alpn_protocols(["http/1.1", "h2"])
+    chosen: list[str | None] = []
+
+    def script(peer: Peer) -> None:
+        assert isinstance(peer.sock, ssl.SSLSocket)
+        chosen.append(peer.sock.selected_alpn_protocol())
+        peer.polite()
+
+    with following(script, context) as url:
+        assert run(tmp_path, url, server={"tls": {"verify": False}})[1].counts.ok == 6
+    assert set(chosen) == {"h2"}
