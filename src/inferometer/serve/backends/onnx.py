@@ -8,6 +8,7 @@ it can and the CPU the rest.
 import contextlib
 import ctypes
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _TYPES = {
 _BFLOAT16 = 16  # ONNX's number
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _SILENT = 4  # what is wrong is raised
+_PRELOADING = threading.Lock()  # two at a time would not give standard output back
 _REASON = 120
 """Characters of the end of what it says about a GPU, where the reason is; places in its source come before."""
 _EXTRA = "onnx"
@@ -112,7 +114,7 @@ def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[An
     """The session, or why there is none. Left to itself, ONNX Runtime would compute on the CPU then."""
     runtime.set_default_logger_severity(_SILENT)
     if hasattr(runtime, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):
             runtime.preload_dlls()  # CUDA's libraries, where pip has put them
     try:
         made = _made(loading, runtime, path, [(_CUDA, {"device_id": number}), _CPU])
