@@ -1,5 +1,6 @@
 """What all tests share: hypothesis without deadlines (machines are shared), and runs that do not wait longer than they must."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ from inferometer.units import NS
 
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
+
+# As the server sets it for users (serve/app.py). Otherwise gRPC's core tells of the end of one test's connections
+# whenever it gets to it, on the standard error of another test that says nothing is to be printed there.
+os.environ["GRPC_VERBOSITY"] = "NONE"
 
 
 @pytest.fixture(scope="session", autouse=True)
