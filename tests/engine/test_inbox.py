@@ -1,91 +1,155 @@
-"""Bytes that were read are decoded in their order, all of them before anything is settled; what is due never waits for long."""
+"""What was read is decoded in its order, all of it before anything is settled; what is due never waits for long."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
-from inferometer.engine.inbox import Inbox
+import pytest
+
+from inferometer.engine import inbox
+from inferometer.engine.inbox import Clock, Inbox
+from inferometer.timing.clock import now
+
+STAMPED = 1_700_000_000_000_000_000
+"""Of the wall clock, which the monotonic one is taken to be equal to here."""
 
 
 class World:
-    """A loop whose next round comes when it is told, and a log of what happened."""
+    """An inbox whose sockets are ready when it is told, and a log of what happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
-        self.soon: list[Any] = []
-        self.inbox = Inbox(
-            cast("Any", self), then=lambda: self.log.append("settle"), between=lambda: self.log.append("due?")
-        )
+        self.watched: list[int] = []
+        self.clock = Clock(0, True)
+        self.between: Callable[[], None] = lambda: None
+        monkeypatch.setattr(inbox, "watcher", lambda loop, ready: self)
+        self.inbox = Inbox(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._between)
 
-    def call_soon(self, callback: Any) -> None:
-        self.soon.append(callback)
+    def _between(self) -> None:
+        self.log.append("due?")
+        self.between()
 
-    def next_round(self) -> None:
-        soon, self.soon = self.soon, []
-        for callback in soon:
-            callback()
+    def watch(self, descriptor: int) -> None:
+        self.watched.append(descriptor)
 
-    def decoded(self) -> list[str]:
+    def forget(self, descriptor: int) -> None:
+        self.watched.remove(descriptor)
+
+    def wires(self, count: int) -> "list[Wire]":
+        wires = [Wire(self, number) for number in range(count)]
+        for wire in wires:
+            self.inbox.watch(wire.number, wire)
+        return wires
+
+    def read(self, *descriptors: int) -> None:
+        self.inbox.read([(descriptor, 1) for descriptor in descriptors])
+
+    def happened(self) -> list[str]:
         return [what for what in self.log if what != "due?"]
 
 
 class Wire:
     """Where bytes come from."""
 
-    def __init__(self, world: World, is_open: bool = True) -> None:
-        self.is_open = is_open
-        self._log = world.log
+    def __init__(self, world: World, number: int) -> None:
+        self.number = number
+        self.is_open = True
+        self.error: OSError | None = None
+        self.comes: bytes | OSError = b"x%d" % number
+        self.stamp: int | None = None
+        self.heard: list[tuple[int, int]] = []
+        self._world = world
+
+    def receive(self, size: int, ancillary_size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
+        self._world.log.append(f"read {self.number}")
+        if isinstance(self.comes, OSError):
+            raise self.comes
+        stamps = [] if self.stamp is None else [self._stamp(self.stamp)]
+        return self.comes, stamps, 0, None
+
+    @staticmethod
+    def _stamp(at: int) -> tuple[int, int, bytes]:
+        seconds, nanoseconds = divmod(at, 1_000_000_000)
+        return 1, 35, seconds.to_bytes(8, "little") + nanoseconds.to_bytes(8, "little")
 
     def deliver(self, data: bytes, at: int, delay: int) -> None:
-        self._log.append(f"{data.decode()} {at} {delay}")
+        self._world.log.append(f"decode {data.decode()}")
+        self.heard.append((at, delay))
 
 
-def test_all_that_was_read_is_decoded_in_its_order_and_settled_once() -> None:
-    world = World()
-    first, second = Wire(world), Wire(world)
-    for number, source in enumerate((first, second, first)):
-        world.inbox.put(source, b"x%d" % number, number, 7)
-    assert len(world.soon) == 1 and not world.decoded()
-    world.next_round()
-    assert world.decoded() == ["x0 0 7", "x1 1 7", "x2 2 7", "settle"]
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
 
 
-def test_what_comes_while_some_is_decoded_waits_for_the_next_round() -> None:
-    world = World()
-    wire = Wire(world)
-    world.inbox.put(wire, b"a", 0, 0)
-    wire.deliver = lambda data, at, delay: world.inbox.put(Wire(world), data + b"b", at, delay)  # type: ignore[method-assign]
-    world.next_round()
-    assert world.decoded() == ["settle"]
-    world.next_round()
-    assert world.decoded() == ["settle", "ab 0 0", "settle"]
+def test_all_is_read_then_decoded_in_its_order_then_settled_once(world: World) -> None:
+    world.wires(3)
+    world.read(2, 0, 1)
+    assert world.happened() == ["read 2", "read 0", "read 1", "decode x2", "decode x0", "decode x1", "settle"]
 
 
-def test_nothing_of_a_source_that_was_closed_meanwhile() -> None:
-    world = World()
-    world.inbox.put(Wire(world, is_open=False), b"late", 0, 0)
-    world.inbox.put(Wire(world), b"fine", 0, 0)
-    world.next_round()
-    assert world.decoded() == ["fine 0 0", "settle"]
+def test_nothing_of_a_source_that_another_closed(world: World) -> None:
+    first, second = world.wires(2)
+    first.deliver = lambda *_: setattr(second, "is_open", False)  # type: ignore[method-assign]
+    world.read(0, 1)
+    assert world.happened() == ["read 0", "read 1", "settle"]
 
 
-def test_no_three_steps_follow_each_other_without_a_look_at_what_is_due() -> None:
-    """Reading, decoding and settling are the steps; the first is ours to interleave here."""
-    world = World()
-    wire = Wire(world)
-    for number in range(7):
-        world.log.append(f"read {number}")
-        world.inbox.put(wire, b"x", number, 0)
-    world.next_round()
+def test_a_source_is_not_read_after_what_was_due_has_closed_it(world: World) -> None:
+    world.wires(3)
+    world.between = lambda: world.inbox.forget(2)
+    world.read(0, 1, 2)
+    assert world.happened() == ["read 0", "read 1", "decode x0", "decode x1", "settle"]
+    assert world.watched == [0, 1]
+
+
+def test_a_source_that_has_nothing_after_all_is_passed_over(world: World) -> None:
+    world.wires(2)[0].comes = BlockingIOError()
+    world.read(0, 1)
+    assert world.happened() == ["read 0", "read 1", "decode x1", "settle"]
+
+
+def test_an_error_is_the_end_and_is_kept(world: World) -> None:
+    (wire,) = world.wires(1)
+    wire.comes = ConnectionResetError()
+    world.read(0)
+    assert world.happened() == ["read 0", "decode ", "settle"]
+    assert wire.error is wire.comes
+
+
+def test_bytes_count_from_the_kernels_stamp_on_our_timeline(world: World) -> None:
+    (wire,) = world.wires(1)
+    world.clock.offset = STAMPED - now()
+    wire.stamp = STAMPED
+    before = now()
+    world.read(0)
+    ((at, delay),) = wire.heard
+    assert at == STAMPED - world.clock.offset
+    assert before - at <= delay <= now() - at
+
+
+@pytest.mark.parametrize("stamp", [None, 1 << 62])
+def test_bytes_without_a_stamp_or_with_one_to_come_count_from_when_they_were_read(world: World, stamp: int) -> None:
+    (wire,) = world.wires(1)
+    wire.stamp = stamp
+    before = now()
+    world.read(0)
+    ((at, delay),) = wire.heard
+    assert before <= at <= now() and delay == -1
+
+
+def test_no_three_steps_follow_each_other_without_a_look_at_what_is_due(world: World) -> None:
+    """Reading, decoding and settling are the steps."""
+    world.wires(7)
+    world.read(*range(7))
     steps = "".join("." if what == "due?" else "s" for what in world.log)
     assert steps.count("s") == 7 + 7 + 1
     assert "sss" not in steps
     assert steps.endswith(".s"), "what is settled may be long: it is looked before it"
 
 
-def test_it_is_known_whether_it_is_being_emptied() -> None:
-    world = World()
-    wire = Wire(world)
+def test_it_is_known_whether_it_is_being_emptied(world: World) -> None:
+    (wire,) = world.wires(1)
     seen: list[bool] = []
     wire.deliver = lambda *_: seen.append(world.inbox.is_emptying)  # type: ignore[method-assign]
-    world.inbox.put(wire, b"x", 0, 0)
-    world.next_round()
+    world.read(0)
     assert seen == [True] and not world.inbox.is_emptying

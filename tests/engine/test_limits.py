@@ -23,8 +23,8 @@ from helpers import Client, measure, scripted
 from inferometer import store
 from inferometer.config import from_mapping
 from inferometer.engine import before
-from inferometer.engine.inbox import Inbox
-from inferometer.engine.link import KEPT_FILES, Clock, Link, out_of_sockets
+from inferometer.engine.inbox import Clock, Inbox
+from inferometer.engine.link import KEPT_FILES, Link, out_of_sockets
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job, make_task
 from inferometer.types import Fail
@@ -178,9 +178,9 @@ def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
     async def open_all() -> list[Fail]:
         with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
             loop, clock = asyncio.get_running_loop(), Clock(0, False)
-            inbox = Inbox(loop, lambda: None, lambda: None)
+            inbox = Inbox(loop, clock, lambda: None, lambda: None)
             users = [Opening() for _ in range(low_limit)]
-            links = [Link(loop, clock, inbox, user) for user in users]
+            links = [Link(loop, inbox, user) for user in users]
             for link in links:
                 link.connect(socket.AF_INET, listener.getsockname())
             for _ in range(KEPT_FILES):

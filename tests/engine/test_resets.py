@@ -1,4 +1,4 @@
-"""A reset that comes right behind the last bytes is seen, though the loop calls a failed socket's reader only once more."""
+"""A reset that comes right behind the last bytes is seen, and does not spoil a whole answer in front of it."""
 
 import socket
 import struct

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.engine.inbox import Inbox
-from inferometer.engine.link import Clock, Link, User
+from inferometer.engine.link import Link, User
 from inferometer.engine.tls import TlsLink
 from inferometer.types import Fail
 from inferometer.wire.target import Target
@@ -20,15 +20,14 @@ class Dial(msgspec.Struct, frozen=True):
     loop: asyncio.AbstractEventLoop
     target: Target
     address: tuple[int, tuple[object, ...]]
-    clock: Clock
     inbox: Inbox
     context: ssl.SSLContext | None
 
     def link(self, user: User) -> Link:
         """A link of `user`'s, not yet opened."""
         if self.context is None:
-            return Link(self.loop, self.clock, self.inbox, user)
-        return TlsLink(self.loop, self.clock, self.inbox, user, self.context, self.target.host)
+            return Link(self.loop, self.inbox, user)
+        return TlsLink(self.loop, self.inbox, user, self.context, self.target.host)
 
     def open(self, link: Link) -> None:
         link.connect(*self.address)

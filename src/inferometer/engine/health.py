@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from inferometer.engine.link import Clock
+from inferometer.engine.inbox import Clock
 from inferometer.records import Sample
 from inferometer.timing.clock import now, wall_offset
 

@@ -1,60 +1,114 @@
-"""Bytes that were read and stamped, until they are decoded.
+"""Bytes: read and stamped as soon as they are there, and decoded after that.
 
-Work is done in phases: the loop reads all sockets that have bytes; then all of that is decoded; then all that ended is
-recorded; then all that may follow is sent (shard.py). Each phase's code and data stay in the processor's cache while it
-lasts, which is cheaper than doing it all for one and then for the next (four paired tries, 64 connections, answers in one
-piece: 18 to 38 % less CPU a request). Nothing is measured late by it: the stamps are taken before. And nothing is sent late
-by it: every few items, and between the phases, `between` looks whether a request is due.
+Work is done in phases: all sockets that have bytes are read; then all of that is decoded; then all that ended is recorded; then
+all that may follow is sent (shard.py). Each phase's code and data stay in the processor's cache while it lasts, which is
+cheaper than doing it all for one and then for the next (four paired tries, 64 connections, answers in one piece: 18 to 38 %
+less CPU a request). Nothing is measured late by it: the stamps are taken before. And nothing is sent late by it: every few
+items, and between the phases, `between` looks whether a request is due.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from inferometer.engine.watcher import watcher
+from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
+
+_READ = 65_536
+_EVERY = 2
+"""Items, each of some ten microseconds, after which `between` is called: it makes up for what is due within 40 us or so
+(stages.py), so that nothing longer than that may go on without it."""
 
 
 class Source(Protocol):
     """Where bytes come from (link.py)."""
 
     is_open: bool
-    deliver: Callable[[bytes, int, int], None]
+    error: OSError | None
+    """What ended the reading, where it was not the server's close."""
+
+    @property
+    def receive(self) -> Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]:
+        """The socket's recvmsg."""
+
+    @property
+    def deliver(self) -> Callable[[bytes, int, int], None]:
+        """Takes bytes that arrived at an instant and lay unread for so long (-1: not known); none: the end, or an error."""
 
 
-_EVERY = 2
-"""Items, each of some ten microseconds, after which `between` is called: it makes up for what is due within 40 us or so
-(stages.py), so that nothing longer than that may go on without it."""
+class Clock:
+    """The wall clock's offset to the monotonic one, kept up to date by health.py; stamps: whether the kernel takes them."""
+
+    __slots__ = ("kernel_stamps", "offset")
+
+    def __init__(self, offset: int, kernel_stamps: bool) -> None:
+        self.offset = offset
+        self.kernel_stamps = kernel_stamps
 
 
 class Inbox:
-    __slots__ = ("_between", "_items", "_loop", "_then", "is_emptying")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, then: Callable[[], None], between: Callable[[], None]) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, then: Callable[[], None], between: Callable[[], None]
+    ) -> None:
+        self.clock = clock
         self._then = then  # called when all that had come is decoded
         self._between = between
-        self._items: list[tuple[Source, bytes, int, int]] = []
+        self._sources: dict[int, Source] = {}
+        self._watcher = watcher(loop, self.read)
         self.is_emptying = False
 
-    def put(self, source: Source, data: bytes, at: int, delay: int) -> None:
-        """Bytes that arrived at `at` and lay unread for `delay`; none: the end."""
-        items = self._items
-        items.append((source, data, at, delay))
-        count = len(items)
-        if count == 1:
-            self._loop.call_soon(self._empty)
-        elif not count % _EVERY:
-            self._between()
+    def watch(self, descriptor: int, source: Source) -> None:
+        """Read it whenever it has bytes."""
+        self._sources[descriptor] = source
+        self._watcher.watch(descriptor)
 
-    def _empty(self) -> None:
-        items, self._items = self._items, []
-        self._between()
+    def forget(self, descriptor: int) -> None:
+        """It is about to be closed."""
+        if self._sources.pop(descriptor, None) is not None:
+            self._watcher.forget(descriptor)
+
+    def close(self) -> None:
+        self._watcher.close()
+
+    def read(self, ready: Sequence[tuple[int, int]]) -> None:
+        """Read all that are ready, then decode what came."""
+        sources, offset, between = self._sources, self.clock.offset, self._between
+        items: list[tuple[Source, bytes, int, int]] = []
+        for number, (descriptor, _) in enumerate(ready, 1):
+            source = sources.get(descriptor)
+            if source is None:  # closed by what was due meanwhile
+                continue
+            try:
+                data, ancillary, _, _ = source.receive(_READ, CMSG_SPACE)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                source.error = error
+                data, ancillary = b"", []
+            at = now()
+            delay = -1
+            if ancillary:
+                seconds, nanoseconds = unpack_stamp(ancillary[0][2])
+                stamp = seconds * 1_000_000_000 + nanoseconds - offset
+                if stamp <= at:
+                    delay = at - stamp
+                    at = stamp
+            items.append((source, data, at, delay))
+            if not number % _EVERY:
+                between()
+        self._decode(items)
+
+    def _decode(self, items: list[tuple[Source, bytes, int, int]]) -> None:
+        between = self._between
+        between()
         self.is_emptying = True
         try:
             for number, (source, data, at, delay) in enumerate(items, 1):
                 if source.is_open:
                     source.deliver(data, at, delay)
                 if not number % _EVERY:
-                    self._between()
+                    between()
         finally:
             self.is_emptying = False
-        self._between()
+        between()
         self._then()

@@ -1,38 +1,22 @@
-"""A socket: opened, written to, and read with the stamp of when the bytes arrived. What they mean is its user's business.
-
-The hot path is `_readable`, which takes the bytes and their stamp and puts both into the inbox. Everything that follows
-happens after the stamps were taken and cannot change them.
-"""
+"""A socket: opened, written to, and read by the inbox. What the bytes mean is its user's business."""
 
 import asyncio
 import errno
 import os
 import socket
 import sys
-import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from inferometer.engine.inbox import Inbox
-from inferometer.timing.clock import CMSG_SPACE, ask_for_stamps, now, unpack_stamp
+from inferometer.timing.clock import ask_for_stamps, now
 from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
-_READ = 65_536
 KEPT_FILES = 16
 """Descriptors that no link takes. The client needs some now and then while it runs: for its health, the live view, a server's
 statistics."""
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN)
-
-
-class Clock:
-    """The wall clock's offset to the monotonic one, kept up to date by health.py; stamps: whether the kernel takes them."""
-
-    __slots__ = ("kernel_stamps", "offset")
-
-    def __init__(self, offset: int, kernel_stamps: bool) -> None:
-        self.offset = offset
-        self.kernel_stamps = kernel_stamps
 
 
 class User(Protocol):
@@ -53,13 +37,10 @@ class User(Protocol):
 
 class Link:
     __slots__ = (
-        "_clock",
         "_fd",
         "_inbox",
         "_loop",
         "_out",
-        "_reader",
-        "_recvmsg",
         "_send",
         "_sock",
         "_user",
@@ -69,15 +50,15 @@ class Link:
         "is_open",
         "is_ready",
         "is_writing",
+        "receive",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, inbox: Inbox, user: User) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox, user: User) -> None:
         self._loop = loop
-        self._clock = clock
         self._inbox = inbox
         self._user = user
         self._out: memoryview | bytes = b""  # what the kernel would not take yet
-        self._reader: weakref.ref[object] | None = None
+        self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
         self.deliver: Callable[[bytes, int, int], None] = user.received
         self.error: OSError | None = None  # what ended the reading, where it was not the server's close
         self.is_open = False  # has a socket
@@ -100,9 +81,9 @@ class Link:
         self.is_open = True
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._clock.kernel_stamps:
+        if self._inbox.clock.kernel_stamps:
             ask_for_stamps(sock)
-        self._recvmsg = sock.recvmsg
+        self.receive = sock.recvmsg
         self._send = sock.send
         code = sock.connect_ex(address)
         if code in (0, errno.EINPROGRESS):
@@ -118,66 +99,13 @@ class Link:
         if code:
             self._user.broken(_open_failure(OSError(code, os.strerror(code))))
             return
-        self._read_on()
+        self._inbox.watch(self._fd, self)
         self._established()
 
     def _established(self) -> None:
         """Bytes can be exchanged. (TLS has its handshake first.)"""
         self.is_ready = True
         self._user.established()
-
-    # --- reading ---
-
-    def _read_on(self) -> None:
-        """Have the loop call `_readable`, and notice when it stops doing so.
-
-        uvloop calls a reader once more when a socket has failed, and never again. If bytes still lay in front of the reset,
-        that call gets those and nobody would ever see the reset. It lets go of the bound method then, which a weak reference
-        tells us at no cost to the hot path.
-        """
-        reader = self._readable
-        self._reader = weakref.ref(reader, self._reader_dropped)
-        self._loop.add_reader(self._fd, reader)
-
-    def _reader_dropped(self, _: object) -> None:
-        if self.is_open:
-            self._loop.call_soon(self._drain, ConnectionResetError())
-
-    def _drain(self, error: OSError) -> None:
-        """Read up to the error, or to the end."""
-        while self.is_open and self._has_bytes():
-            self._readable()
-        if self.is_open:
-            self._unreadable(error)
-
-    def _has_bytes(self) -> bool:
-        try:
-            return bool(self._sock.recv(1, socket.MSG_PEEK))
-        except OSError:
-            return False
-
-    def _readable(self) -> None:
-        try:
-            data, ancillary, _, _ = self._recvmsg(_READ, CMSG_SPACE)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._unreadable(error)
-            return
-        at = now()
-        delay = -1
-        if ancillary:
-            seconds, nanoseconds = unpack_stamp(ancillary[0][2])
-            stamp = seconds * 1_000_000_000 + nanoseconds - self._clock.offset
-            if stamp <= at:
-                delay = at - stamp
-                at = stamp
-        self._inbox.put(self, data, at, delay)
-
-    def _unreadable(self, error: OSError) -> None:
-        """It takes its turn behind the bytes that came before it."""
-        self.error = error
-        self._inbox.put(self, b"", now(), -1)
 
     # --- writing ---
 
@@ -219,12 +147,25 @@ class Link:
         self._out = b""
         self._loop.call_soon(self._drain, error)
 
+    def _drain(self, error: OSError) -> None:
+        """Read up to the error, or to the end."""
+        while self.is_open and self._has_bytes():
+            self._inbox.read([(self._fd, 0)])
+        if self.is_open:
+            self.error = error
+            self.deliver(b"", now(), -1)
+
+    def _has_bytes(self) -> bool:
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
     def shut(self) -> None:
         """Close it; nobody is told."""
         if self.is_open:
             self.is_open = self.is_ready = False
-            self._reader = None
-            self._loop.remove_reader(self._fd)
+            self._inbox.forget(self._fd)
             if self.is_writing:
                 self._loop.remove_writer(self._fd)
                 self.is_writing = False

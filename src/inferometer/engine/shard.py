@@ -18,8 +18,7 @@ from inferometer.engine.channels import Channels
 from inferometer.engine.dial import Dial
 from inferometer.engine.flight import Flight
 from inferometer.engine.health import TICK, Health
-from inferometer.engine.inbox import Inbox
-from inferometer.engine.link import Clock
+from inferometer.engine.inbox import Clock, Inbox
 from inferometer.engine.pool import Answer, Carrier, Carriers, Pool
 from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import driver
@@ -75,7 +74,7 @@ class Shard:
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
         self.agenda = Agenda(loop)
-        self._inbox = Inbox(loop, self._settle, self.agenda.catch_up)
+        self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
         self._over: list[tuple[Flight, End | Fail, str | None]] = []  # ended, and not yet settled
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
@@ -101,7 +100,7 @@ class Shard:
         task = self._task
         target = task.targets[place]
         context = task.context if target.tls else None
-        dial = Dial(self._loop, target, task.addresses[place], self._clock, self._inbox, context)
+        dial = Dial(self._loop, target, task.addresses[place], self._inbox, context)
         calls = task.calls
         if calls.answer is not None:
             return Channels(dial, calls.heads[place], calls.answer, self._ended)
@@ -177,6 +176,7 @@ class Shard:
                 self._spool.sample(self._health.sample(self._in_flight))
         for carriers in self._carriers:
             carriers.close()
+        self._inbox.close()
         self.agenda.close()
         if self._primed is not None:
             self._primed.close()

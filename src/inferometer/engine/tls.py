@@ -4,7 +4,7 @@ import asyncio
 import ssl
 
 from inferometer.engine.inbox import Inbox
-from inferometer.engine.link import Clock, Link, User
+from inferometer.engine.link import Link, User
 from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
@@ -17,15 +17,9 @@ class TlsLink(Link):
     __slots__ = ("_incoming", "_outgoing", "_tls")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        inbox: Inbox,
-        user: User,
-        context: ssl.SSLContext,
-        name: str,
+        self, loop: asyncio.AbstractEventLoop, inbox: Inbox, user: User, context: ssl.SSLContext, name: str
     ) -> None:
-        super().__init__(loop, clock, inbox, user)
+        super().__init__(loop, inbox, user)
         self.deliver = self._decrypt
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
