@@ -1,5 +1,7 @@
 """Rows and chunks through the spool's files and back: growth, several shards, a crash in the middle."""
 
+import errno
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,13 @@ def start(folder: Path, shard: int = 0, t0: int = T0) -> Spool:
 
 
 def add(spool: Spool, id: int, arrivals: list[int], counts: list[int] | None = None, **more: int) -> None:
+    spool.add([flight(id, arrivals, counts, **more)])
+
+
+def flight(id: int, arrivals: list[int], counts: list[int] | None = None, **more: int) -> Flight:
     """A request that ended; its times are T0 unless given."""
     values = dict.fromkeys(("intended", "sent", "first_byte", "done"), T0) | {"id": id, "read_delay": 0} | more
-    spool.add(Flight(arrivals=arrivals, counts=counts or [1] * len(arrivals), **values))
+    return Flight(arrivals=arrivals, counts=counts or [1] * len(arrivals), **values)
 
 
 def chunks_of(folder: Path, shards: int) -> Chunks:
@@ -79,14 +85,21 @@ def test_files_grow_as_they_must_and_end_as_long_as_what_they_hold(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("tiny")
-@given(st.lists(st.lists(st.tuples(st.integers(T0, 2**62), st.integers(0, 65_535)), max_size=9), max_size=12))
-def test_any_rows_come_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory, answers: list[list[tuple[int, int]]]
+@given(
+    st.lists(st.lists(st.tuples(st.integers(T0, 2**62), st.integers(0, 65_535)), max_size=9), max_size=12),
+    st.sets(st.integers(0, 12)),
+)
+def test_any_rows_come_back_as_they_were_however_many_are_added_at_a_time(
+    tmp_path_factory: pytest.TempPathFactory, answers: list[list[tuple[int, int]]], cuts: set[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     spool = start(folder)
-    for id, answer in enumerate(answers):
-        add(spool, id, [at for at, _ in answer], [count for _, count in answer], done=T0 + id)
+    flights = [
+        flight(id, [at for at, _ in answer], [count for _, count in answer], done=T0 + id)
+        for id, answer in enumerate(answers)
+    ]
+    for begin, end in pairwise([0, *sorted(cuts), 12]):
+        spool.add(flights[begin:end])
     spool.close()
     records, _ = merge(folder, 1)
     chunks = chunks_of(folder, 1)
@@ -268,6 +281,24 @@ def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later
     add(spool, 1, [T0 + 4, T0 + 5, T0 + 6])
     spool.close()
     assert chunks_of(tmp_path, 1).arrival.tolist() == [4, 5, 6]
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("column", ["_rows", "_tokens"])
+def test_of_many_at_a_time_those_are_kept_that_a_full_disk_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    spool = start(tmp_path)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), monkeypatch.context() as patched:
+        patched.setattr(getattr(spool, column), "grow", full)
+        spool.add([flight(id, [T0 + id]) for id in range(4)])
+    spool.close()
+    assert merge(tmp_path, 1)[0].rows["id"].tolist() == [0, 1]
+    assert chunks_of(tmp_path, 1).arrival.tolist()[:2] == [0, 1]
 
 
 def test_a_failure_that_two_shards_had_is_one_and_one_that_no_row_names_is_none(tmp_path: Path) -> None:

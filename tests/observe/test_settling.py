@@ -31,9 +31,9 @@ class Shards:
         self.settling = Settling(folder, count, plans)
 
     def answer(self, at: int, service: int = 5 * MS, stage: int = 0, shard: int = 0, failure: int = 0) -> None:
-        self.spools[shard].add(
-            Flight(id=0, intended=at - service, sent=at - service, done=at, stage=stage, shard=shard, failure=failure)
-        )
+        start = at - service
+        ended = Flight(id=0, intended=start, sent=start, done=at, stage=stage, shard=shard, failure=failure)
+        self.spools[shard].add([ended])
 
     def beat(self, at: int, *shards: int) -> None:
         for shard in shards or range(self.count):

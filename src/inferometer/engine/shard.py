@@ -6,6 +6,7 @@ import gc
 import os
 import ssl
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ class Task(msgspec.Struct, frozen=True):
     """Words that a server's message is not kept with."""
 
 
+_Over = tuple[Flight, End | Fail, str | None]
+"""A request that ended, how, and the text of its answer where the server gave no usage."""
+
+
 class Shard:
     """Runs a Task. `texts` are answers whose server gave no usage: (row, text), to be counted after the run."""
 
@@ -63,19 +68,21 @@ class Shard:
         self._task = task
         self._loop = loop
         self._number = task.shard
-        self._calls = task.calls
-        self._distinct = len(task.calls.tails)
-        self.sequence = task.calls.sequence
+        calls = task.calls
+        self._heads = calls.heads
+        self._requests = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
+        self._distinct = len(self._requests)
+        self.sequence = calls.sequence
         self._free = deque(range(0, self._distinct, self.sequence or self._distinct))  # sequences, by their first
         self._turns: dict[tuple[int, int], int] = {}  # the place among the tails of each stage's users
-        self._is_text = task.calls.is_text
-        self._is_numbered = task.calls.decoder is not None
+        self._is_text = calls.is_text
+        self._is_numbered = calls.decoder is not None
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
         self.agenda = Agenda(loop)
         self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
-        self._over: list[tuple[Flight, End | Fail, str | None]] = []  # ended, and not yet settled
+        self._over: list[_Over] = []  # and not yet settled
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
@@ -204,23 +211,23 @@ class Shard:
 
     def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
         """The next request."""
-        calls = self._calls
         if self.sequence:
             n, url = self._next_in_sequence(stage, user), user % self._urls
         else:
             n, url = self._launched % self._distinct, id % self._urls
         self._launched += 1
+        tail, n_in, n_out = self._requests[n]
         return Flight(
             id=id,
             intended=intended,
-            n_in=calls.n_in[n],
-            n_want=calls.n_out[n],
+            n_in=n_in,
+            n_want=n_out,
             stage=stage,
             shard=self._number,
             url=url,
             open_loop=0 if user >= 0 else 1,
             user=user,
-            data=b"%b%d%b" % (calls.heads[url], id, calls.tails[n]) if self._is_numbered else calls.tails[n],
+            data=b"%b%d%b" % (self._heads[url], id, tail) if self._is_numbered else tail,
         )
 
     def _next_in_sequence(self, stage: int, user: int) -> int:
@@ -242,7 +249,7 @@ class Shard:
         """Its time has come: send it, unless the cap holds it back."""
         if cap and self._in_flight >= cap:
             if drop:
-                self._record(flight, Fail(DROPPED, ""))
+                self._record([(flight, Fail(DROPPED, ""), None)])
             else:
                 self._queue.append((flight, cap, now()))
             return
@@ -276,10 +283,7 @@ class Shard:
     def _settle(self) -> None:
         """Record all that ended, then let all that may follow go."""
         over, self._over = self._over, []
-        for flight, event, text in over:
-            if text is not None:
-                self.texts.append((self._spool.rows, text))
-            self._record(flight, event)
+        self._record(over)
         if self.sequence:
             for flight, _, _ in over:
                 self._leave_sequence(flight)
@@ -296,16 +300,29 @@ class Shard:
         if not self._in_flight:
             self._end_if_idle()
 
-    def _record(self, flight: Flight, event: End | Fail) -> None:
-        try:
+    def _record(self, over: Sequence[_Over]) -> None:
+        """Write down what ended. With no space left, what is recorded stays, and little more can be."""
+        flights: list[Flight] = []
+        texts: list[tuple[int, str]] = []
+        for flight, event, text in over:
             if isinstance(event, Fail):
                 self._failed += 1
-                flight.failure = self._spool.failure(event.code, event.message)
+                try:
+                    flight.failure = self._spool.failure(event.code, event.message)
+                except OSError:
+                    self._disk_is_full()
+                    continue
             else:
                 self._ok += 1
-            self._spool.add(flight)
-        except OSError:  # no space left: what is recorded stays, and little more can be
+                if text is not None:
+                    texts.append((self._spool.rows + len(flights), text))
+            flights.append(flight)
+        try:
+            self._spool.add(flights)
+        except OSError:
             self._disk_is_full()
+            texts = [each for each in texts if each[0] < self._spool.rows]
+        self.texts += texts
 
     def _disk_is_full(self) -> None:
         if not self._control["disk_full"]:  # ending what is in flight records it, which gets here again
@@ -396,7 +413,7 @@ class Shard:
         while self._queue:
             flight, _, _ = self._queue.popleft()
             flight.done = at
-            self._record(flight, Fail(CANCELLED, "still waiting for the cap"))
+            self._record([(flight, Fail(CANCELLED, "still waiting for the cap"), None)])
         self.agenda.at(deadline, self._stop_now)
         self._end_if_idle()
 

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -151,7 +151,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 class Spool:
-    """The shard's side: `row` for each request that ended."""
+    """The shard's side: a row for each request that ended."""
 
     def __init__(
         self, folder: Path, shard: int, expected_rows: int, expected_chunks: int, secrets: tuple[str, ...] = ()
@@ -167,7 +167,6 @@ class Spool:
         self._samples = _Lines(folder / f"{shard}.samples")
         self._peek = _Column(folder / f"{shard}.peek", PEEKS * 16)
         self._known: dict[tuple[str, str], int] = {}
-        self._row_end = 0
         self.rows = 0
         self.chunks = 0
 
@@ -182,27 +181,35 @@ class Spool:
             self.control["failures"] = place
         return place
 
-    def add(self, flight: Flight) -> None:
-        """One request that ended."""
+    def add(self, flights: Sequence[Flight]) -> None:
+        """Requests that ended. Raises OSError where the disk is full, when those are written that there was room for."""
+        packed: list[bytes] = []
+        try:
+            for flight in flights:
+                flight.chunk_start = self.chunks
+                if flight.arrivals:
+                    self._add_chunks(flight)
+                packed.append(_pack(*astuple(flight)[:COLUMNS]))  # twice as fast as pack_into
+            while (self.rows + len(packed)) * _ROW_SIZE > self._rows.size:
+                self._rows.grow()
+        finally:
+            begin = self.rows * _ROW_SIZE
+            self.rows = min(self.rows + len(packed), self._rows.size // _ROW_SIZE)
+            end = self.rows * _ROW_SIZE
+            self._rows.map[begin:end] = b"".join(packed)[: end - begin]
+
+    def _add_chunks(self, flight: Flight) -> None:
         arrivals = flight.arrivals
-        flight.chunk_start = start = self.chunks
-        if arrivals:
-            flight.first_token, flight.last_token = arrivals[0], arrivals[-1]
-            flight.chunk_count = len(arrivals)
-            end = start + len(arrivals)
-            while end * 8 > self._arrivals.size:
-                self._arrivals.grow()
-            while end * 2 > self._tokens.size:
-                self._tokens.grow()
-            self._arrivals.map[start * 8 : end * 8] = array("q", arrivals).tobytes()
-            self._tokens.map[start * 2 : end * 2] = array("H", flight.counts).tobytes()
-            self.chunks = end
-        begin, end = self._row_end, self._row_end + _ROW_SIZE
-        if end > self._rows.size:
-            self._rows.grow()
-        self._rows.map[begin:end] = _pack(*astuple(flight)[:COLUMNS])  # twice as fast as pack_into
-        self._row_end = end
-        self.rows += 1
+        flight.first_token, flight.last_token = arrivals[0], arrivals[-1]
+        flight.chunk_count = len(arrivals)
+        start, end = self.chunks, self.chunks + len(arrivals)
+        while end * 8 > self._arrivals.size:
+            self._arrivals.grow()
+        while end * 2 > self._tokens.size:
+            self._tokens.grow()
+        self._arrivals.map[start * 8 : end * 8] = array("q", arrivals).tobytes()
+        self._tokens.map[start * 2 : end * 2] = array("H", flight.counts).tobytes()
+        self.chunks = end
 
     def set_tokens(self, row: int, n_out: int, counted_by: int) -> None:
         """A row's tokens, counted after the run."""
