@@ -1,7 +1,7 @@
 """When the next request goes, on a clock that is set by hand: no socket, no loop, no waiting."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,11 @@ import pytest
 from inferometer.engine import stages
 from inferometer.engine.flight import Flight
 from inferometer.engine.stages import ClosedLoop, OpenLoop
-from inferometer.types import ClosedStage, OpenStage
+from inferometer.types import ClosedStage, End, Fail, OpenStage
 
 MS = 1_000_000
 T0 = 1_000 * MS
+OK = End(keep_alive=True)
 
 
 class World:
@@ -35,13 +36,20 @@ class World:
         self._pushed += 1
         heapq.heappush(self._heap, (deadline, self._pushed, callback))
 
-    def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
-        return Flight(id=id, intended=intended, stage=stage, user=user)
+    def make(self, stage: int, ids: Sequence[int], asking: Sequence[tuple[int, int]]) -> list[Flight]:
+        return [
+            Flight(id=id, intended=intended, stage=stage, user=user)
+            for id, (user, intended) in zip(ids, asking, strict=True)
+        ]
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         self.released.append(flight)
         self.sent_at.append(self.now)
         self.caps.append((cap, drop))
+
+    def launch(self, flights: Sequence[Flight]) -> None:
+        self.released += flights
+        self.sent_at += [self.now] * len(flights)
 
     def spin(self, deadline: int) -> None:
         self.now = max(self.now, deadline)
@@ -150,8 +158,10 @@ def test_open_loop_sends_nothing_more_once_the_run_is_stopped(world: World) -> N
 # --- closed loop -----------------------------------------------------------------------------------------------------
 
 
-def answer(world: World, loop: ClosedLoop, flight: Flight, failed: bool = False) -> None:
-    loop.freed(flight, world.now, failed)
+def answer(world: World, loop: ClosedLoop, *flights: Flight, failed: bool = False) -> None:
+    for flight in flights:
+        flight.done = world.now
+    loop.freed([(flight, Fail("reset", "") if failed else OK, None) for flight in flights])
 
 
 def test_closed_loop_keeps_so_many_in_flight_until_all_are_sent(world: World) -> None:
@@ -170,12 +180,36 @@ def test_closed_loop_keeps_so_many_in_flight_until_all_are_sent(world: World) ->
     assert world.next_stage == [world.now]
 
 
+def test_closed_loop_asks_for_all_that_were_answered_together_but_not_for_more_than_are_left(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=4, requests=9, first_id=1, id_step=2))
+    loop.start(T0, world.then)
+    world.round()
+    world.now += MS
+    answer(world, loop, *world.released[1:4])
+    assert [(flight.id, flight.user) for flight in world.released[4:]] == [(9, 1), (11, 2), (13, 3)]
+    answer(world, loop, *world.released[4:], world.released[0])
+    assert [(flight.id, flight.user) for flight in world.released[7:]] == [(15, 1), (17, 2)]
+    assert world.next_stage == []
+    answer(world, loop, *world.released[7:])
+    assert len(world.released) == 9 and world.next_stage == [world.now]
+
+
+def test_closed_loop_backs_off_only_whose_request_failed_of_those_answered_together(world: World) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=3, requests=99))
+    loop.start(T0, world.then)
+    world.round()
+    flights = list(world.released)
+    loop.freed([(flights[0], OK, None), (flights[1], Fail("reset", ""), None), (flights[2], OK, None)])
+    assert [flight.user for flight in world.released[3:]] == [0, 2]
+
+
 def test_closed_loop_intends_the_next_request_when_the_answer_came_not_when_we_saw_it(world: World) -> None:
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=2))
     loop.start(T0, world.then)
     world.round()
     world.now = T0 + 9 * MS
-    loop.freed(world.released[0], T0 + 8 * MS, False)
+    world.released[0].done = T0 + 8 * MS
+    loop.freed([(world.released[0], OK, None)])
     assert world.released[1].intended == T0 + 8 * MS
 
 
@@ -238,7 +272,7 @@ def test_closed_loop_user_whose_request_succeeds_again_starts_the_backoff_anew(w
     world.round()
     for place, failed in enumerate((True, True, False, True)):
         at = world.now
-        answer(world, loop, world.released[place], failed)
+        answer(world, loop, world.released[place], failed=failed)
         world.until(world.now + 100 * MS)
     assert world.released[-1].intended - at == 10 * MS
 
@@ -319,8 +353,7 @@ def answered(world: World, loop: ClosedLoop, rounds: int) -> None:
         world.until(world.now + MS)
         fresh = world.released[done:]
         done = len(world.released)
-        for flight in fresh:
-            loop.freed(flight, world.now, False)
+        answer(world, loop, *fresh)
 
 
 def test_only_whole_sequences_are_sent_when_a_count_ends_them() -> None:
@@ -351,7 +384,7 @@ def test_whoever_thinks_within_a_sequence_is_still_waited_for() -> None:
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=3 * MS, think=5 * MS))
     loop.start(world.now, world.then)
     world.until(T0 + MS)
-    loop.freed(world.released[0], world.now, False)
+    answer(world, loop, world.released[0])
     world.until(T0 + 4 * MS)
     assert world.next_stage == [T0 + 3 * MS]
     assert loop.is_within_sequences  # it thinks: nothing is in flight

@@ -5,7 +5,7 @@ the same time get the stamp of the last of them.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -54,8 +54,12 @@ class Channels:
 
     # --- the run ---
 
-    def carry(self, flight: Flight) -> None:
-        """Send `flight` over a channel that is idle, over the next that has room, or over a new one."""
+    def carry(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self._carry(flight)
+
+    def _carry(self, flight: Flight) -> None:
+        """Send it over a channel that is idle, over the next that has room, or over a new one."""
         idle = self._idle
         while idle:
             channel = idle.pop()

@@ -47,6 +47,9 @@ class Flight(msgspec.Struct, gc=False):
     counts: list[int] = []
 
 
+Ended = tuple[Flight, End | Fail, str | None]
+"""A request that ended, how, and the text of its answer where the server gave no usage."""
+
 COLUMNS = len(ROW.names or ())
 assert Flight.__struct_fields__[:COLUMNS] == ROW.names
 

@@ -1,6 +1,6 @@
 """The HTTP/1.1 connections to one base URL: opened before t=0, kept alive, reused last in first out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from inferometer.engine.connection import Connection
@@ -54,8 +54,8 @@ class Carriers(Protocol):
     async def warm(self, request: bytes, patience: float) -> Fail | None:
         """Use each of them once; what is answered does not matter."""
 
-    def carry(self, flight: Flight) -> None:
-        """Send it, at the latest at the next `flush`."""
+    def carry(self, flights: Sequence[Flight]) -> None:
+        """Send them, at the latest at the next `flush`."""
 
     def flush(self) -> None:
         """Send what `carry` has taken."""
@@ -103,16 +103,18 @@ class Pool:
 
     # --- the run ---
 
-    def carry(self, flight: Flight) -> None:
-        """Send `flight` over a connection that is free, or over a new one."""
-        idle = self._idle
-        while idle:
-            connection = idle.pop()
-            if connection.link.is_open:
-                connection.take(flight)
-                self._unsent.append((connection, flight))
-                return
-        self._open(flight)
+    def carry(self, flights: Sequence[Flight]) -> None:
+        """Send each over a connection that is free, or over a new one."""
+        idle, unsent = self._idle, self._unsent
+        for flight in flights:
+            while idle:
+                connection = idle.pop()
+                if connection.link.is_open:
+                    connection.take(flight)
+                    unsent.append((connection, flight))
+                    break
+            else:
+                self._open(flight)
 
     def flush(self) -> None:
         """One send after the other, with nothing in between: the kernel's code stays in the processor's cache."""

@@ -17,12 +17,12 @@ from inferometer.config.schema import Timeouts
 from inferometer.engine.agenda import Agenda
 from inferometer.engine.channels import Channels
 from inferometer.engine.dial import Dial
-from inferometer.engine.flight import Flight
+from inferometer.engine.flight import Ended, Flight
 from inferometer.engine.health import TICK, Health
 from inferometer.engine.inbox import Clock, Inbox
 from inferometer.engine.pool import Answer, Carrier, Carriers, Pool
 from inferometer.engine.spool import PEEKS, Spool
-from inferometer.engine.stages import driver
+from inferometer.engine.stages import Asking, driver
 from inferometer.errors import UserError
 from inferometer.records import CANCELLED, DROPPED
 from inferometer.timing import clock as timing
@@ -57,10 +57,6 @@ class Task(msgspec.Struct, frozen=True):
     """Words that a server's message is not kept with."""
 
 
-_Over = tuple[Flight, End | Fail, str | None]
-"""A request that ended, how, and the text of its answer where the server gave no usage."""
-
-
 class Shard:
     """Runs a Task. `texts` are answers whose server gave no usage: (row, text), to be counted after the run."""
 
@@ -82,7 +78,7 @@ class Shard:
         self._clock = Clock(timing.wall_offset(), self._primed is not None)
         self.agenda = Agenda(loop)
         self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
-        self._over: list[_Over] = []  # and not yet settled
+        self._over: list[Ended] = []  # and not yet settled
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
         self._control = self._spool.control
@@ -91,7 +87,7 @@ class Shard:
         self.texts: list[tuple[int, str]] = []
         self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]
         self._stage = -1
-        self._launched = self._sent = self._ok = self._failed = self._in_flight = 0
+        self._made = self._sent = self._ok = self._failed = self._in_flight = 0
         self._queue: deque[tuple[Flight, int, int]] = deque()
         self._is_settling = False
         self._finished = loop.create_future()
@@ -209,26 +205,31 @@ class Shard:
 
     # --- requests ---
 
-    def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight:
-        """The next request."""
-        if self.sequence:
-            n, url = self._next_in_sequence(stage, user), user % self._urls
-        else:
-            n, url = self._launched % self._distinct, id % self._urls
-        self._launched += 1
-        tail, n_in, n_out = self._requests[n]
-        return Flight(
-            id=id,
-            intended=intended,
-            n_in=n_in,
-            n_want=n_out,
-            stage=stage,
-            shard=self._number,
-            url=url,
-            open_loop=0 if user >= 0 else 1,
-            user=user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._is_numbered else tail,
-        )
+    def make(self, stage: int, ids: Sequence[int], asking: Sequence[Asking]) -> list[Flight]:
+        """The next requests."""
+        heads, requests, distinct, urls = self._heads, self._requests, self._distinct, self._urls
+        made = []
+        for id, (user, intended) in zip(ids, asking, strict=True):
+            if self.sequence:
+                n, url = self._next_in_sequence(stage, user), user % urls
+            else:
+                n, url = self._made % distinct, id % urls
+            self._made += 1
+            tail, n_in, n_out = requests[n]
+            flight = Flight(
+                id=id,
+                intended=intended,
+                n_in=n_in,
+                n_want=n_out,
+                stage=stage,
+                shard=self._number,
+                url=url,
+                open_loop=0 if user >= 0 else 1,
+                user=user,
+                data=b"%b%d%b" % (heads[url], id, tail) if self._is_numbered else tail,
+            )
+            made.append(flight)
+        return made
 
     def _next_in_sequence(self, stage: int, user: int) -> int:
         """The user's next request: its sequence's next, or the first of a sequence that nobody is in."""
@@ -253,12 +254,17 @@ class Shard:
             else:
                 self._queue.append((flight, cap, now()))
             return
-        self._in_flight += 1
-        self._sent += 1
-        carriers = self._carriers[flight.url]
-        carriers.carry(flight)
-        if not self._is_settling:
-            carriers.flush()
+        self.launch([flight])
+
+    def launch(self, flights: Sequence[Flight]) -> None:
+        """Send them."""
+        self._in_flight += len(flights)
+        self._sent += len(flights)
+        for place, carriers in enumerate(self._carriers):
+            own = flights if self._urls == 1 else [flight for flight in flights if flight.url == place]
+            carriers.carry(own)
+            if not self._is_settling:
+                carriers.flush()
 
     def _release_queued(self) -> None:
         while self._queue and self._in_flight < self._queue[0][1]:
@@ -291,8 +297,11 @@ class Shard:
         self._is_settling = True
         if self._queue:
             self._release_queued()
-        for flight, event, _ in over:
-            self._drivers[flight.stage].freed(flight, flight.done, event.__class__ is Fail)
+        if len(self._drivers) == 1:
+            self._drivers[0].freed(over)
+        else:
+            for stage in {flight.stage for flight, _, _ in over}:
+                self._drivers[stage].freed([each for each in over if each[0].stage == stage])
         self._is_settling = False
         for carriers in self._carriers:
             carriers.flush()
@@ -300,7 +309,7 @@ class Shard:
         if not self._in_flight:
             self._end_if_idle()
 
-    def _record(self, over: Sequence[_Over]) -> None:
+    def _record(self, over: Sequence[Ended]) -> None:
         """Write down what ended. With no space left, what is recorded stays, and little more can be."""
         flights: list[Flight] = []
         texts: list[tuple[int, str]] = []

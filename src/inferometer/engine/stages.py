@@ -5,14 +5,14 @@ through `Launcher`, which is the shard.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inferometer.engine.agenda import Agenda
-from inferometer.engine.flight import Flight
+from inferometer.engine.flight import Ended, Flight
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
-from inferometer.types import ClosedStage, OpenStage
+from inferometer.types import ClosedStage, Fail, OpenStage
 
 Then = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
@@ -31,15 +31,22 @@ _MAX_BACKOFF = 1_000_000_000
 refuses everything at once is not asked a million times."""
 
 
+Asking = tuple[int, int]
+"""A user of a closed loop (open loop: NOBODY) who asks, and the instant at which the request is due."""
+NOBODY = -1
+
+
 class Launcher(Protocol):
     agenda: Agenda
     stopping: bool
     sequence: int
     """Requests of a sequence, which a user sends from its first to its last; 0: there are none."""
 
-    def flight(self, id: int, stage: int, intended: int, user: int = -1) -> Flight: ...
+    def make(self, stage: int, ids: Sequence[int], asking: Sequence[Asking]) -> list[Flight]: ...
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None: ...
+
+    def launch(self, flights: Sequence[Flight]) -> None: ...
 
 
 class OpenLoop:
@@ -105,10 +112,8 @@ class OpenLoop:
             self._time_is_up()
 
     def _make(self, place: int) -> Flight:
-        plan = self._plan
-        return self._launcher.flight(
-            plan.first_id + place * plan.id_step, self._index, self._start + self._instants[place]
-        )
+        id = self._plan.first_id + place * self._plan.id_step
+        return self._launcher.make(self._index, [id], [(NOBODY, self._start + self._instants[place])])[0]
 
     def _make_ahead(self, due: int) -> None:
         """Make the next requests while nothing is due: what comes in a burst is then sent as close together as it should be."""
@@ -117,8 +122,8 @@ class OpenLoop:
         while self._next + len(ready) < last and due - now() > _TIME_TO_MAKE:
             ready.append(self._make(self._next + len(ready)))
 
-    def freed(self, flight: Flight, at: int, failed: bool) -> None:
-        """An answer came: nothing to do, the plan decides."""
+    def freed(self, ended: Sequence[Ended]) -> None:
+        """Answers came: nothing to do, the plan decides."""
 
     @property
     def is_within_sequences(self) -> bool:
@@ -152,7 +157,7 @@ class ClosedLoop:
         self._active = users
         for user in range(users):
             ready = at + plan.ramp_offset + plan.ramp_up * user // plan.concurrency
-            agenda.at(ready, lambda user=user, ready=ready: self._ask(user, ready))  # type: ignore[misc]
+            agenda.at(ready, lambda user=user, ready=ready: self._ask([(user, ready)]))  # type: ignore[misc]
 
     def end(self) -> None:
         """Nobody asks again; hand over to the next stage now."""
@@ -163,27 +168,31 @@ class ClosedLoop:
             self._over = True
             self._then(at)
 
-    def _ask(self, user: int, ready: int) -> None:
+    def _ask(self, asking: Sequence[Asking]) -> None:
+        """Send the next request of each, as long as the stage goes on."""
         plan, launcher = self._plan, self._launcher
-        is_plain = not (launcher.sequence or launcher.stopping or self._over or self._issued >= self._limit)
-        if not is_plain and not self._may_ask(user):
-            self._active -= 1
-            if not self._active:
-                self._finish(now())
-            return
-        flight = launcher.flight(plan.first_id + self._issued * plan.id_step, self._index, ready, user)
-        self._issued += 1
-        launcher.release(flight, 0, False)
+        if launcher.sequence:
+            may: Sequence[Asking] = [each for each in asking if self._may_in_sequence(each[0])]
+        else:
+            may = asking[: 0 if launcher.stopping or self._over else self._limit - self._issued]
+        if may:
+            first = plan.first_id + self._issued * plan.id_step
+            self._issued += len(may)
+            ids = range(first, first + len(may) * plan.id_step, plan.id_step)
+            launcher.launch(launcher.make(self._index, ids, may))
+        self._active -= len(asking) - len(may)
+        if not self._active:
+            self._finish(now())
 
-    def _may_ask(self, user: int) -> bool:
-        """Whether the stage goes on. A sequence that was begun is ended: a server would keep its state, and its place, for long."""
+    def _may_in_sequence(self, user: int) -> bool:
+        """Whether the user goes on. A sequence that was begun is ended: a server would keep its state, and its place, for long."""
         if self._launcher.stopping:
             return False
         if self._left[user]:
             self._left[user] -= 1
             return True
         length = self._launcher.sequence
-        if not length or self._over or self._begun + length > self._limit:
+        if self._over or self._begun + length > self._limit:
             return False
         self._begun += length
         self._left[user] = length - 1
@@ -194,19 +203,27 @@ class ClosedLoop:
         """Somebody has begun a sequence and is to send the rest of it, stage over or not."""
         return any(self._left)
 
-    def freed(self, flight: Flight, at: int, failed: bool) -> None:
-        """A user's answer came at `at`: ask again, after a pause if the user thinks or the server fails."""
-        user = flight.user
-        if not failed:
-            self._failures[user] = 0
-            if not self._plan.think:
-                self._ask(user, at)
-                return
-            pause = self._plan.think
-        else:
-            pause = max(self._plan.think, min(_BACKOFF << self._failures[user], _MAX_BACKOFF))
-            self._failures[user] = min(self._failures[user] + 1, 10)
-        self._launcher.agenda.at(at + pause, lambda: self._ask(user, at + pause))
+    def freed(self, ended: Sequence[Ended]) -> None:
+        """Users' answers came: they ask again, after a pause if they think or the server fails."""
+        think, failures = self._plan.think, self._failures
+        asking: list[Asking] = []
+        for flight, event, _ in ended:
+            user = flight.user
+            if event.__class__ is Fail:
+                self._ask_after(max(think, min(_BACKOFF << failures[user], _MAX_BACKOFF)), flight)
+                failures[user] = min(failures[user] + 1, 10)
+                continue
+            failures[user] = 0
+            if think:
+                self._ask_after(think, flight)
+            else:
+                asking.append((user, flight.done))
+        if asking:
+            self._ask(asking)
+
+    def _ask_after(self, pause: int, flight: Flight) -> None:
+        asking = (flight.user, flight.done + pause)
+        self._launcher.agenda.at(asking[1], lambda: self._ask([asking]))
 
 
 Driver = OpenLoop | ClosedLoop
