@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import measure
+from helpers import Client, answer, measure, scripted
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -138,6 +138,33 @@ def test_stages_follow_each_other_and_their_ids_run_on(tmp_path: Path, sim: str)
     ).tolist()
     assert third[0] >= closed_ended
     assert [stage.counts.ok for stage in summary.stages] == [10, 7, 12]
+
+
+def test_answers_of_a_stage_that_come_during_the_next_do_not_make_that_ask_for_more(tmp_path: Path) -> None:
+    waiting: list[Client] = []
+
+    def together(client: Client) -> None:
+        """Answers the first requests of both stages at once, when all five have come; the others after a while."""
+        if client.request():
+            waiting.append(client)
+            for each in waiting if len(waiting) == 5 else ():
+                each.send(answer())
+        while client.request():
+            time.sleep(0.05)
+            client.send(answer())
+
+    stages = [
+        {"type": "closed", "concurrency": 2, "duration": "100ms"},
+        {"type": "closed", "concurrency": 3, "requests": 9},
+    ]
+    with scripted(together) as url:
+        run, _ = run_load(tmp_path, url, {"stages": stages})
+    rows = by_id(run)
+    assert rows["stage"].tolist() == [0] * 2 + [1] * 9
+    first, second = (rows[rows["stage"] == stage] for stage in range(2))
+    assert second["sent"].min() < first["done"].min(), "they overlap"
+    for at in second["sent"]:
+        assert ((second["sent"] <= at) & (at < second["done"])).sum() <= 3
 
 
 # --- the cap ---------------------------------------------------------------------------------------------------------

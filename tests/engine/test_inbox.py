@@ -21,8 +21,12 @@ class World:
         self.watched: list[int] = []
         self.clock = Clock(0, True)
         self.between: Callable[[], None] = lambda: None
-        monkeypatch.setattr(inbox, "watcher", lambda loop, ready: self)
+        monkeypatch.setattr(inbox, "watcher", self._watcher)
         self.inbox = Inbox(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._between)
+
+    def _watcher(self, loop: object, ready: Any) -> "World":
+        self._ready = ready
+        return self
 
     def _between(self) -> None:
         self.log.append("due?")
@@ -41,7 +45,7 @@ class World:
         return wires
 
     def read(self, *descriptors: int) -> None:
-        self.inbox.read([(descriptor, 1) for descriptor in descriptors])
+        self._ready([(descriptor, 1) for descriptor in descriptors])
 
     def happened(self) -> list[str]:
         return [what for what in self.log if what != "due?"]
@@ -55,16 +59,20 @@ class Wire:
         self.is_open = True
         self.error: OSError | None = None
         self.comes: bytes | OSError = b"x%d" % number
+        self.then: list[bytes | OSError] = []
         self.stamp: int | None = None
         self.heard: list[tuple[int, int]] = []
         self._world = world
 
     def receive(self, size: int, ancillary_size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
         self._world.log.append(f"read {self.number}")
-        if isinstance(self.comes, OSError):
-            raise self.comes
+        comes = self.comes
+        if self.then:
+            self.comes = self.then.pop(0)
+        if isinstance(comes, OSError):
+            raise comes
         stamps = [] if self.stamp is None else [self._stamp(self.stamp)]
-        return self.comes, stamps, 0, None
+        return comes, stamps, 0, None
 
     @staticmethod
     def _stamp(at: int) -> tuple[int, int, bytes]:
@@ -116,6 +124,18 @@ def test_an_error_is_the_end_and_is_kept(world: World) -> None:
     assert wire.error is wire.comes
 
 
+@pytest.mark.parametrize("end", [b"", BlockingIOError(), ConnectionResetError()])
+def test_one_that_broke_is_read_to_its_end_and_all_of_that_is_settled_together(
+    world: World, end: bytes | OSError
+) -> None:
+    (wire,) = world.wires(1)
+    wire.then = [b"more", end]
+    broke = BrokenPipeError()
+    world.inbox.read_out(0, broke)
+    assert world.happened() == ["read 0"] * 3 + ["decode x0", "decode more", "decode ", "settle"]
+    assert wire.error is broke
+
+
 def test_bytes_count_from_the_kernels_stamp_on_our_timeline(world: World) -> None:
     (wire,) = world.wires(1)
     world.clock.offset = STAMPED - now()
@@ -147,9 +167,9 @@ def test_no_three_steps_follow_each_other_without_a_look_at_what_is_due(world: W
     assert steps.endswith(".s"), "what is settled may be long: it is looked before it"
 
 
-def test_it_is_known_whether_it_is_being_emptied(world: World) -> None:
+def test_it_is_known_whether_it_is_being_decoded(world: World) -> None:
     (wire,) = world.wires(1)
     seen: list[bool] = []
-    wire.deliver = lambda *_: seen.append(world.inbox.is_emptying)  # type: ignore[method-assign]
+    wire.deliver = lambda *_: seen.append(world.inbox.is_decoding)  # type: ignore[method-assign]
     world.read(0)
-    assert seen == [True] and not world.inbox.is_emptying
+    assert seen == [True] and not world.inbox.is_decoding

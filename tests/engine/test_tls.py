@@ -1,11 +1,13 @@
 """TLS through memory buffers: own CA, client certificate, no check, and what goes wrong."""
 
+import socket
 import ssl
+import struct
 from pathlib import Path
 
 import pytest
 import trustme
-from helpers import measure, polite, scripted
+from helpers import STREAM, Client, answer, measure, polite, scripted
 
 from inferometer.errors import UserError
 
@@ -64,6 +66,48 @@ def test_a_client_certificate(tmp_path: Path, authority: trustme.CA, context: ss
 def test_plain_http_behind_an_https_url(tmp_path: Path) -> None:
     with scripted(polite) as url, pytest.raises(UserError, match="no TLS there"):
         measure(tmp_path, url.replace("http:", "https:"), server={"timeouts": {"connect": "2s"}})
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_an_answer_is_over_when_tls_says_so_though_the_socket_stays_open(
+    tmp_path: Path, context: ssl.SSLContext, ca_file: str, version: ssl.TLSVersion
+) -> None:
+    context.maximum_version = version
+
+    def script(client: Client) -> None:
+        if client.request():
+            client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)  # no length: it lasts until the server closes
+            client.sock.unwrap()  # type: ignore[attr-defined]
+            client.sock.recv(1)
+
+    with scripted(script, context) as url:
+        _, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}, "timeouts": {"total": "5s"}})
+    assert (summary.counts.ok, summary.counts.by_failure) == (6, {})
+
+
+@pytest.mark.parametrize(("linger", "did"), [(0, "reset"), (None, "closed")])
+def test_a_server_that_ends_the_handshake(
+    tmp_path: Path, context: ssl.SSLContext, ca_file: str, linger: int | None, did: str
+) -> None:
+    """It takes the connections that are opened before the start, for one answer each, and none after that."""
+
+    def script(client: Client) -> None:
+        if client.number < 3:
+            encrypted = Client(context.wrap_socket(client.sock, server_side=True), client.number)
+            if encrypted.request():
+                encrypted.send(answer(extra="Connection: close\r\n"))
+            encrypted.sock.close()
+            return
+        client.sock.recv(65_536)
+        if linger is not None:
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, linger))
+
+    with scripted(script) as url:
+        run, summary = measure(tmp_path, url.replace("http:", "https:"), server={"tls": {"ca": ca_file}})
+    assert (summary.counts.ok, summary.counts.by_failure) == (2, {"tls": 4})
+    assert [failure.message for failure in run.records.failures] == [
+        f"the server {did} the connection during the handshake"
+    ]
 
 
 @pytest.mark.parametrize("tls", [{"ca": "/nowhere.pem"}, {"cert": "/nowhere.pem"}])

@@ -6,6 +6,8 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -93,6 +95,18 @@ def test_what_is_forgotten_is_not_named(room: Room) -> None:
     room.watcher.forget(other)
     room.rounds(1)  # it may have been named already: the inbox knows better
     assert not room.rounds()
+
+
+def test_what_the_loop_named_is_not_told_after_the_end() -> None:
+    soon: list[Callable[[], None]] = []
+    told: list[object] = []
+    loop = SimpleNamespace(call_soon=soon.append)
+    watcher = LoopWatcher(cast("Any", loop), told.append)
+    watcher._name(3)
+    watcher.close()
+    (tell,) = soon
+    tell()
+    assert not told
 
 
 def test_this_platforms_own() -> None:

@@ -5,6 +5,7 @@ The server is a process of its own, and none of our code is on the client's side
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,13 @@ def test_an_unknown_service(channel: grpc.Channel) -> None:
 def test_watches_see_the_server_stop(tmp_path: Path) -> None:
     server = start(settings(repository(tmp_path, "identity"), drain=5))
     try:
-        with grpc.insecure_channel(server.grpc.partition("://")[2]) as channel:
+        with grpc.insecure_channel(server.grpc.partition("://")[2]) as channel, ThreadPoolExecutor() as pool:
             stub = health_pb2_grpc.HealthStub(channel)
             watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
             assert [next(watch).status for watch in watches] == [SERVING] * 2
+            following = [pool.submit(next, watch) for watch in watches]  # who asks only after the end may be too late
             server.stop()
-            assert [next(watch).status for watch in watches] == [NOT_SERVING] * 2
+            assert [each.result().status for each in following] == [NOT_SERVING] * 2
     finally:
         server.stop()
 

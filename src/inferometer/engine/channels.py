@@ -12,7 +12,7 @@ import msgspec
 from inferometer.engine.channel import Channel
 from inferometer.engine.dial import AT_ONCE, Countdown, Dial
 from inferometer.engine.flight import Flight
-from inferometer.engine.pool import Carrier, Ended
+from inferometer.engine.pool import Carrier, OnEnded
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamAnswer
 
@@ -24,7 +24,7 @@ _BEFORE_OPEN = {
 
 
 class Channels:
-    def __init__(self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: Ended) -> None:
+    def __init__(self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: OnEnded) -> None:
         self._dial = dial
         self._head = head
         self._answer = answer

@@ -36,6 +36,10 @@ class Source(Protocol):
         """Takes bytes that arrived at an instant and lay unread for so long (-1: not known); none: the end, or an error."""
 
 
+_Item = tuple[Source, bytes, int, int]
+"""What was read: where, the bytes, when they arrived, how long they lay unread."""
+
+
 class Clock:
     """The wall clock's offset to the monotonic one, kept up to date by health.py; stamps: whether the kernel takes them."""
 
@@ -54,8 +58,8 @@ class Inbox:
         self._then = then  # called when all that had come is decoded
         self._between = between
         self._sources: dict[int, Source] = {}
-        self._watcher = watcher(loop, self.read)
-        self.is_emptying = False
+        self._watcher = watcher(loop, self._ready)
+        self.is_decoding = False
 
     def watch(self, descriptor: int, source: Source) -> None:
         """Read it whenever it has bytes."""
@@ -70,10 +74,21 @@ class Inbox:
     def close(self) -> None:
         self._watcher.close()
 
-    def read(self, ready: Sequence[tuple[int, int]]) -> None:
-        """Read all that are ready, then decode what came."""
+    def read_out(self, descriptor: int, error: OSError) -> None:
+        """Read one to its end, which is this error, and decode all of that."""
+        source = self._sources[descriptor]
+        items: list[_Item] = []
+        while (more := self._read([(descriptor, 0)])) and more[0][1]:
+            items += more
+        source.error = error
+        self._decode([*items, (source, b"", now(), -1)])
+
+    def _ready(self, ready: Sequence[tuple[int, int]]) -> None:
+        self._decode(self._read(ready))
+
+    def _read(self, ready: Sequence[tuple[int, int]]) -> list[_Item]:
         sources, offset, between = self._sources, self.clock.offset, self._between
-        items: list[tuple[Source, bytes, int, int]] = []
+        items: list[_Item] = []
         for number, (descriptor, _) in enumerate(ready, 1):
             source = sources.get(descriptor)
             if source is None:  # closed by what was due meanwhile
@@ -96,12 +111,12 @@ class Inbox:
             items.append((source, data, at, delay))
             if not number % _EVERY:
                 between()
-        self._decode(items)
+        return items
 
-    def _decode(self, items: list[tuple[Source, bytes, int, int]]) -> None:
+    def _decode(self, items: list[_Item]) -> None:
         between = self._between
         between()
-        self.is_emptying = True
+        self.is_decoding = True
         try:
             for number, (source, data, at, delay) in enumerate(items, 1):
                 if source.is_open:
@@ -109,6 +124,6 @@ class Inbox:
                 if not number % _EVERY:
                     between()
         finally:
-            self.is_emptying = False
+            self.is_decoding = False
         between()
         self._then()

@@ -145,21 +145,11 @@ class Link:
         """The user hears of it when what the server said before has been read: it may be the reason, or the answer."""
         self.is_writing = True  # for good
         self._out = b""
-        self._loop.call_soon(self._drain, error)
+        self._loop.call_soon(self._read_out, error)
 
-    def _drain(self, error: OSError) -> None:
-        """Read up to the error, or to the end."""
-        while self.is_open and self._has_bytes():
-            self._inbox.read([(self._fd, 0)])
+    def _read_out(self, error: OSError) -> None:
         if self.is_open:
-            self.error = error
-            self.deliver(b"", now(), -1)
-
-    def _has_bytes(self) -> bool:
-        try:
-            return bool(self._sock.recv(1, socket.MSG_PEEK))
-        except OSError:
-            return False
+            self._inbox.read_out(self._fd, error)
 
     def shut(self) -> None:
         """Close it; nobody is told."""

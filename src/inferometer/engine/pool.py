@@ -23,7 +23,7 @@ class Answer(Protocol):
     def text(self) -> str: ...
 
 
-Ended = Callable[[Flight, int, End | Fail, Answer], None]
+OnEnded = Callable[[Flight, int, End | Fail, Answer], None]
 
 
 class Openness(Protocol):
@@ -67,7 +67,7 @@ class Carriers(Protocol):
 
 
 class Pool:
-    def __init__(self, dial: Dial, decoder: Callable[[], Decoder], on_ended: Ended) -> None:
+    def __init__(self, dial: Dial, decoder: Callable[[], Decoder], on_ended: OnEnded) -> None:
         self._dial = dial
         self._decoder = decoder
         self._on_ended = on_ended

@@ -282,44 +282,49 @@ class Shard:
             flight.status = 200
             if self._is_text and not flight.counted_by:
                 text = answer.text
-        if not self._over and not self._inbox.is_emptying:
+        if not self._over and not self._inbox.is_decoding:
             self._loop.call_soon(self._settle)
         self._over.append((flight, event, text))
 
     def _settle(self) -> None:
         """Record all that ended, then let all that may follow go."""
-        over, self._over = self._over, []
-        self._record(over)
-        if self.sequence:
-            for flight, _, _ in over:
-                self._leave_sequence(flight)
-        self._in_flight -= len(over)
-        self._is_settling = True
-        if self._queue:
-            self._release_queued()
-        if len(self._drivers) == 1:
-            self._drivers[0].freed(over)
-        else:
-            for stage in {flight.stage for flight, _, _ in over}:
-                self._drivers[stage].freed([each for each in over if each[0].stage == stage])
-        self._is_settling = False
+        if self._over:
+            over, self._over = self._over, []
+            self._record(over)
+            self._in_flight -= len(over)
+            self._is_settling = True
+            self._follow(over)
+            self._is_settling = False
         for carriers in self._carriers:
             carriers.flush()
         self.agenda.wait()
         if not self._in_flight:
             self._end_if_idle()
 
+    def _follow(self, over: Sequence[Ended]) -> None:
+        """What may go now that these have ended."""
+        if self.sequence:
+            for flight, _, _ in over:
+                self._leave_sequence(flight)
+        self._release_queued()
+        if len(self._drivers) == 1:
+            self._drivers[0].freed(over)
+            return
+        for stage in {flight.stage for flight, _, _ in over}:
+            self._drivers[stage].freed([each for each in over if each[0].stage == stage])
+
     def _record(self, over: Sequence[Ended]) -> None:
         """Write down what ended. With no space left, what is recorded stays, and little more can be."""
         flights: list[Flight] = []
         texts: list[tuple[int, str]] = []
+        is_full = False
         for flight, event, text in over:
             if isinstance(event, Fail):
                 self._failed += 1
                 try:
                     flight.failure = self._spool.failure(event.code, event.message)
                 except OSError:
-                    self._disk_is_full()
+                    is_full = True
                     continue
             else:
                 self._ok += 1
@@ -329,9 +334,10 @@ class Shard:
         try:
             self._spool.add(flights)
         except OSError:
+            is_full = True
+        self.texts += (each for each in texts if each[0] < self._spool.rows)
+        if is_full:
             self._disk_is_full()
-            texts = [each for each in texts if each[0] < self._spool.rows]
-        self.texts += texts
 
     def _disk_is_full(self) -> None:
         if not self._control["disk_full"]:  # ending what is in flight records it, which gets here again

@@ -54,10 +54,11 @@ class TlsLink(Link):
 
     def _decrypt(self, data: bytes, at: int, delay: int) -> None:
         if not data:
-            if self.is_ready or self.error is not None:
+            if self.is_ready:
                 self._user.received(b"", at, delay)
             else:
-                self._user.broken(Fail("tls", "the server closed during the handshake"))
+                did = "closed" if self.error is None else "reset"
+                self._user.broken(Fail("tls", f"the server {did} the connection during the handshake"))
             return
         self._incoming.write(data)
         if not self.is_ready:
@@ -65,22 +66,21 @@ class TlsLink(Link):
             if not self.is_ready:
                 return
         pieces: list[bytes] = []
-        end: ssl.SSLError | None = None
+        is_over, broken = False, None
         try:
             while piece := self._tls.read(_READ):
                 pieces.append(piece)
+            is_over = True  # the server said that nothing follows; it may leave the socket open
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            end = error
+            broken = error
         if pieces:
             self._user.received(pieces[0] if len(pieces) == 1 else b"".join(pieces), at, delay)
-        if end is None or not self.is_open:
-            return
-        if isinstance(end, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+        if is_over and self.is_open:
             self._user.received(b"", at, delay)
-        else:
-            self._user.broken(Fail("tls", tls_reason(end)))
+        elif broken is not None and self.is_open:
+            self._user.broken(Fail("tls", tls_reason(broken)))
 
 
 def tls_reason(error: ssl.SSLError) -> str:

@@ -51,7 +51,7 @@ class LoopWatcher:
         self._loop.remove_reader(descriptor)
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        self._named.clear()
 
     def _name(self, descriptor: int) -> None:
         if not self._named:
@@ -60,7 +60,8 @@ class LoopWatcher:
 
     def _tell(self) -> None:
         named, self._named = self._named, []
-        self._ready(named)
+        if named:  # and not closed meanwhile
+            self._ready(named)
 
 
 Watcher = EpollWatcher | LoopWatcher
