@@ -214,13 +214,13 @@ def test_the_same_failure_has_one_entry_and_too_many_different_ones_lose_their_m
 
 def test_tokens_that_were_counted_after_the_run_are_put_into_their_rows(tmp_path: Path) -> None:
     spool = start(tmp_path)
-    for id in range(3):
+    for id in (7, 5, 6, 4):
         add(spool, id, [], n_out=-1)
-    spool.set_tokens(1, 42, 2)
+    spool.set_tokens({5: 42, 9: 1, 4: 43}, 2)  # there was no room for 9
     spool.close()
     rows = merge(tmp_path, 1)[0].rows
-    assert rows["n_out"].tolist() == [-1, 42, -1]
-    assert rows["counted_by"].tolist() == [0, 2, 0]
+    assert rows["n_out"].tolist() == [-1, 42, -1, 43]
+    assert rows["counted_by"].tolist() == [0, 2, 0, 2]
 
 
 def test_rows_can_be_read_from_where_one_left_off(tmp_path: Path) -> None:
@@ -284,21 +284,25 @@ def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("column", ["_rows", "_tokens"])
+@pytest.mark.parametrize(
+    ("column", "kept", "arrivals"), [("_rows", [0, 1], [0, 10, 11, 20]), ("_tokens", [0, 2, 3], [0, 20])]
+)
 def test_of_many_at_a_time_those_are_kept_that_a_full_disk_has_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kept: list[int], arrivals: list[int]
 ) -> None:
+    """There is room for two rows and two chunks."""
     spool = start(tmp_path)
 
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    flights = [flight(0, [T0]), flight(1, [T0 + 10, T0 + 11]), flight(2, [T0 + 20]), flight(3, [])]
     with pytest.raises(OSError, match="No space"), monkeypatch.context() as patched:
         patched.setattr(getattr(spool, column), "grow", full)
-        spool.add([flight(id, [T0 + id]) for id in range(4)])
+        spool.add(flights)
     spool.close()
-    assert merge(tmp_path, 1)[0].rows["id"].tolist() == [0, 1]
-    assert chunks_of(tmp_path, 1).arrival.tolist()[:2] == [0, 1]
+    assert merge(tmp_path, 1)[0].rows["id"].tolist() == kept
+    assert chunks_of(tmp_path, 1).arrival.tolist() == arrivals
 
 
 def test_a_failure_that_two_shards_had_is_one_and_one_that_no_row_names_is_none(tmp_path: Path) -> None:

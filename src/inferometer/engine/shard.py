@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Shard:
-    """Runs a Task. `texts` are answers whose server gave no usage: (row, text), to be counted after the run."""
+    """Runs a Task. `texts` are answers whose server gave no usage, by the ids of their requests, to be counted after the run."""
 
     def __init__(self, task: Task, loop: asyncio.AbstractEventLoop) -> None:
         self._task = task
@@ -188,8 +188,8 @@ class Shard:
 
     def save_counts(self, counts: list[int], counted_by: int) -> None:
         """The tokens of `texts`, counted after the run."""
-        for (row, _), count in zip(self.texts, counts, strict=True):
-            self._spool.set_tokens(row, count, counted_by)
+        ids = (id for id, _ in self.texts)
+        self._spool.set_tokens(dict(zip(ids, counts, strict=True)), counted_by)
 
     def close_spool(self) -> None:
         self._spool.close()
@@ -316,7 +316,6 @@ class Shard:
     def _record(self, over: Sequence[Ended]) -> None:
         """Write down what ended. With no space left, what is recorded stays, and little more can be."""
         flights: list[Flight] = []
-        texts: list[tuple[int, str]] = []
         is_full = False
         for flight, event, text in over:
             if isinstance(event, Fail):
@@ -329,13 +328,12 @@ class Shard:
             else:
                 self._ok += 1
                 if text is not None:
-                    texts.append((self._spool.rows + len(flights), text))
+                    self.texts.append((flight.id, text))
             flights.append(flight)
         try:
             self._spool.add(flights)
         except OSError:
             is_full = True
-        self.texts += (each for each in texts if each[0] < self._spool.rows)
         if is_full:
             self._disk_is_full()
 

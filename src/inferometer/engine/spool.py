@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -184,19 +184,26 @@ class Spool:
     def add(self, flights: Sequence[Flight]) -> None:
         """Requests that ended. Raises OSError where the disk is full, when those are written that there was room for."""
         packed: list[bytes] = []
-        try:
-            for flight in flights:
-                flight.chunk_start = self.chunks
+        full: OSError | None = None
+        for flight in flights:
+            flight.chunk_start = self.chunks
+            try:
                 if flight.arrivals:
                     self._add_chunks(flight)
                 packed.append(_pack(*astuple(flight)[:COLUMNS]))  # twice as fast as pack_into
-            while (self.rows + len(packed)) * _ROW_SIZE > self._rows.size:
+            except OSError as error:
+                full = error
+        begin, end = self.rows * _ROW_SIZE, (self.rows + len(packed)) * _ROW_SIZE
+        try:
+            while end > self._rows.size:
                 self._rows.grow()
-        finally:
-            begin = self.rows * _ROW_SIZE
-            self.rows = min(self.rows + len(packed), self._rows.size // _ROW_SIZE)
-            end = self.rows * _ROW_SIZE
-            self._rows.map[begin:end] = b"".join(packed)[: end - begin]
+        except OSError as error:
+            full = error
+            end = self._rows.size // _ROW_SIZE * _ROW_SIZE
+        self._rows.map[begin:end] = b"".join(packed)[: end - begin]
+        self.rows = end // _ROW_SIZE
+        if full is not None:
+            raise full
 
     def _add_chunks(self, flight: Flight) -> None:
         arrivals = flight.arrivals
@@ -211,10 +218,12 @@ class Spool:
         self._tokens.map[start * 2 : end * 2] = array("H", flight.counts).tobytes()
         self.chunks = end
 
-    def set_tokens(self, row: int, n_out: int, counted_by: int) -> None:
-        """A row's tokens, counted after the run."""
+    def set_tokens(self, counts: Mapping[int, int], counted_by: int) -> None:
+        """The tokens of requests, by their ids, counted after the run."""
         view = np.frombuffer(self._rows.map, ROW, count=self.rows)
-        view["n_out"][row], view["counted_by"][row] = n_out, counted_by
+        found = [(row, counts[id]) for row, id in enumerate(view["id"].tolist()) if id in counts]
+        rows = [row for row, _ in found]
+        view["n_out"][rows], view["counted_by"][rows] = [count for _, count in found], counted_by
         del view
 
     def sample(self, sample: Sample) -> None:
