@@ -1,6 +1,7 @@
 """What all tests share: hypothesis without deadlines (machines are shared), and runs that do not wait longer than they must."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,11 @@ settings.load_profile("shared-machine")
 # As the server sets it for users (serve/app.py). Otherwise gRPC's core tells of the end of one test's connections
 # whenever it gets to it, on the standard error of another test that says nothing is to be printed there.
 os.environ["GRPC_VERBOSITY"] = "NONE"
+
+# Run in the background or under nohup, we ignore these, and so would the commands that tests send them to.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
