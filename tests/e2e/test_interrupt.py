@@ -251,7 +251,10 @@ def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path, 
         assert again.status == 1
         assert "the disk filled up" in again.out
         rows = pq.read_table(folder / "requests.parquet").to_pylist()
-        assert {row["failure"] for row in rows} - {None} == {"cancelled"}
+        assert {row["failure"] for row in rows} <= {
+            None,
+            "cancelled",
+        }  # of those in flight, as many as there was room for
 
 
 @pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
