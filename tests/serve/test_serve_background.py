@@ -1,27 +1,57 @@
 """A server in a child process: what passes between it and its parent."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
-from raw_client import RawClient
+from raw_client import RawClient, request
+from waiting import until
 
 from inferometer.serve.background import serving
 from inferometer.serve.settings import Settings
 
-MODEL = """
-import sys
+CONFIG = """
 CONFIG = {
     "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],
     "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
 }
+"""
+TALKER = """
 print("loaded")
 def infer(inputs, parameters):
     print("computing " * 20_000, flush=True)
     return {"y": inputs["x"]}
 """
+WAITER = """
+import os, time
+def infer(inputs, parameters):
+    if inputs["x"].any():  # not where the server warms it up
+        open("{folder}/begun", "w").close()
+        while not os.path.exists("{folder}/enough"):
+            time.sleep(0.01)
+    return {{"y": inputs["x"]}}
+"""
+GIVEN = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 
 
 def test_what_a_model_prints_is_not_taken_for_what_the_server_says(tmp_path: Path):
-    (tmp_path / "talker.py").write_text(MODEL)
+    (tmp_path / "talker.py").write_text(CONFIG + TALKER)
     with serving(Settings(models=(str(tmp_path / "talker.py"),), http=0)) as server, RawClient(server.url) as web:
-        given = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
-        assert web.ask("/v2/models/talker/infer", given).json["outputs"][0]["data"] == [1.5]
+        assert web.ask("/v2/models/talker/infer", GIVEN).json["outputs"][0]["data"] == [1.5]
+
+
+def test_a_signal_after_the_end_of_its_input_does_not_cut_the_drain_short(tmp_path: Path):
+    """Its parent does both to stop it, and the child may see them in either order: that is one stop, not a second signal."""
+    (tmp_path / "waiter.py").write_text(CONFIG + WAITER.format(folder=tmp_path))
+    settings = Settings(models=(str(tmp_path / "waiter.py"),), http=0, drain=30)
+    with serving(settings) as server, RawClient(server.url) as web, RawClient(server.url) as watch:
+        web.send(request("/v2/models/waiter/infer", GIVEN))
+        until((tmp_path / "begun").exists)
+        server._process.stdin.close()
+        server._process.stdin = None  # or `stop` would close it again
+        until(lambda: watch.ask("/v2/health/ready").status != 200)
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(0.3)  # in which it would be over
+        (tmp_path / "enough").touch()
+        assert web.response().json["outputs"][0]["data"] == [1.5]

@@ -8,6 +8,7 @@ only then is anything closed. A second signal ends it at once. While models are 
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -181,11 +182,10 @@ async def _quiet(listeners: list[Listener]) -> None:
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
-    def heard() -> None:
-        (at_once if stop.is_set() else stop).set()
-
+    """The first one stops it (even where others had set `stop`: who does both means one stop), the next ends it at once."""
+    means = itertools.chain([stop], itertools.repeat(at_once))
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, heard)
+        loop.add_signal_handler(number, lambda: next(means).set())
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_peer import PATIENCE_S, Stub, a_request, dialled, failure, serving
-from test_grpc_infer import until
+from waiting import until
 
 from inferometer.errors import UserError
 from inferometer.serve.kserve.guard import shown

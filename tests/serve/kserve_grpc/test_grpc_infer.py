@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from waiting import until
 
 from inferometer.serve.kserve import messages, unread
 from inferometer.serve.settings import Limits
@@ -30,13 +30,6 @@ def served() -> Iterator[Served]:
 def stub(served: Served) -> Iterator[Stub]:
     with dialled(served.place) as one:
         yield one
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.002)
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_grpc_infer import until
+from waiting import until
 
 from inferometer.serve.kserve import messages
 from inferometer.serve.kserve.chunked import PIECE

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +138,6 @@ def launched(*arguments: str, blocked: Sequence[str] = (), stderr: Any) -> "subp
 
 
 PORTS = ("--http=0", "--grpc=0", "--metrics=-1", "--drain=10s")
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
-    """Wait for what is on its way."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"in {seconds:g} s it never came to this: {what}"
-        time.sleep(0.01)
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------

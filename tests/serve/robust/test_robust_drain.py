@@ -26,9 +26,9 @@ from robust_peer import (
     http_request,
     pending,
     small,
-    until,
     write_models,
 )
+from waiting import until
 
 from inferometer.serve.kserve.messages import ModelStreamInferResponse
 from inferometer.wire import protobuf

@@ -23,9 +23,9 @@ from robust_peer import (
     http_request,
     pending,
     small,
-    until,
     write_models,
 )
+from waiting import until
 
 from inferometer.serve.kserve.messages import Chunk, ModelInferResponse
 

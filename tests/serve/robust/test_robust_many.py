@@ -14,9 +14,9 @@ from robust_peer import (
     many_connections,
     many_streams,
     small,
-    until,
     write_models,
 )
+from waiting import until
 
 COUNT = 1000
 
