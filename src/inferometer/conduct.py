@@ -94,7 +94,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
                 if show:
                     show.progress(snapshot)
         if statistics:
-            statistics.mark(0 if crew.interrupted else len(plan.stages) - stage - 1)
+            statistics.end(0 if crew.interrupted else len(plan.stages) - stage - 1)
     except BaseException:
         _forget_if_empty(folder, shards)
         raise

@@ -1,7 +1,6 @@
 """What our codecs get from Triton, by every way there is to ask it, is bit for bit what tritonclient gets."""
 
 import base64
-import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, split_bytes
 from triton_server import tensor as job_tensor
+from waiting import still
 
 from inferometer.config.schema import Server
 from inferometer.engine import ask, before, kserve
@@ -395,14 +395,7 @@ def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracl
 
 
 def settled(there: Place, model: str) -> tuple[control.ModelStatistics, ...]:
-    """The statistics once they stay the same for a while: Triton counts a request after it has answered it."""
-    found: tuple[control.ModelStatistics, ...] = ()
-    since = time.monotonic()
-    while time.monotonic() < since + 0.1:
-        latest = kserve.question(there, {}, "statistics", model)
-        if latest != found:
-            found, since = latest, time.monotonic()
-    return found
+    return still(lambda: kserve.question(there, {}, "statistics", model))
 
 
 SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
@@ -430,7 +423,7 @@ def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Ora
 @pytest.mark.parametrize("way", BOTH)
 def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str) -> None:
     there = place(triton, way)
-    earlier = kserve.question(there, {}, "statistics")
+    earlier = settled(there, "")
     for _ in range(3):
         infer(triton, way, "identity", [whole("INPUT0", "FP32", [2, 2], range(4))])
     since = {one.name: one for one in control.difference(earlier, settled(there, ""))}

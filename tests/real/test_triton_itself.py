@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from plain_client import get, post
 from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, tensor, values
+from waiting import until
 
 pytestmark = pytest.mark.real
 pytest_plugins = ["triton_server"]
@@ -293,6 +294,18 @@ def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
     }
 
 
+def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests: int) -> dict[str, int]:
+    """What was counted after `before`, once these requests are: Triton counts one after it has answered it."""
+    found: dict[str, int] = {}
+
+    def are_counted() -> bool:
+        found.update({name: now - before[name] for name, now in counts(oracle, url, model).items()})
+        return found["success"] + found["fail"] >= requests
+
+    until(are_counted, f"{requests} requests are counted")
+    return found
+
+
 @pytest.mark.parametrize("protocol", BINARY)
 def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol: str) -> None:
     """An answer that is an error counts as a success; only an execution that failed is a failure."""
@@ -300,8 +313,8 @@ def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol
     before = counts(oracle, url, "failing")
     for word in (b"fine", b"INTERNAL", b"RAISE"):
         oracle(url, model="failing", inputs=[texts("INPUT0", word)])
-    after = counts(oracle, url, "failing")
-    assert (after["success"] - before["success"], after["fail"] - before["fail"]) == (2, 1)
+    found = since(before, oracle, url, "failing", 3)
+    assert (found["success"], found["fail"]) == (2, 1)
 
 
 def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
@@ -310,18 +323,25 @@ def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: 
     before = counts(oracle, triton.http, "slow")
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
-    after = counts(oracle, triton.http, "slow")
     assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[60]] * 3
-    assert after["success"] - before["success"] == after["executions"] - before["executions"] == 3
-    assert after["infer_ns"] - before["infer_ns"] >= 3 * 60_000_000
-    assert after["queue_ns"] - before["queue_ns"] >= 60_000_000
+    found = since(before, oracle, triton.http, "slow", 3)
+    assert found["success"] == found["executions"] == 3
+    assert found["infer_ns"] >= 3 * 60_000_000
+    assert found["queue_ns"] >= 60_000_000
 
 
 def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:
+    """In the metrics a request is counted a little after it is in the statistics."""
+    before = counts(oracle, triton.http, "no_batch")
     oracle(triton.http, model="no_batch", inputs=[numbers("INPUT0", "FP32", [1], [1])])
+    count = before["success"] + since(before, oracle, triton.http, "no_batch", 1)["success"]
+    until(lambda: measured(triton, "no_batch") == count, f"{count} requests are in the metrics")
+
+
+def measured(triton: Triton, model: str) -> int:
     text = get(triton.metrics, "/metrics").decode()
-    (counted,) = re.findall(r'(?m)^nv_inference_request_success\{model="no_batch",version="1"\} (\d+)$', text)
-    assert int(counted) == counts(oracle, triton.http, "no_batch")["success"] > 0
+    (counted,) = re.findall(rf'(?m)^nv_inference_request_success\{{model="{model}",version="1"\}} (\d+)$', text)
+    return int(counted)
 
 
 # --- shared memory, other servers ---------------------------------------------------------------------------------------

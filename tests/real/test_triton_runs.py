@@ -18,6 +18,7 @@ import psutil
 import pytest
 from triton_server import Oracle, Triton, running
 from triton_server import tensor as job_tensor
+from waiting import still
 
 from inferometer import conduct
 from inferometer.analysis.breakdown import AVERAGES, Breakdown, breakdown
@@ -107,7 +108,12 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
 
 
 def stats(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
-    """What tritonclient says that the server counted."""
+    """What tritonclient says that the server counted, of all that was answered."""
+    return still(lambda: so_far(oracle, triton, model))
+
+
+def so_far(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
+    """The same while it may still count."""
     (found,) = oracle(triton.http, mode="statistics", model=model)["result"]["model_stats"]
     spent = {f"{name} {unit}": int(one.get(unit, 0)) for name, one in found["inference_stats"].items() for unit in one}
     return spent | {"inferences": found["inference_count"], "executions": found["execution_count"]}
@@ -516,7 +522,7 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
     with running(["slow"]) as triton:
 
         def kill() -> None:
-            while stats(oracle, triton, "slow").get("success count", 0) < 20:
+            while so_far(oracle, triton, "slow").get("success count", 0) < 20:
                 pass
             server = psutil.Process(triton.pid)
             for process in (server, *server.children(recursive=True)):  # its models are processes of their own

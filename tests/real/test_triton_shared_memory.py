@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import measure
 from triton_server import Triton
+from waiting import until
 
 from inferometer.engine import kserve, shared_memory
 from inferometer.engine.exchange import Place
@@ -202,7 +202,8 @@ def test_a_run_that_is_ended_with_requests_in_the_model(
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         before = inferences(url)
-        until(lambda: inferences(url) > before, process)
+        until(lambda: process.poll() is not None or inferences(url) > before)
+        assert process.poll() is None, process.communicate()
         (one,) = registered(url)
         assert one.name.startswith(f"{PREFIX}{process.pid}-")
         process.send_signal(number)
@@ -227,11 +228,3 @@ def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
 def inferences(url: str) -> int:
     (found,) = kserve.question(Place(parse(url)), {}, "statistics", "slow", "")
     return int(found.success.count)
-
-
-def until(happened: Any, process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happened():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)

@@ -2,8 +2,12 @@
 
 Servers count from their start, so what a stage took is a difference. A stage's end is seen within a fraction of a second, and
 requests that are under way then are counted where they end: a stage's figures are averages, not exact sums.
+
+A server counts a request when it is rid of it, which may be after its answer has come. So where nothing is under way, at the
+start and at the end, it is asked until it says the same twice.
 """
 
+import time
 from collections.abc import Mapping
 
 from inferometer.engine import kserve
@@ -15,26 +19,45 @@ from inferometer.wire.kserve.control import ModelStatistics, NotOffered, differe
 _Mark = list[tuple[ModelStatistics, ...]]
 """What each of the servers said at one time."""
 
+_LOOKS = 25
+_LOOK_S = 0.02
+
 
 class Watch:
-    """Asks for a model's statistics at its making and at every `mark`."""
+    """Asks for a model's statistics at its making, at every `mark`, and at the `end`."""
 
     def __init__(self, places: list[Place], headers: Mapping[str, str], model: str, version: str) -> None:
         self._places = places
         self._headers = headers
         self._model = (model, version)
-        self._marks: list[_Mark | None] = []
-        self.mark()
+        self._marks: list[_Mark | None] = [self._ask_until_still()]
 
     def mark(self, missed: int = 0) -> None:
         """A stage has ended; so have `missed` before it, of which nobody knows when: neither can be told apart."""
         self._marks += [None] * missed
+        self._marks.append(self._ask())
+
+    def end(self, missed: int = 0) -> None:
+        """The last stage has ended, and all its requests have."""
+        self._marks += [None] * missed
+        self._marks.append(self._ask_until_still())
+
+    def _ask(self) -> _Mark | None:
         try:
-            found = [kserve.question(place, self._headers, "statistics", *self._model) for place in self._places]
+            return [kserve.question(place, self._headers, "statistics", *self._model) for place in self._places]
         except (NotOffered, UserError):  # a server that cannot say is measured all the same; the report says so
-            self._marks.append(None)
-            return
-        self._marks.append(found)
+            return None
+
+    def _ask_until_still(self) -> _Mark | None:
+        """For half a second at most: others may use the server too."""
+        found = self._ask()
+        for _ in range(_LOOKS if found else 0):
+            time.sleep(_LOOK_S)
+            latest = self._ask()
+            if latest in (None, found):
+                break
+            found = latest
+        return found
 
     def stages(self) -> tuple[StageStatistics | None, ...]:
         """What happened from mark to mark; None where the server did not say."""
