@@ -39,8 +39,8 @@ def lag(facts: Facts) -> Check | None:
             p99_with, owed = _p99_owed_to_lag(facts, name)
             most = max(facts.limits.lag, LAG_SHARE * p99_with)
             if owed > most:
-                bad = f"Without the client's own lag the p99 of {name} were {format_seconds(owed)} less, more than {format_seconds(most)}: {sent_late}"
-                return Check("lag", "fail", owed, most, bad)
+                bad = f"Without the client's own lag the p99 of {name} would be {format_seconds(owed)} less, more than {format_seconds(most)}: {sent_late}"
+                return judge("lag", owed, most, late, bad)
     return judge("lag", p99, limit, late, f"{late}, more than {format_seconds(limit)}: {sent_late}")
 
 
