@@ -19,8 +19,9 @@ from inferometer.wire.kserve.control import ModelStatistics, NotOffered, differe
 _Mark = list[tuple[ModelStatistics, ...]]
 """What each of the servers said at one time."""
 
-_LOOKS = 25
 _LOOK_S = 0.02
+_STILL_WITHIN_S = 0.5
+"""For that long at most: others may use the server too."""
 
 
 class Watch:
@@ -49,9 +50,9 @@ class Watch:
             return None
 
     def _ask_until_still(self) -> _Mark | None:
-        """For half a second at most: others may use the server too."""
+        end = time.monotonic() + _STILL_WITHIN_S
         found = self._ask()
-        for _ in range(_LOOKS if found else 0):
+        while found and time.monotonic() < end:
             time.sleep(_LOOK_S)
             latest = self._ask()
             if latest in (None, found):
