@@ -14,8 +14,8 @@ from inferometer.fleet.crew import Snapshot
 from inferometer.report import console as report
 from inferometer.report.live import LiveView
 from inferometer.serve.background import running
-from inferometer.serve.settings import simulator
-from inferometer.serve.sim.settings import Fixed
+from inferometer.serve.settings import Settings
+from inferometer.serve.sim.settings import Fixed, Sim
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 WIDTH = 100
@@ -45,15 +45,14 @@ def save(sheet: Console, name: str, title: str) -> None:
 
 def main() -> None:
     with (
-        running(simulator(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05))) as url,
+        running(Settings(sim=Sim(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05)), http=8000)) as url,
         tempfile.TemporaryDirectory() as folder,
     ):
         load = {"type": "poisson", "rate": 40, "duration": "15s"}
         data = {"input": 128, "output": 64}
         config = from_mapping({"server": {"url": url}, "load": load, "data": data, "output": folder})
         run, summary = conduct.measure(config, Camera(Console(file=io.StringIO())))
-        text = report.render(run, summary, color=True).replace(url, "http://127.0.0.1:8000")
-        text = text.replace(str(run.folder), f"runs/{run.folder.name}")
+        text = report.render(run, summary, color=True).replace(str(run.folder), f"runs/{run.folder.name}")
     sheet = Console(record=True, width=WIDTH, file=io.StringIO())
     sheet.print(Text.from_ansi(text))
     save(sheet, "result", "inferometer report runs/LATEST")

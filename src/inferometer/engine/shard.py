@@ -64,6 +64,10 @@ class Shard:
         self._task = task
         self._loop = loop
         self._number = task.shard
+        # The spool first: the disk may be full, and nothing else is open yet.
+        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
+        self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
+        self._control = self._spool.control
         calls = task.calls
         self._heads = calls.heads
         self._requests = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
@@ -79,9 +83,6 @@ class Shard:
         self.agenda = Agenda(loop)
         self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
         self._over: list[Ended] = []  # and not yet settled
-        self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
-        self._spool.failure(CANCELLED, "")  # written now, so that rows can say it on a full disk too
-        self._control = self._spool.control
         self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
         self.stopping = False
         self.texts: list[tuple[int, str]] = []
