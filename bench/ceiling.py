@@ -4,7 +4,7 @@
 metrics, report. CPU a chunk, on streams of 100 a second, is that of all processes of `inferometer run`, less what a run of a second
 costs, which starts up and makes as many prompts. What a neighbour on the host does to a core's caches only ever adds to it, and for
 the same code by half within seconds: so the least of several rounds is compared with the least of the bare client's. The most chunks
-a second are what it takes of more than it can: such a run is INVALID, and says so.
+a second are those of a stream that the null server itself can hardly send: the client took at least as many.
 """
 
 import re
@@ -57,7 +57,7 @@ def main() -> int:
         Line(f"CPU a streamed chunk, {STREAMS} streams", _spread(cpu), "<= 8 us where bare takes 5", chunk_ok),
         Line("CPU a chunk / bare, by the least of each", f"{to_bare:.2f}", "<= 1.6", to_bare <= 1.6),
         Line("CPU a chunk / bare, median of pairs", f"{to_bare_median:.2f}"),
-        Line("most chunks a second", f"{median(most):,.0f}", ">= 100,000", median(most) >= 100_000),
+        Line("most chunks a second, client or server", f"{median(most):,.0f}", ">= 100,000", median(most) >= 100_000),
     ]
     facts = {"wrk": wrk, "aiohttp": aiohttp, "inferometer": inferometer, "full": full, "bare": bare, "cpu": cpu}
     return show("ceiling", lines, most=most, **facts)

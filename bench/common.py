@@ -91,10 +91,14 @@ def compiled(source: str) -> Iterator[Path]:
 def awake(core: int) -> Iterator[None]:
     """Keep a virtual core from being put to sleep by its host, whose waking it up would be charged to the client.
 
-    What keeps it awake runs at idle priority: it yields to anything else at once.
+    What keeps it awake runs at idle priority, which gives way to its own session alone where the kernel groups tasks by session
+    (autogroup): so it has one of its own, which gives way to the others.
     """
     command = pinned(core, "chrt", "-i", 0, sys.executable, "-c", "while True: pass")
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, start_new_session=True) as process:
+        group = Path(f"/proc/{process.pid}/autogroup")
+        if group.exists():
+            group.write_text("19")
         try:
             yield
         finally:

@@ -93,8 +93,8 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
                     stage = snapshot.stage
                 if show:
                     show.progress(snapshot)
-        if statistics:
-            statistics.end(0 if crew.interrupted else len(plan.stages) - stage - 1)
+            if statistics:
+                statistics.end(0 if crew.interrupted else len(plan.stages) - stage - 1)
     except BaseException:
         _forget_if_empty(folder, shards)
         raise

@@ -154,10 +154,43 @@ def test_lag_of_a_few_fails_where_it_moves_the_p99_of_the_latencies() -> None:
 
     found = check(opened(tails(5 * MS)), "lag")
     assert (found.status, found.value) == ("fail", pytest.approx(0.0051))  # 0.1 ms have all of them
-    assert found.limit == pytest.approx(0.005 * 0.0551, rel=1e-3) and "p99 of ttft" in found.message
+    assert (
+        found.limit == pytest.approx(0.005 * 0.0551, rel=1e-3)
+        and "p99 of ttft is 5.1 ms more than without" in found.message
+    )
     assert check(opened(tails(MS // 10)), "lag").status == "pass"
     quick = opened(tails(5 * MS, ttft=MS))
     assert (check(quick, "lag").status, check(quick, "lag").limit) == ("fail", 0.00025)
+
+
+def test_lag_of_one_stage_fails_however_large_the_others_are() -> None:
+    def late_second(rows: np.ndarray) -> None:
+        rows["stage"][560:] = 1
+        for name in ("sent", "first_token", "last_token", "done"):
+            rows[name][599:] += 5 * MS  # 1 of 40, of 600
+
+    plans = (made.OPEN, msgspec.structs.replace(made.OPEN, name="evening"))
+    found = check(opened(late_second, plan=plans), "lag")
+    assert (found.status, found.value) == ("fail", 0.0051) and "of stage 2 (evening)" in found.message
+    assert check(opened(late_second), "lag").status == "pass", "where it is all one"
+
+
+def test_lag_counts_where_failures_count_as_infinitely_slow() -> None:
+    """4 are sent 5 ms late and 3 failed: the p99, the 6th from the end, is one of the late."""
+
+    def change(rows: np.ndarray) -> None:
+        rows["first_token"] = rows["sent"] + 50 * MS
+        for name in ("sent", "first_token", "last_token", "done"):
+            rows[name][:4] += 5 * MS
+        made.fail(rows, slice(4, 7))
+
+    reset = (Failure("reset", ""),)
+    assert check(opened(change, failures=reset), "lag").status == "pass"
+    as_inf = config(measure={"failures_as_inf": True})
+    found = check(opened(change, failures=reset, config=as_inf), "lag")
+    assert (found.status, found.value) == ("fail", pytest.approx(0.0051))
+    with_many = check(opened(lambda rows: made.fail(rows, slice(0, 10)), failures=reset, config=as_inf), "lag")
+    assert with_many.status == "pass", "the p99s are infinite, lag or no lag"
 
 
 def test_lag_that_the_cap_is_to_blame_for_may_move_the_p99() -> None:

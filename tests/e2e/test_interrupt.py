@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 from command import assert_one_line, cli, start
 
 from inferometer.engine.spool import Control
+from inferometer.serve.background import serving
+from inferometer.serve.settings import Settings
 
 SLOW = ("--set", "server.headers={x-sim-fault: stall=20s}")
 """The simulator begins each answer and then says nothing for twenty seconds."""
@@ -109,6 +112,33 @@ def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -
     assert sorted(row["id"] for row in rows) == list(range(len(rows)))
     assert len(rows) >= 22
     assert_whole(folder, out)
+
+
+CTRL_C_AT_THE_END = """
+import os, signal
+from inferometer.cli.main import entry
+from inferometer.observe.statistics import Watch
+
+end = Watch.end
+def interrupted(self, missed=0):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    end(self, missed)
+
+Watch.end = interrupted
+entry()
+"""
+
+
+def test_ctrl_c_while_the_servers_statistics_are_asked_for_costs_nothing(tmp_path: Path) -> None:
+    options = ("--concurrency", "2", "--requests", "20", "--set", "server.api=kserve", "--set", f"output={tmp_path}")
+    with serving(Settings(models=("identity",), http=0)) as server:
+        command = [sys.executable, "-c", CTRL_C_AT_THE_END, "run", server.url, *options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    folder = (tmp_path / "LATEST").resolve()
+    assert json.loads((folder / "summary.json").read_bytes())["counts"]["ok"] == 20
+    assert_whole(folder, done.stdout)
 
 
 def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> None:

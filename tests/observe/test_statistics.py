@@ -12,72 +12,92 @@ from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The inferences that the server says, one number a question; -1 for a server that does not say."""
-    numbers: list[int] = []
+class Server:
+    """Says the next of `counts` when asked, and the last again and again; -1: it does not answer. Sleeping takes no time."""
 
-    def question(*_: object) -> tuple[ModelStatistics, ...]:
-        number = numbers.pop(0)
-        if number < 0:
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.asked = 0
+        self.now = 0.0
+
+    def question(self, *_: object) -> tuple[ModelStatistics, ...]:
+        self.asked += 1
+        count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
+        if count < 0:
             raise UserError("cut off")
-        return (ModelStatistics(name="m", version="1", inference_count=number),)
+        return (ModelStatistics(name="m", version="1", inference_count=count),)
 
-    monkeypatch.setattr(kserve, "question", question)
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
-    return numbers
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def watch() -> Watch:
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(kserve, "question", made.question)
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    return made
+
+
+def watch(server: Server, *counts: int) -> Watch:
+    server.counts = list(counts)
     return Watch([Place(parse("http://127.0.0.1:8000"))], {}, "m", "")
 
 
-def inferences(found: Watch) -> list[int | None]:
+def mark(server: Server, found: Watch, count: int, missed: int = 0) -> None:
+    server.counts = [count]
+    found.mark(missed)
+
+
+def end(server: Server, found: Watch, *counts: int) -> list[int | None]:
+    """What each stage has when this is said at the end."""
+    server.counts = list(counts)
+    found.end()
     return [None if stage is None else stage.inferences for stage in found.stages()]
 
 
-def test_a_stage_is_what_came_between_two_marks(counted: list[int]) -> None:
-    counted += [100, 100, 110, 150, 150]
-    found = watch()
-    found.mark()
-    found.end()
-    assert inferences(found) == [10, 40]
+def test_a_stage_is_what_came_between_two_marks(server: Server) -> None:
+    found = watch(server, 100)
+    mark(server, found, 110)
+    assert end(server, found, 150) == [10, 40]
 
 
-def test_stages_that_ended_unseen_have_none_and_those_after_them_keep_their_place(counted: list[int]) -> None:
+def test_stages_that_ended_unseen_have_none_and_those_after_them_keep_their_place(server: Server) -> None:
     """Stage 0 is seen to end, then 1 and 2 both have ended, then 3."""
-    counted += [0, 0, 10, 60, 100, 100]
-    found = watch()
-    found.mark()
-    found.mark(1)
-    found.end()
-    assert inferences(found) == [10, None, None, 40]
+    found = watch(server, 0)
+    mark(server, found, 10)
+    mark(server, found, 60, missed=1)
+    assert end(server, found, 100) == [10, None, None, 40]
 
 
-def test_what_is_counted_after_its_answer_is_awaited_before_the_first_stage_and_after_the_last(
-    counted: list[int],
-) -> None:
-    counted += [7, 8, 8, 17, 18, 18]
-    found = watch()
-    found.end()
-    assert inferences(found) == [10]
-    assert counted == []
+def test_what_is_counted_after_its_answer_is_awaited_before_the_first_stage_and_after_the_last(server: Server) -> None:
+    found = watch(server, 7, 7, 8)
+    assert end(server, found, 16, 17, 17, 18) == [10]
+    assert server.now < 1
 
 
-def test_a_server_that_others_use_too_is_not_awaited_for_long(counted: list[int]) -> None:
-    counted += range(1000)
-    found = watch()
-    found.end()
-    assert inferences(found) == [pytest.approx(26, abs=1)]  # every 20 ms for half a second
+def test_it_is_asked_for_while_nothing_is_under_way_only(server: Server) -> None:
+    found = watch(server, 0)
+    asked, at = server.asked, server.now
+    mark(server, found, 10)
+    assert (server.asked, server.now) == (asked + 1, at)
+
+
+def test_a_server_that_others_use_too_is_not_awaited_for_long(server: Server) -> None:
+    found = watch(server, 0)
+    begin = server.now
+    (count,) = end(server, found, *range(1000))
+    assert count is not None and count > 20, "it is the latest"
+    assert server.now - begin == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [([-1, 10, 10], None), ([0, 0, -1], None), ([0, -1, 10, 10], 10), ([0, 0, 9, 10, -1], 10)]
+    ("before", "after", "told"),
+    [([-1], [10], None), ([0], [-1], None), ([0, -1], [10], 10), ([0], [9, 10, -1], 10)],
 )
-def test_a_server_that_does_not_say_or_says_it_once(counted: list[int], said: list[int], told: int | None) -> None:
-    counted += said
-    found = watch()
-    found.end()
-    assert inferences(found) == [told]
+def test_a_server_that_does_not_say_or_says_it_once(
+    server: Server, before: list[int], after: list[int], told: int | None
+) -> None:
+    found = watch(server, *before)
+    assert end(server, found, *after) == [told]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from plain_client import get, post
 from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, tensor, values
-from waiting import until
+from waiting import still, until
 
 pytestmark = pytest.mark.real
 pytest_plugins = ["triton_server"]
@@ -296,21 +296,19 @@ def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
 
 def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests: int) -> dict[str, int]:
     """What was counted after `before`, once these requests are: Triton counts one after it has answered it."""
-    found: dict[str, int] = {}
 
-    def are_counted() -> bool:
-        found.update({name: now - before[name] for name, now in counts(oracle, url, model).items()})
-        return found["success"] + found["fail"] >= requests
+    def found() -> dict[str, int]:
+        return {name: now - before[name] for name, now in counts(oracle, url, model).items()}
 
-    until(are_counted, f"{requests} requests are counted")
-    return found
+    until(lambda: found()["success"] + found()["fail"] >= requests, f"{requests} requests are counted")
+    return still(found)
 
 
 @pytest.mark.parametrize("protocol", BINARY)
 def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol: str) -> None:
     """An answer that is an error counts as a success; only an execution that failed is a failure."""
     url = url_of(triton, protocol)
-    before = counts(oracle, url, "failing")
+    before = still(lambda: counts(oracle, url, "failing"))
     for word in (b"fine", b"INTERNAL", b"RAISE"):
         oracle(url, model="failing", inputs=[texts("INPUT0", word)])
     found = since(before, oracle, url, "failing", 3)
@@ -320,7 +318,7 @@ def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol
 def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
     """Three of 60 ms at once: each is 60 ms in the model, and two of them wait for another one first."""
     body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [60]}]}
-    before = counts(oracle, triton.http, "slow")
+    before = still(lambda: counts(oracle, triton.http, "slow"))
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
     assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[60]] * 3
@@ -332,7 +330,7 @@ def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: 
 
 def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:
     """In the metrics a request is counted a little after it is in the statistics."""
-    before = counts(oracle, triton.http, "no_batch")
+    before = still(lambda: counts(oracle, triton.http, "no_batch"))
     oracle(triton.http, model="no_batch", inputs=[numbers("INPUT0", "FP32", [1], [1])])
     count = before["success"] + since(before, oracle, triton.http, "no_batch", 1)["success"]
     until(lambda: measured(triton, "no_batch") == count, f"{count} requests are in the metrics")

@@ -4,7 +4,7 @@ Servers count from their start, so what a stage took is a difference. A stage's 
 requests that are under way then are counted where they end: a stage's figures are averages, not exact sums.
 
 A server counts a request when it is rid of it, which may be after its answer has come. So where nothing is under way, at the
-start and at the end, it is asked until it says the same twice.
+start and at the end, it is asked until it has said the same for a while.
 """
 
 import time
@@ -20,8 +20,9 @@ _Mark = list[tuple[ModelStatistics, ...]]
 """What each of the servers said at one time."""
 
 _LOOK_S = 0.02
-_STILL_WITHIN_S = 0.5
-"""For that long at most: others may use the server too."""
+_STILL_S = 0.06
+_PATIENCE_S = 0.5
+"""For others may use the server too."""
 
 
 class Watch:
@@ -39,7 +40,7 @@ class Watch:
         self._marks.append(self._ask())
 
     def end(self, missed: int = 0) -> None:
-        """The last stage has ended, and all its requests have."""
+        """The last stage has ended, and so has all that was asked, but for what the server still does of what was given up."""
         self._marks += [None] * missed
         self._marks.append(self._ask_until_still())
 
@@ -50,14 +51,15 @@ class Watch:
             return None
 
     def _ask_until_still(self) -> _Mark | None:
-        end = time.monotonic() + _STILL_WITHIN_S
+        begin = since = time.monotonic()
         found = self._ask()
-        while found and time.monotonic() < end:
+        while found and time.monotonic() - since < _STILL_S and time.monotonic() - begin < _PATIENCE_S:
             time.sleep(_LOOK_S)
             latest = self._ask()
-            if latest in (None, found):
+            if latest is None:
                 break
-            found = latest
+            if latest != found:
+                found, since = latest, time.monotonic()
         return found
 
     def stages(self) -> tuple[StageStatistics | None, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from inferometer.analysis.checks import client, load, outcome, sample
+from inferometer.analysis.checks import client, lag, load, outcome, sample
 from inferometer.analysis.checks.facts import Check, Facts
 
 __all__ = ["CHECKS", "Check", "Facts", "examine", "verdict"]
@@ -25,7 +25,7 @@ CHECKS = {
         Rule("workers", "no client process died or hung", outcome.workers),
         Rule("failures", "failed / (ok + failed) of the window is at most limits.failures", outcome.failures),
         Rule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
-        Rule("lag", f"open loop: p99 of client_lag is at most limits.lag, or {load.LAG_SHARE:.1%} of the median ttft_service (not streamed: e2e_service) if that is more; and the p99s of ttft and e2e owe client_lag no more than limits.lag, or {load.LAG_SHARE:.1%} of themselves", load.lag),
+        Rule("lag", f"open loop: p99 of client_lag is at most limits.lag, or {lag.SHARE:.1%} of the median ttft_service (not streamed: e2e_service) if that is more; and the p99s of ttft and e2e are at most limits.lag, or {lag.SHARE:.1%} of themselves, more than without client_lag; each also of every stage", lag.lag),
         Rule("rate", f"open loop: requests were sent at {load.SHARE:.0%} of the planned rate or more", load.rate),
         Rule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more (a warning where answers are so short that the time to ask again, {load.TURN_AROUND * 1e6:.0f} µs at most, makes the difference, or where 1 was asked)", load.concurrency),
         Rule("stability", "stages with a limit `stable`: in three windows in a row, throughput and mean latency were at most that share apart", load.stable),

@@ -5,59 +5,14 @@ from typing import Literal
 import numpy as np
 
 from inferometer.analysis import stability
-from inferometer.analysis.checks.facts import Check, Facts, FailureCount, count_failures, judge
-from inferometer.analysis.metrics import METRICS, client_lag, stages_of
-from inferometer.analysis.percentiles import rank
+from inferometer.analysis.checks.facts import Check, Facts, FailureCount, count_failures
+from inferometer.analysis.checks.lag import allowed
+from inferometer.analysis.metrics import stages_of
 from inferometer.records import CANCELLED, DROPPED, MISSING, Columns, StagePlan
 from inferometer.units import NS, format_seconds
 
 SHARE = 0.95
 """Of the rate or the concurrency asked for, that must have been reached."""
-
-LAG_SHARE = 0.005
-"""Of the median time to first token, that may be the client's lag (p99): half of the hundredth that a VALID run may be off, for
-the lag is not all that the client adds."""
-
-
-def _allowed_lag(facts: Facts) -> float:
-    """What a late send may add to the latency that is measured first: the first token's, or the whole answer's."""
-    medians = [facts.metrics[name].value("p50") for name in ("ttft_service", "e2e_service")]
-    median = next((value for value in medians if value is not None and np.isfinite(value)), 0.0)
-    return max(facts.limits.lag, LAG_SHARE * median)
-
-
-def lag(facts: Facts) -> Check | None:
-    """Of open loops: a closed one measures from the send, and what it is late by shows in the concurrency reached."""
-    p99 = facts.metrics["client_lag"].value("p99")
-    if p99 is None or not any(stage.open for stage in facts.run.manifest.plan):
-        return None
-    limit = _allowed_lag(facts)
-    late = f"p99 of the client's own lag is {format_seconds(p99)}"
-    sent_late = "the client sent late. If it is busy, use more client.processes or lower the load; if its host is (a shared or virtual machine wakes late), use a quieter one, or allow it with limits.lag."
-    if p99 <= limit:
-        for name in ("ttft", "e2e"):
-            p99_with, owed = _p99_owed_to_lag(facts, name)
-            most = max(facts.limits.lag, LAG_SHARE * p99_with)
-            if owed > most:
-                bad = f"Without the client's own lag the p99 of {name} would be {format_seconds(owed)} less, more than {format_seconds(most)}: {sent_late}"
-                return judge("lag", owed, most, late, bad)
-    return judge("lag", p99, limit, late, f"{late}, more than {format_seconds(limit)}: {sent_late}")
-
-
-def _p99_owed_to_lag(facts: Facts, name: str) -> tuple[float, float]:
-    """The p99, and by how much less it would be without the client's lag: few late sends and few late answers add up to a tail
-    that neither has alone."""
-    rows = facts.run.records.rows
-    rows = rows[facts.steady & (rows["failure"] == 0)]
-    values = METRICS[name].values
-    assert values is not None
-    found = np.stack([values(rows), client_lag(rows) * (rows["open_loop"] != 0)])
-    with_lag, own_lag = found[:, ~np.isnan(found).any(axis=0)]
-    if not len(with_lag):
-        return 0.0, 0.0
-    place = rank(990, len(with_lag)) - 1
-    p99, without = (float(np.partition(each, place)[place]) for each in (with_lag, with_lag - own_lag))
-    return p99, p99 - without
 
 
 def rate(facts: Facts) -> Check | None:
@@ -65,7 +20,8 @@ def rate(facts: Facts) -> Check | None:
     rows = facts.run.records.rows
     found = []
     for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
-        if (result := _rate(rows[rows["stage"] == stage], _allowed_lag(facts))) is not None:
+        own = rows[rows["stage"] == stage]
+        if (result := _rate(own, allowed(facts, own))) is not None:
             found.append((*result, int(stage)))
     if not found:
         return None
