@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from command import cli
+from command import assert_one_line, cli
 
 from inferometer import __version__
 from inferometer.cli.main import VERBS
@@ -44,13 +44,18 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["rnu"], ["--nonsense"], ["run"], ["run", "x", "--rate", "fast"], ["report"]])
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["run"], ["run", "x", "--rate", "fast"], ["report"]])
 def test_a_wrong_command_line_is_said_without_a_traceback_and_exits_with_2(arguments: list[str]) -> None:
     said = cli(*arguments)
     assert said.status == 2
     assert "Error: " in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_an_unknown_command_names_the_nearest_or_all() -> None:
+    assert_one_line(cli("rnu", "http://127.0.0.1:8000"), "no command 'rnu'", "inferometer run")
+    assert_one_line(cli("xyzzy"), "no command 'xyzzy'", "calibrate")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

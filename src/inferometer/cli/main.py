@@ -1,5 +1,6 @@
 """`inferometer`: the verbs, each imported when it is called, so that `--help` is instant."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -30,6 +31,15 @@ class _Verbs(click.Group):
         command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name.replace('-', '_')}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], VERBS, 1, 0.5)
+            remedy = f"write inferometer {near[0]}" if near else f"there are {', '.join(VERBS)}"
+            raise UserError(f"there is no command '{args[0]}'", remedy)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
@@ -41,14 +51,14 @@ def main() -> None:
     """Says how fast a model server really is.
 
     \b
-    inferometer run http://127.0.0.1:8000        measure what runs there
-    inferometer run grpc://127.0.0.1:8001        the same for a tensor server: Triton, KServe v2
+    inferometer run http://127.0.0.1:8000   measure what runs there
+    inferometer run grpc://127.0.0.1:8001   a tensor server: Triton, KServe v2
     inferometer run bench.yaml --set load.rate=50
-    inferometer infer http://127.0.0.1:8000 --prompt Hello    one request by hand
-    inferometer serve identity                   a server to try it on
-    inferometer report runs/LATEST               the same report again
+    inferometer infer http://127.0.0.1:8000 --prompt Hello    one by hand
+    inferometer serve identity              a server to try it on
+    inferometer report runs/LATEST          the same report again
 
-    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input.
+    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input, 130 interrupted.
 
     Shell completion: eval "$(_INFEROMETER_COMPLETE=bash_source inferometer)" (or zsh_source, fish_source).
     """

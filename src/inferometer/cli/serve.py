@@ -59,25 +59,26 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 _EPILOG = f"""
-\b
 Models: a built-in name, a model file, a model's folder, or a repository of models (REPOSITORY/MODEL/config.pbtxt and
 REPOSITORY/MODEL/1/..., as Triton has it). docs/serve.md says what it does, docs/backends.md which models it takes.
-\b
-  inferometer serve                            the simulator, with OpenAI endpoints
-  inferometer serve classifier                 an image classifier with seeded weights  (pip install 'inferometer[torch]')
-  inferometer serve identity sim               both
-  inferometer serve models/ --config instance_group.count=2
-  inferometer serve resnet.onnx --config max_batch_size=8 --config dynamic_batching.max_queue_delay_microseconds=500
 
 \b
+  inferometer serve                the simulator, with OpenAI endpoints
+  inferometer serve classifier     an image classifier (inferometer[torch])
+  inferometer serve identity sim   both
+  inferometer serve models/ --config instance_group.count=2
+  inferometer serve resnet.onnx --config max_batch_size=8
+
 The simulator, fixed timing (the default): every request gets its first token after --ttft, each further one --itl later.
+
 \b
   inferometer serve --ttft 50ms --itl 10ms --max-batch 64
-\b
+
 Batch engine, as LLM servers have, with any of --prefill-rate, --decode-step and their like: all sequences move together,
 and a step lasts (prefill overhead + prefill tokens / prefill rate) + (decode step + sequences x cost a sequence).
+
 \b
-  inferometer serve --prefill-rate 20000 --decode-step 8ms --decode-per-seq 50us --max-batch 64 --prefix-cache
+  inferometer serve --prefill-rate 20000 --decode-step 8ms --prefix-cache
 
 Faults: --fault KIND[=ARG][@WHEN], any number of them; the first that fits a request strikes it. KIND:
 
@@ -88,7 +89,7 @@ WHEN:
 {_table(list(WHENS.items()))}
 
 \b
-  inferometer serve --fault reject=503@5% --fault stall=2s@#7 --fault freeze=2s@t=5s
+  inferometer serve --fault reject=503@5% --fault stall=2s@#7
 """
 
 

@@ -17,7 +17,7 @@ INTRO = """# The configuration file
 seconds). An unknown key is an error that names the nearest right one.
 
 ```yaml
-server: {url: "http://127.0.0.1:8000", model: my-model, api: completions, stream: true}
+server: {url: "http://127.0.0.1:8000", model: sim, api: completions, stream: true}
 data:   {type: synthetic, input: 64, output: 100}
 load:   {type: poisson, rate: 500, duration: 10s}
 ```
