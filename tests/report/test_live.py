@@ -145,6 +145,50 @@ def test_after_the_last_send_it_waits_for_answers(watched: Any) -> None:
     assert "100%" in text
 
 
+def reached(text: str) -> str:
+    return next(line for line in text.splitlines() if "reached" in line).partition("reached ")[2].split()[0]
+
+
+def test_the_time_before_the_start_is_not_in_the_rate(watched: Any) -> None:
+    preparing = [snapshot(started=False, elapsed=0.0, sent=0)] * 3
+    assert reached(watched(OPEN).show(*preparing, snapshot(elapsed=1.81, sent=48))) == "26.52/s"
+
+
+def test_the_rate_is_that_of_the_last_seconds(watched: Any) -> None:
+    sent = [(1.0, 10), (2.0, 20), (3.0, 30), (8.0, 530), (8.5, 580)]
+    assert reached(watched(OPEN).show(*(snapshot(elapsed=at, sent=count) for at, count in sent))) == "100/s"
+
+
+@pytest.mark.parametrize(
+    ("load", "last"),
+    [(OPEN, 500), (CLOSED, 200), (CLOSED | {"requests": None, "duration": "10s"}, 321)],
+    ids=["open", "by requests", "by time"],
+)
+def test_the_rate_does_not_fall_while_the_last_answers_are_awaited(watched: Any, load: Any, last: int) -> None:
+    view = watched({name: value for name, value in load.items() if value is not None})
+    before = reached(view.show(snapshot(elapsed=6.0, sent=6 * last // 10), snapshot(elapsed=10.0, sent=last)))
+    assert float(before.removesuffix("/s")) == pytest.approx(last / 10, rel=0.02)
+    assert reached(view.show(*(snapshot(elapsed=10.0 + late, sent=last) for late in (0.25, 2.0, 9.0)))) == before
+
+
+def test_the_rate_does_not_fall_after_ctrl_c(watched: Any) -> None:
+    view = watched(OPEN)
+    before = reached(view.show(snapshot(elapsed=2.0, sent=100)))
+    assert reached(view.show(snapshot(elapsed=5.0, sent=100, stopping=True))) == before == "50/s"
+
+
+def test_what_still_waits_for_the_cap_is_something_to_send(watched: Any) -> None:
+    view = watched(OPEN)
+    view.show(snapshot(elapsed=9.0, sent=90), snapshot(elapsed=10.0, sent=100, queued=400))
+    assert reached(view.show(snapshot(elapsed=14.0, sent=140, queued=360))) == "10/s"
+
+
+def test_large_rates_are_written_out(watched: Any) -> None:
+    text = watched(OPEN | {"rate": 20_000}).show(snapshot(elapsed=1.0, sent=12_345))
+    assert "constant 20,000/s" in text and "asked 20,000/s" in text
+    assert reached(text) == "12,345/s"
+
+
 def test_stages_ask_for_what_the_stage_asks_for(watched: Any) -> None:
     view = watched({"stages": [OPEN, CLOSED | {"duration": "5s"}, {"type": "ramp", "end": 100, "duration": "10s"}]})
     assert "3 stages" in view.show(snapshot(stage=0))
@@ -164,7 +208,7 @@ def test_without_a_terminal_there_are_plain_lines(watched: Any) -> None:
     view.show(snapshot(rows=answered(9)))
     first, line, *rest = view.written.getvalue().splitlines()
     assert first == "http://127.0.0.1:8000 and 1 more  my-model  constant 50/s  (2 client processes)"
-    assert line.split()[:6] == ["2.0s", "20%", "asked", "50/s", "reached", "0/s"]
+    assert line.split()[:6] == ["2.0s", "20%", "asked", "50/s", "reached", "50/s"]
     assert "TTFT 20 ms / 20 ms" in line
     assert rest == []
 

@@ -75,43 +75,62 @@ FOUND: dict[str, Callable[[], Comparison]] = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_the_bytes(name: str) -> None:
-    text, path = protocols.render(FOUND[name]()), GOLDEN / f"protocols_{name}.txt"
+    text, path = protocols.render(FOUND[name](), width=100), GOLDEN / f"protocols_{name}.txt"
     if os.environ.get("INFEROMETER_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("width", [70, 80, 99, 100])
 @pytest.mark.parametrize("name", FOUND)
-def test_it_fits_100_columns_and_lets_no_control_character_through(name: str) -> None:
-    lines = protocols.render(FOUND[name]()).splitlines()
-    assert max(map(len, lines)) <= 100
+def test_it_fits_and_lets_no_control_character_through(name: str, width: int) -> None:
+    text = protocols.render(FOUND[name](), width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width and "…" not in text
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
-    assert all(f" {note}" in lines for note in protocols._notes(FOUND[name]()))
+    assert all(f" {note} " in " ".join(text.split()) for note in protocols._notes(FOUND[name]()))
+    heads = next(line for line in lines if "times in ms" in line)
+    assert all(head in heads for head in ("req/s", "e2e p50", "p99", "server", "network", "verdict"))
+    assert ("bytes a request" in text) == ("bytes out" in heads) == (width >= 80)
+    assert ("mean" in heads) == (width >= 99)
+
+
+def test_bars_take_the_room_that_there_is() -> None:
+    longest = {
+        width: max(
+            line.count("█") + line.count("▒") for line in protocols.render(by_request(), width=width).splitlines()
+        )
+        for width in (70, 80, 100)
+    }
+    assert longest == {70: 26, 80: 36, 100: 56}
 
 
 def test_large_numbers_fit_too() -> None:
     runs = {way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in WAYS}
-    lines = protocols.render(with_cells({1_000_000_000: runs})).splitlines()
+    for width in (70, 80):
+        text = protocols.render(with_cells({1_000_000_000: runs}), width=width)
+        assert max(map(len, text.splitlines())) <= width and "…" not in text
+    lines = protocols.render(with_cells({1_000_000_000: runs}), width=100).splitlines()
     assert max(map(len, lines)) <= 100
     assert "5,000,000,000" in "".join(lines) and "…" not in "".join(lines)
 
 
 def test_colour_changes_nothing_but_colour() -> None:
-    plain, colored = (protocols.render(by_statistics(), color=color) for color in (False, True))
+    plain, colored = (protocols.render(by_statistics(), color=color, width=100) for color in (False, True))
     assert "\x1b[" in colored and "\x1b[" not in plain
     assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
 
 
 def test_a_check_that_several_cells_fail_is_told_once() -> None:
     runs = {way: measured(2.0, failed=100 + place) for place, way in enumerate(WAYS)}
-    told = [line for line in protocols.render(with_cells({1000: runs})).splitlines() if "✗" in line]
+    told = [line for line in protocols.render(with_cells({1000: runs}), width=100).splitlines() if "✗" in line]
     assert len(told) == 1
     assert told[0].startswith(" ✗ failures: gRPC unary, 1 kB and 3 more: 100 of 500 requests failed")
 
 
 def test_bars_are_as_long_as_their_times_say() -> None:
     found = by_request()
-    lines = protocols.render(found).splitlines()
+    lines = protocols.render(found, width=100).splitlines()
     drawn = [(line.count("█"), line.count("▒")) for line in lines if line.endswith(" ms") and "█" in line]
     longest = max(cell.mean or 0 for cell in found.cells)
     for (server, network), cell in zip(drawn, found.cells, strict=True):

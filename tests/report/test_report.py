@@ -134,20 +134,103 @@ def test_console_fits_100_columns_and_lets_no_control_character_through(name: st
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
 
 
+@pytest.mark.parametrize("width", [70, 80, 99])
+@pytest.mark.parametrize("name", RUNS)
+def test_console_fits_a_narrower_terminal_too(name: str, width: int) -> None:
+    run = RUNS[name]()
+    text = console.render(run, summarise(run), explain=True, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "…" not in text.replace("ve…", "").replace("m…", "")
+    if "latency, ms" in text:
+        heads = next(line for line in text.splitlines() if "latency, ms" in line).split()
+        assert {"mean", "p50", "p95", "p99", "max"} <= set(heads) and ("CI" in heads) == (width == 99)
+
+
+def test_80_columns_say_all_that_100_say_but_some_columns() -> None:
+    golden("invalid_80.txt", console.render(invalid(), summarise(invalid()), width=80))
+
+
+def test_a_note_is_about_the_columns_that_are_there() -> None:
+    run = not_streamed()
+    assert "4,603 for p99.9" in " ".join(console.render(run, summarise(run), width=80).split())
+    assert "for p99.9" not in console.render(run, summarise(run), width=70)
+
+
 def test_huge_numbers_fit_too() -> None:
     rows, chunks = made.open_rows()
     rows["sent"][300:] += 3_000 * made.SECOND
     for name in ("first_token", "last_token", "done"):
         rows[name][300:] += 30_000 * made.SECOND
     run = made.run(rows, Chunks(chunks.arrival * 10_000, chunks.tokens), plan=STAGES)
-    text = console.render(run, summarise(run))
-    assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+    for width in (70, 80, 100):
+        text = console.render(run, summarise(run), width=width)
+        assert max(map(len, text.splitlines())) <= width and "…" not in text
 
 
-def test_colour_changes_nothing_but_colour() -> None:
+def lines_of(run: Run, width: int = 100) -> list[str]:
+    return [line.strip() for line in console.render(run, summarise(run), width=width).splitlines()]
+
+
+def all_failed(plan: tuple[StagePlan, ...]) -> Run:
+    rows, chunks = made.open_rows()
+    made.fail(rows, slice(0, 600))
+    return made.run(rows, chunks, failures=BUSY, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "legend"),
+    [
+        ((made.OPEN,), "lag: from the intended instant to the send"),
+        ((made.CLOSED,), "lag: how long a free user waited for the send"),
+        (
+            (made.OPEN, made.CLOSED),
+            "lag: from the intended instant to the send; in closed loop how long a free user waited for the send",
+        ),
+    ],
+)
+def test_where_all_failed_no_row_is_explained_that_is_not_there(plan: tuple[StagePlan, ...], legend: str) -> None:
+    text = " ".join(lines_of(all_failed(plan)))
+    assert f" {legend} " in text
+    assert "e2e count" not in text and "ttft and" not in text
+
+
+def test_open_and_closed_stages_count_from_different_instants() -> None:
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] >= 300
+    rows["open_loop"][300:] = 0
+    lines = lines_of(made.run(rows, chunks, plan=(made.OPEN, made.CLOSED)))
+    assert "ttft and e2e count from the intended instant in open loop, from the send in closed loop" in lines
+    assert "service counts from the send; lag: how late that was, or how long a free user waited for it" in lines
+
+
+def test_cancelled_requests_are_told_apart_among_the_failed() -> None:
+    rows, chunks = made.open_rows()
+    made.fail(rows, slice(0, 30))
+    made.never_sent(rows, slice(590, 600), 2)
+    run = made.run(rows, chunks, failures=(Failure("http_503", "busy"), Failure("cancelled", "")), plan=(made.OPEN,))
+    lines = lines_of(run)
+    place = next(place for place, line in enumerate(lines) if line.startswith("requests"))
+    assert lines[place].split()[1:5] == ["560", "ok", "40", "failed"]
+    assert lines[place + 1] == "of which 10 cancelled"
+    assert any("30 of 590 requests failed" in line for line in lines)
+    assert "requests     560 ok   40 failed, of which 10 cancelled   0 dropped" in lines_of(run, 80)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(2e6, "2,000,000"), (500.0, "500"), (0.5, "0.5"), (1234.5, "1,234.5"), (999_999.7, "1,000,000"), (1e5, "100,000")],
+)
+def test_rates_are_written_out(rate: float, text: str) -> None:
+    run = made.run(made.blank(0), plan=(msgspec.structs.replace(made.OPEN, rate=rate),))
+    assert f"poisson, {text} requests/s, for 6 s" in console.render(run, summarise(run))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_colour_changes_nothing_but_colour(width: int) -> None:
     run = invalid()
     summary = summarise(run)
-    plain, colored = (console.render(run, summary, color=color) for color in (False, True))
+    plain, colored = (console.render(run, summary, color=color, width=width) for color in (False, True))
     assert "\x1b[" in colored and "\x1b[" not in plain
     assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
 

@@ -1,6 +1,13 @@
 """`inferometer calibrate`: what this machine itself can do."""
 
+from typing import TYPE_CHECKING
+
 import click
+
+from inferometer.units import format_seconds
+
+if TYPE_CHECKING:
+    from inferometer.calibrate import Calibration
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,11 +23,9 @@ def command(seconds: float, json_path: str | None) -> int:
     """
     import msgspec  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
 
-    from inferometer.calibrate import RATES, STEPS, calibrate  # noqa: PLC0415
+    from inferometer.calibrate import STEPS, calibrate  # noqa: PLC0415
     from inferometer.report.out import check_paths, export  # noqa: PLC0415
-    from inferometer.units import format_seconds  # noqa: PLC0415
 
     check_paths(json_path, None)
     progress = Console(stderr=True)
@@ -33,41 +38,37 @@ def command(seconds: float, json_path: str | None) -> int:
 
     found = calibrate(seconds, note)
     if json_path != "-":
-        table = Table.grid(padding=(0, 3))
-        rows = [
-            (
-                "ceiling",
-                f"{found.requests_per_second:,.0f} requests/s",
-                f"{format_seconds(found.cpu_per_request)} of CPU each",
-            ),
-            (
-                "streaming",
-                f"{found.chunks_per_second:,.0f} chunks/s a core",
-                f"{format_seconds(found.cpu_per_chunk)} of CPU each",
-            ),
-            (
-                "added latency",
-                f"{format_seconds(found.added_latency_p50)} p50",
-                f"{format_seconds(found.added_latency_p99)} p99",
-            ),
-            (
-                "error of a gap",
-                f"{format_seconds(found.itl_error_p50)} p50",
-                f"{format_seconds(found.itl_error_p99)} p99",
-            ),
-        ]
-        for rate in RATES:
-            rows.append(
-                (
-                    f"lag at {rate:,}/s",
-                    f"{format_seconds(found.lag_p50[str(rate)])} p50",
-                    f"{format_seconds(found.lag_p99[str(rate)])} p99",
-                )
-            )
-        rows.append(("clock", f"{found.stamps} stamps", found.timer))
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False).print(table)
+        click.echo(_text(found), nl=False)
     if json_path is not None:
         export(json_path, lambda file: file.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"))
     return 0
+
+
+def _text(found: "Calibration") -> str:
+    """In three columns."""
+    rows = [
+        ("ceiling", f"{_count(found.requests_per_second)} requests/s", f"{_time(found.cpu_per_request)} of CPU each"),
+        (
+            "streaming",
+            f"{_count(found.chunks_per_second)} chunks/s a core",
+            f"{_time(found.cpu_per_chunk)} of CPU each",
+        ),
+        ("added latency", f"{_time(found.added_latency_p50)} p50", f"{_time(found.added_latency_p99)} p99"),
+        ("error of a gap", f"{_time(found.itl_error_p50)} p50", f"{_time(found.itl_error_p99)} p99"),
+    ]
+    for rate, p50 in found.lag_p50.items():
+        rows.append((f"lag at {int(rate):,}/s", f"{_time(p50)} p50", f"{_time(found.lag_p99[rate])} p99"))
+    rows.append(("clock", f"{found.stamps} stamps", found.timer))
+    first, second = (max(len(row[place]) for row in rows) for place in (0, 1))
+    lines = [f"{name:<{first}}   {one:<{second}}   {other}" for name, one, other in rows]
+    if any(part.startswith("- ") for row in rows for part in row):
+        lines.append("-: too few values to tell; give --seconds more")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else format_seconds(seconds)

@@ -1,4 +1,4 @@
-"""The final report in the terminal: 100 columns, the same bytes for the same run, whoever prints it and where."""
+"""The final report in the terminal: the same bytes for the same run and width, whoever prints it and where."""
 
 import io
 
@@ -12,25 +12,32 @@ from inferometer.analysis.breakdown import PER_REQUEST, Breakdown
 from inferometer.analysis.checks import Check
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.records import Run
+from inferometer.records import CANCELLED, Run, StagePlan
 from inferometer.report import words
+from inferometer.report.width import WIDTH, bare, fitted
 
-WIDTH = 100
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
 TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
 COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max"}
+CONFIDENCE = "p99, 95 % CI"
 STAGE_COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
 STAGE_COLUMNS_OF_ONE_ANSWER = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p95", "p99"))
+DISPENSABLE = {
+    "latency": (CONFIDENCE, "p99.9", "p90", "p95", "mean"),
+    "tokens": ("p90", "min", "total/s"),
+    "stages": ("itl p50", "e2e p90", "itl p99", "e2e mean", "ttft p50", "e2e p95"),
+}
+"""Columns that a narrow table leaves out, the first first."""
 MARK = "*"
 """Beside a percentile of too few values."""
 
 
-def paper(color: bool) -> Console:
+def paper(color: bool, width: int = WIDTH) -> Console:
     """What a report is written on: the same for the same report, whatever the terminal."""
     return Console(
         file=io.StringIO(),
-        width=WIDTH,
+        width=width,
         force_terminal=color,
         no_color=not color,
         color_system="standard" if color else None,
@@ -42,28 +49,28 @@ def paper(color: bool) -> Console:
     )
 
 
-def render(run: Run, summary: Summary, explain: bool = False, color: bool = False) -> str:
+def render(run: Run, summary: Summary, explain: bool = False, color: bool = False, width: int = WIDTH) -> str:
     """The report of `run`, whose `summary` this is; `explain` adds what every name means."""
-    console = paper(color)
+    console = paper(color, width)
     with console.capture() as capture:
-        for part in _parts(run, summary, explain):
+        for part in _parts(run, summary, explain, width):
             console.print(Padding(part, (0, 0, 1, 1)))
         console.print(Text(f" {run.folder}", style="dim"), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def _parts(run: Run, summary: Summary, explain: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(run, summary), _verdict(summary), _headline(run, summary)]
+def _parts(run: Run, summary: Summary, explain: bool, width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [_title(run, summary), _verdict(summary, width), _headline(run, summary, width)]
     if summary.metrics["lag"].count or summary.counts.ok:
-        parts.append(_latency(run, summary))
+        parts.append(_latency(run, summary, width))
     if summary.breakdown is not None:
         parts.append(_breakdown(summary.breakdown))
     if any(summary.metrics[name].count for name in TOKENS):
-        parts.append(_tokens(summary))
+        parts.append(_tokens(summary, width))
     if summary.failures:
-        parts.append(_failures(summary))
+        parts.append(_failures(summary, width))
     if summary.stages:
-        parts.append(_stages(run, summary))
+        parts.append(_stages(run, summary, width))
     if explain:
         parts.append(_definitions(summary))
     return parts
@@ -86,58 +93,77 @@ def _title(run: Run, summary: Summary) -> RenderableType:
     )
 
 
-def _verdict(summary: Summary) -> RenderableType:
+def _verdict(summary: Summary, width: int) -> RenderableType:
     by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
     tally = Text(f" {summary.verdict} ", style=f"bold white on {'green' if summary.verdict == 'VALID' else 'red'}")
     numbers = [f"{len(found)} {name}" for name, found in (
         ("failed", by_status["fail"]), ("warned", by_status["warn"]), ("passed", by_status["pass"])) if found]  # fmt: skip
     lines: list[RenderableType] = [Text.assemble(tally, f"  checks: {', '.join(numbers)}")]
-    lines += [_check(check, "✗", "red") for check in by_status["fail"]]
-    lines += [_check(check, "!", "yellow") for check in by_status["warn"]]
+    lines += [_check(check, "✗", "red", width) for check in by_status["fail"]]
+    lines += [_check(check, "!", "yellow", width) for check in by_status["warn"]]
     return Group(*lines)
 
 
-def _check(check: Check, sign: str, style: str) -> RenderableType:
+def _check(check: Check, sign: str, style: str, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=1, style=f"bold {style}")
     grid.add_column(width=12, style=style)
-    grid.add_column(width=WIDTH - 18)
+    grid.add_column(width=width - 18)
     grid.add_row(sign, check.name, Text(words.one_line(check.message, 1000)))
     return Padding(grid, (0, 0, 0, 1))
 
 
-def _headline(run: Run, summary: Summary) -> RenderableType:
-    rate, counts = summary.throughput, summary.counts
+def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
+    """Rates above counts, in columns; where these have no room, one after the other."""
+    rows = {"throughput": _rates(run, summary), "requests": _counts(summary)}
+    cancelled = summary.counts.by_failure.get(CANCELLED, 0)
+    note = Text(f"of which {cancelled:,} cancelled", style="dim")
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="bold")
-    for _ in range(4):
-        grid.add_column(justify="left")
-    beside = (
-        (
-            (rate.output_tokens, "output tokens/s"),
-            (rate.input_tokens, "input tokens/s"),
-        )
-        if settings.asks_for_text(run.manifest)
-        else ((rate.inferences, "inferences/s"), (None, ""))
-    )
-    grid.add_row(
-        "throughput",
-        _number(words.plain(rate.requests), "requests/s"),
-        *(
-            _number(words.plain(value), unit) if value is not None or settings.asks_for_text(run.manifest) else ""
-            for value, unit in beside
-        ),
-        Text(f"over {words.plain(summary.window.span)} s", style="dim"),
-    )
+    if width < WIDTH:
+        if cancelled:
+            rows["requests"][1] = Text.assemble(rows["requests"][1], ", ", note)
+        for label, parts in rows.items():
+            grid.add_row(label, _flow([part for part in parts if part], width - 15))
+        return grid
+    for label, parts in rows.items():
+        grid.add_row(label, *parts)
+    if cancelled:
+        grid.add_row("", "", note)
+    return grid
+
+
+def _rates(run: Run, summary: Summary) -> list[Text]:
+    rate = summary.throughput
+    shown = [_number(words.plain(rate.requests), "requests/s")]
+    if settings.asks_for_text(run.manifest):
+        shown.append(_number(words.plain(rate.output_tokens), "output tokens/s"))
+        shown.append(_number(words.plain(rate.input_tokens), "input tokens/s"))
+    else:
+        shown.append(Text() if rate.inferences is None else _number(words.plain(rate.inferences), "inferences/s"))
+        shown.append(Text())
+    return [*shown, Text(f"over {words.plain(summary.window.span)} s", style="dim")]
+
+
+def _counts(summary: Summary) -> list[Text]:
+    counts = summary.counts
     left_out = sum(summary.window.requests.values()) - summary.window.requests["steady"]
-    grid.add_row(
-        "requests",
+    return [
         _number(f"{counts.ok:,}", "ok"),
         _number(f"{counts.failed:,}", "failed", "red" if counts.failed else ""),
         _number(f"{counts.dropped:,}", "dropped", "red" if counts.dropped else ""),
         Text(f"{left_out:,} left out" if left_out else "", style="dim"),
-    )
-    return grid
+    ]
+
+
+def _flow(parts: list[Text], room: int) -> Text:
+    """The parts one after the other, and no line broken within one of them."""
+    gap, lines = Text("   "), [Text()]
+    for part in parts:
+        if lines[-1] and lines[-1].cell_len + gap.cell_len + part.cell_len > room:
+            lines.append(Text())
+        lines[-1] = Text.assemble(lines[-1], gap, part) if lines[-1] else part
+    return Text("\n").join(lines)
 
 
 def _number(value: str, unit: str, style: str = "") -> Text:
@@ -147,25 +173,39 @@ def _number(value: str, unit: str, style: str = "") -> Text:
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def _latency(run: Run, summary: Summary) -> RenderableType:
+def _latency(run: Run, summary: Summary, width: int) -> RenderableType:
     """Latencies in ms, from the intended instant where the loop is open; then the lag that stands beside them."""
-    is_open = any(stage.open for stage in run.manifest.plan)
+    plan = run.manifest.plan
     names = [name for name in LATENCIES if summary.metrics[name].count]
-    service = [name for name in SERVICE if is_open and summary.metrics[name].count]
-    table = _table("latency, ms", [*COLUMNS.values(), "p99, 95 % CI"])
+    service = [name for name in SERVICE if any(stage.open for stage in plan) and summary.metrics[name].count]
+    table = _table("latency, ms", [*COLUMNS.values(), CONFIDENCE])
     for name in names:
         _row(table, name, summary.metrics[name], style="bold")
     for name in service:
         _row(table, name.replace("_", " "), summary.metrics[name])
     if summary.metrics["lag"].count:
         _row(table, "lag", summary.metrics["lag"])
+    table = fitted(table, width, DISPENSABLE["latency"])
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
-    notes = [
-        f"{'ttft and e2e count' if 'ttft' in names else 'e2e counts'} from the intended instant, service from the send; lag is between the two"
-        if is_open
-        else f"{'ttft and e2e count' if 'ttft' in names else 'e2e counts'} from the send (closed loop); lag: how long a free user waited for it"
+    notes = [*_legend(names, plan), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
+    """What the rows of these names, and that of lag, count from: it is not the same in open and in closed loop."""
+    is_open, is_closed = any(stage.open for stage in plan), any(not stage.open for stage in plan)
+    if "e2e" not in names:
+        late, free = "lag: from the intended instant to the send", "how long a free user waited for the send"
+        return [f"{late}; in closed loop {free}" if is_open and is_closed else late if is_open else f"lag: {free}"]
+    which = "ttft and e2e count" if "ttft" in names else "e2e counts"
+    if not is_closed:
+        return [f"{which} from the intended instant, service from the send; lag is between the two"]
+    if not is_open:
+        return [f"{which} from the send (closed loop); lag: how long a free user waited for it"]
+    return [
+        f"{which} from the intended instant in open loop, from the send in closed loop",
+        "service counts from the send; lag: how late that was, or how long a free user waited for it",
     ]
-    return Group(table, *(Text(note, style="dim") for note in [*notes, *_footnotes(shown)]))
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
@@ -207,12 +247,13 @@ def _row(table: Table, label: str, found: Distribution, style: str = "") -> None
     table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
 
 
-def _footnotes(shown: list[Distribution]) -> list[str]:
-    """What the mark means, once for each percentile that bears it."""
+def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
+    """What the mark means, once for each percentile of the table's columns that bears it."""
     needs = {COLUMNS[name]: found.needs for each in shown for name, found in each.unsupported.items()}
     notes = []
-    if needs:
-        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in COLUMNS.values() if name in needs)
+    marked = [name for name in columns if name in needs]
+    if marked:
+        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
         notes.append(f"{MARK} too few values to support it: it takes {wanted}")
     if failed := max((each.infinite for each in shown), default=0):
         notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
@@ -220,14 +261,14 @@ def _footnotes(shown: list[Distribution]) -> list[str]:
 
 
 def _table(title: str, columns: list[str]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
+    table = bare()
     table.add_column(title, min_width=15, no_wrap=True)
     for column in columns:
         table.add_column(f"{column} ", justify="right", no_wrap=True, min_width=8)
     return table
 
 
-def _tokens(summary: Summary) -> RenderableType:
+def _tokens(summary: Summary, width: int) -> RenderableType:
     table = _table("tokens", ["mean", "min", "p50", "p90", "p99", "max", "total/s"])
     rates = {"input_tokens": summary.throughput.input_tokens, "output_tokens": summary.throughput.output_tokens}
     for name in TOKENS:
@@ -241,19 +282,20 @@ def _tokens(summary: Summary) -> RenderableType:
     by = {"server": "the server", "tokenizer": "the client's tokenizer", "nobody": "nobody"}
     only = [*summary.tokens_counted_by]
     source = by[only[0]] if len(only) == 1 else sources
-    return Group(table, Text(f"output tokens counted by {source}", style="dim"))
+    note = Text(f"output tokens counted by {source}", style="dim")
+    return Group(fitted(table, width, DISPENSABLE["tokens"]), note)
 
 
-def _failures(summary: Summary) -> RenderableType:
+def _failures(summary: Summary, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for style, justify in (("bold", "left"), ("red", "left"), ("bold red", "right"), ("", "left")):
-        table.add_column(style=style, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(style=style, justify=justify, no_wrap=bool(style) or width >= WIDTH)  # type: ignore[arg-type]
     for place, kind in enumerate(summary.failures):
         table.add_row("" if place else "failures", kind.code, f"{kind.count:,}", Text(words.one_line(kind.message, 60)))
     return table
 
 
-def _stages(run: Run, summary: Summary) -> RenderableType:
+def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
     columns = STAGE_COLUMNS if streamed or settings.asks_for_text(run.manifest) else STAGE_COLUMNS_OF_ONE_ANSWER
     table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
@@ -266,7 +308,7 @@ def _stages(run: Run, summary: Summary) -> RenderableType:
         counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
         label = words.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)
         table.add_row(label, *counts, f"{words.plain(stage.throughput.requests)} ", *cells)
-    return table
+    return fitted(table, width, DISPENSABLE["stages"])
 
 
 def _definitions(summary: Summary) -> RenderableType:

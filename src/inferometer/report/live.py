@@ -23,6 +23,7 @@ from inferometer.engine.before import Reached
 from inferometer.engine.spool import failures_of
 from inferometer.fleet.crew import Snapshot
 from inferometer.records import ROW
+from inferometer.report import words
 from inferometer.types import Plan
 from inferometer.units import NS, format_seconds
 
@@ -40,7 +41,7 @@ class LiveView:
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
         self._recent: deque[tuple[float, np.ndarray[tuple[int], np.dtype[np.void]]]] = deque()
-        self._counts: deque[tuple[float, int]] = deque()
+        self._counts: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._failed: Counter[str] = Counter()
         self._last_line = 0.0
         self._last: Snapshot | None = None
@@ -70,11 +71,9 @@ class LiveView:
         if len(rows):
             self._recent.append((at, rows))
             self._note_failures(rows)
-        self._counts.append((at, snapshot.sent))
+        self._note_sent(snapshot)
         while self._recent and self._recent[0][0] < at - _WINDOW:
             self._recent.popleft()
-        while len(self._counts) > 2 and self._counts[0][0] < at - _WINDOW:
-            self._counts.popleft()
         if self._live is None and snapshot.started and at - self._last_line >= _LINE_EVERY:
             self._last_line = at
             self._console.print(self._line(snapshot), highlight=False, soft_wrap=True)
@@ -109,7 +108,7 @@ class LiveView:
             numbers.add_column()
         numbers.add_row(
             _pair("asked", asked),
-            _pair("reached", f"{self._rate():.4g}/s"),
+            _pair("reached", f"{words.rate(self._rate(), 4)}/s"),
             _pair("in flight", snapshot.in_flight),
             _pair("waiting", snapshot.queued),
         )
@@ -143,7 +142,7 @@ class LiveView:
         parts = [
             f"{snapshot.elapsed:6.1f}s {min(share, 1):4.0%}",
             f"asked {self._asked(snapshot)}",
-            f"reached {self._rate():.4g}/s",
+            f"reached {words.rate(self._rate(), 4)}/s",
             f"in flight {snapshot.in_flight}",
             f"ok {snapshot.ok}",
             f"failed {snapshot.failed}",
@@ -172,7 +171,19 @@ class LiveView:
         spec = self._specs[snapshot.stage]
         started = sum(stage.duration for stage in self._plan.stages[: snapshot.stage])
         rate = schedule.rate_at(spec, int(snapshot.elapsed * NS) - started)
-        return f"{spec.concurrency} in flight" if rate is None else f"{rate:.4g}/s"  # type: ignore[union-attr]
+        return f"{spec.concurrency} in flight" if rate is None else f"{words.rate(rate, 4)}/s"  # type: ignore[union-attr]
+
+    def _note_sent(self, snapshot: Snapshot) -> None:
+        """How many were sent by when since t=0, as long as there is something to send: waiting for answers is no slower sending."""
+        last, before = self._counts[-1]
+        at = snapshot.elapsed
+        if self._duration and not snapshot.queued:
+            at = min(at, self._duration / NS)
+        if snapshot.stopping or at <= last or (self._total and before >= self._total):
+            return
+        self._counts.append((at, snapshot.sent))
+        while len(self._counts) > 2 and self._counts[0][0] < at - _WINDOW:
+            self._counts.popleft()
 
     def _rate(self) -> float:
         (first, before), (last, after) = self._counts[0], self._counts[-1]
@@ -220,9 +231,9 @@ def describe(config: Config) -> str:
     if isinstance(load, Closed):
         return f"{kind} {load.concurrency}"
     if isinstance(load, Ramp):
-        return f"{kind} {load.start:g} to {load.end:g}/s"
+        return f"{kind} {words.rate(load.start)} to {words.rate(load.end)}/s"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(f'{rate:g}' for rate in rates)}/s"
+    return f"{kind} {', '.join(words.rate(rate) for rate in rates)}/s"
 
 
 def _p50_p99(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, float]:

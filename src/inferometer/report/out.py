@@ -14,6 +14,7 @@ from inferometer.errors import UserError
 from inferometer.records import Run
 from inferometer.report import console, csv, perf_csv
 from inferometer.report import json as summary_json
+from inferometer.report.width import columns
 
 
 def check_paths(json_path: str | None, csv_path: str | None, perf_csv_path: str | None = None) -> None:
@@ -41,7 +42,7 @@ def deliver(
 ) -> int:
     """Print and export; the exit status that the verdict calls for."""
     if "-" not in (json_path, csv_path, perf_csv_path):
-        click.echo(console.render(run, summary, explain, color=wants_color()), nl=False, color=True)
+        click.echo(console.render(run, summary, explain, wants_color(), columns()), nl=False, color=True)
     if json_path is not None:
         export(json_path, lambda file: file.write(summary_json.encode(summary)))
     if csv_path is not None:

@@ -1,6 +1,6 @@
 """Protocols compared: a table and bars for the terminal, a chart for a file.
 
-The terminal's report is 100 columns wide and the same bytes for the same comparison. The chart is a vega-lite figure that
+The terminal's report is the same bytes for the same comparison and width. The chart is a vega-lite figure that
 altair makes and vl-convert draws: both come with the extra `report` and are imported when a chart is asked for.
 """
 
@@ -19,16 +19,19 @@ from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.protocols import WAYS, Cell, Comparison
 from inferometer.errors import UserError
 from inferometer.report import words
-from inferometer.report.console import MARK, WIDTH, paper
+from inferometer.report.console import MARK, paper
+from inferometer.report.width import WIDTH, bare, columns, fitted
 from inferometer.units import format_seconds
 
-_BAR = 56
-"""Columns of the longest bar of a size."""
+_BESIDE_BARS = 44
+"""Columns that the longest bar of a size leaves to what stands beside it."""
 _PARTS = {"server": ("█", "cyan"), "network": ("▒", "yellow"), "not split": ("░", "")}
-_BYTES_NOTES = (
-    "bytes a request, no TCP or TLS. HTTP: head and body. gRPC: headers and message; of the answer its",
-    "messages alone, as its headers, trailers and frame heads are not recorded (some 50 bytes)",
+_BYTES_NOTE = (
+    "bytes a request, no TCP or TLS. HTTP: head and body. gRPC: headers and message; of the answer its "
+    "messages alone, as its headers, trailers and frame heads are not recorded (some 50 bytes)"
 )
+_DISPENSABLE = ("mean", "bytes in", "bytes out")
+"""Columns that a narrow table leaves out, the first first: the mean stands beside the bars too."""
 
 
 def size_words(size: int) -> str:
@@ -46,10 +49,12 @@ def cell_words(way: str, size: int) -> str:
 # --- the terminal ----------------------------------------------------------------------------------------------------
 
 
-def render(found: Comparison, color: bool = False) -> str:
-    console = paper(color)
+def render(found: Comparison, color: bool = False, width: int | None = None) -> str:
+    """For so many columns, or as many as standard output has."""
+    width = columns() if width is None else width
+    console = paper(color, width)
     with console.capture() as capture:
-        for part in (_title(found), _table(found), _bars(found), *_invalid(found)):
+        for part in (_title(found), _table(found, width), _bars(found, width - _BESIDE_BARS), *_invalid(found)):
             console.print(Padding(part, (0, 0, 1, 1)))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -74,8 +79,8 @@ def _title(found: Comparison) -> RenderableType:
     return Group(*lines)
 
 
-def _table(found: Comparison) -> RenderableType:
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
+def _table(found: Comparison, width: int) -> RenderableType:
+    table = bare()
     table.add_column("times in ms", min_width=12, no_wrap=True)
     for name in ("req/s", "e2e p50", "p99", "mean", "server", "network", "bytes out", "bytes in"):
         table.add_column(f"{name} ", justify="right", no_wrap=True, min_width=8)
@@ -86,7 +91,11 @@ def _table(found: Comparison) -> RenderableType:
             table.add_row(f" {WAYS[cell.protocol].label}", *_numbers(cell), _verdict(cell))
         if place < len(_sizes(found)) - 1:
             table.add_row()
-    return Group(table, *(Text(note, style="dim") for note in _notes(found)))
+    table = fitted(table, width, _DISPENSABLE)
+    notes = _notes(found)
+    if any("bytes" in str(column.header) for column in table.columns):
+        notes.append(_BYTES_NOTE)
+    return Group(table, *(Text(note, style="dim") for note in notes))
 
 
 def _numbers(cell: Cell) -> list[Text]:
@@ -122,14 +131,14 @@ def _notes(found: Comparison) -> list[str]:
     if marked:
         wanted = ", ".join(f"{needed(PERCENTILES[name]):,} for {name}" for name in sorted(marked))
         notes.append(f"{MARK} too few values to support it: it takes {wanted}")
-    return [*notes, *_BYTES_NOTES]
+    return notes
 
 
-def _bars(found: Comparison) -> RenderableType:
-    """The mean end-to-end time, split; each size has a scale of its own."""
+def _bars(found: Comparison, room: int) -> RenderableType:
+    """The mean end-to-end time, split; each size has a scale of its own, and its longest bar takes all the room."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=13, no_wrap=True)
-    grid.add_column(width=_BAR, no_wrap=True)
+    grid.add_column(width=room, no_wrap=True)
     grid.add_column(no_wrap=True)
     shown = {name for cell in found.cells for name, _ in parts(cell)}
     legend = Text("end to end, mean: ")
@@ -143,18 +152,18 @@ def _bars(found: Comparison) -> RenderableType:
         for cell in cells:
             total = sum(value for _, value in parts(cell))
             label = f"{words.milliseconds(total)} ms" if parts(cell) else "no answer that counts"
-            grid.add_row(f" {WAYS[cell.protocol].label}", _bar(cell, longest), label)
+            grid.add_row(f" {WAYS[cell.protocol].label}", _bar(cell, longest, room), label)
     return Group(legend, grid)
 
 
-def _bar(cell: Cell, longest: float) -> Text:
+def _bar(cell: Cell, longest: float, room: int) -> Text:
     bar, so_far, drawn = Text(), 0.0, 0
     for name, value in parts(cell):
         so_far += value
-        end = max(round(_BAR * so_far / longest), drawn + (value > 0)) if longest else 0
+        end = max(round(room * so_far / longest), drawn + (value > 0)) if longest else 0
         sign, style = _PARTS[name]
-        bar.append(sign * (min(end, _BAR) - drawn), style)
-        drawn = min(end, _BAR)
+        bar.append(sign * (min(end, room) - drawn), style)
+        drawn = min(end, room)
     return bar
 
 

@@ -39,6 +39,11 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
+def rate(value: float, digits: int = 6) -> str:
+    """A rate with so many digits at the most before and after the point, whatever its size: `2,000,000`, never 2e+06."""
+    return f"{value:,.{digits}g}" if value < 10**digits - 0.5 else f"{value:,.0f}"
+
+
 def one_line(text: str, width: int) -> str:
     """A server's words, made harmless for a terminal and cut to `width`."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
@@ -48,7 +53,7 @@ def one_line(text: str, width: int) -> str:
 def load_words(stage: StagePlan) -> str:
     """`poisson, 500 requests/s for 10 s`, `closed loop, 256 in flight, 2,560 requests`."""
     if stage.open:
-        parts = [f"{stage.type}, {stage.rate:,.6g} requests/s"] if stage.rate else [stage.type]
+        parts = [f"{stage.type}, {rate(stage.rate)} requests/s"] if stage.rate else [stage.type]
     else:
         parts = [f"closed loop, {stage.concurrency:,} in flight"]
     ends = [f"{stage.requests:,} requests"] if stage.requests else []

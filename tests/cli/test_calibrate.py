@@ -1,0 +1,117 @@
+"""`inferometer calibrate`: what it says where it cannot tell, and that Ctrl-C ends it."""
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from command import cli, start
+from waiting import until
+
+from inferometer import calibrate as calibration
+from inferometer.calibrate import Calibration
+
+FOUND = Calibration(
+    schema=1,
+    requests_per_second=31_944.1,
+    cpu_per_request=28.1e-6,
+    cpu_per_chunk=21.3e-6,
+    chunks_per_second=46_930.1,
+    added_latency_p50=89.6e-6,
+    added_latency_p99=405e-6,
+    itl_error_p50=133e-6,
+    itl_error_p99=3.64e-3,
+    lag_p50={"500": 5.47e-6, "5000": 29.8e-6},
+    lag_p99={"500": 0.0, "5000": 1.1e-3},
+    stamps="kernel",
+    timer="timerfd",
+)
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[str]:
+    """What it prints when it finds this."""
+    monkeypatch.setattr(calibration, "calibrate", lambda seconds, note: msgspec.structs.replace(FOUND, **changes))
+    said = cli("calibrate")
+    assert (said.status, said.err) == (0, "")
+    return said.out.splitlines()
+
+
+def test_the_table_has_no_space_at_a_line_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch) == [
+        "ceiling          31,944 requests/s        28.1 us of CPU each",
+        "streaming        46,930 chunks/s a core   21.3 us of CPU each",
+        "added latency    89.6 us p50              405 us p99",
+        "error of a gap   133 us p50               3.64 ms p99",
+        "lag at 500/s     5.47 us p50              0 s p99",
+        "lag at 5,000/s   29.8 us p50              1.1 ms p99",
+        "clock            kernel stamps            timerfd",
+    ]
+
+
+def test_what_is_not_known_is_a_dash_with_what_to_do_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(monkeypatch, requests_per_second=None, cpu_per_chunk=None, lag_p99={"500": None, "5000": 1.1e-3})
+    assert lines[0].startswith("ceiling          - requests/s ")
+    assert lines[1].endswith("   - of CPU each")
+    assert lines[4] == "lag at 500/s     5.47 us p50              - p99"
+    assert lines[-1] == "-: too few values to tell; give --seconds more"
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_percentiles_of_too_few_values_are_not_known() -> None:
+    steps: list[str] = []
+    found = calibration.calibrate(0.1, steps.append)
+    assert len(steps) == calibration.STEPS
+    assert found.lag_p99["500"] is None  # of some 50
+    assert found.lag_p50["500"] is not None
+    known = msgspec.json.decode(msgspec.json.encode(found))
+    assert known["lag_p99"]["500"] is None
+    assert 0 not in known.values()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+@contextlib.contextmanager
+def calibrating(folder: Path, seconds: int) -> "Iterator[subprocess.Popen[str]]":
+    """In a process of its own, which does not outlive the test."""
+    process = start("calibrate", "--seconds", str(seconds), cwd=folder, TMPDIR=str(folder))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def assert_interrupted(process: "subprocess.Popen[str]", children: list[psutil.Process], temporary: Path) -> None:
+    """One line (after the one of the terminal's ^C), no table, status 130, and nothing left behind."""
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "\ninferometer: interrupted\n")
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_ctrl_c_ends_it_in_the_midst_of_a_step(tmp_path: Path) -> None:
+    with calibrating(tmp_path, 60) as process:
+        assert line_of(process).startswith("1/5 ")
+        until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/*/spool/0.rows")), "answers")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 2
+        process.send_signal(signal.SIGINT)
+        assert_interrupted(process, children, tmp_path)
+
+
+def test_ctrl_c_ends_it_between_two_steps(tmp_path: Path) -> None:
+    with calibrating(tmp_path, 1) as process:
+        assert line_of(process).startswith("1/5 ")
+        assert line_of(process).startswith("2/5 ")
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert_interrupted(process, children, tmp_path)
