@@ -166,7 +166,7 @@ def open_run(folder: str) -> tuple[Run, Summary]:
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
     if not unfinished.started:
-        errors = (*unfinished.outcome.errors, "the run did not end: this is what it had recorded")
+        errors = (*unfinished.outcome.errors, "the run did not end")
         unfinished = msgspec.structs.replace(unfinished, outcome=Outcome(True, errors))
     try:
         spool.await_end(place / SPOOL, draft.shards)

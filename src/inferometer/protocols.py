@@ -17,6 +17,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from inferometer.analysis.protocols import WAYS, Comparison, Measured, cell_of
 from inferometer.config import from_mapping
 from inferometer.config.schema import Config
 from inferometer.engine import before
+from inferometer.engine.exchange import OtherProtocol
 from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.store.folder import disk_errors
@@ -116,7 +118,10 @@ def _reach(options: Options, ways: Sequence[str]) -> tuple[ModelFacts, dict[bool
     found: list[ModelFacts] = []
     shown: dict[bool, str] = {}
     for way in ways:
-        reached = before.reach(_config(options, way).server)
+        try:
+            reached = before.reach(_config(options, way).server)
+        except OtherProtocol as error:
+            raise UserError(error.what, _right_port(options, WAYS[way].grpc)) from None
         assert reached.facts is not None
         simple_perf.only_input(reached.facts)
         found.append(reached.facts)
@@ -127,6 +132,15 @@ def _reach(options: Options, ways: Sequence[str]) -> tuple[ModelFacts, dict[bool
             f"{' and '.join(shown.values())} have different models {options.model}", "give two ports of the same server"
         )
     return found[0], shown
+
+
+def _right_port(options: Options, grpc: bool) -> str:
+    """What to give where the one port was taken for the other."""
+    if grpc or options.http is None:
+        return "give the server's gRPC port with --grpc, and its HTTP port without"
+    parts = urlsplit(options.http)
+    swapped = f"grpc{'s' * (parts.scheme == 'https')}://{parts.netloc.rpartition('@')[2]}"
+    return f"give the URL of the server's HTTP port first, and this one with --grpc: http://HOST:PORT --grpc {swapped}"
 
 
 def _check_sizes(sizes: Sequence[int], model: ModelFacts) -> None:

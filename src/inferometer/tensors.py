@@ -7,7 +7,7 @@ not fit raises a UserError that says what was expected and what was given.
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -88,6 +88,15 @@ def datatype_of(name: str, datatype: str) -> Datatype:
             f"tensor {name}: the datatype {datatype!r:.60} is not known", f"it is one of {', '.join(DATATYPES)}"
         )
     return DATATYPES[datatype]
+
+
+def to_send(specs: Sequence[TensorSpec], wanted: Collection[str]) -> list[TensorSpec]:
+    """The inputs of a request, by the names of those that it wants.
+
+    Where it may do without any, they are ways to say the same (an image as a file or as pixels): one is sent, of numbers if
+    there is one.
+    """
+    return [one for one in specs if one.name in wanted] or sorted(specs, key=lambda one: one.datatype == "BYTES")[:1]
 
 
 def check(tensor: Tensor) -> None:

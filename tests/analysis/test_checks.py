@@ -70,6 +70,8 @@ def test_interrupted_and_workers() -> None:
     assert check(closed(outcome=Outcome(interrupted=True)), "interrupted").status == "fail"
     found = check(closed(outcome=Outcome(errors=("shard 1 died of signal 9", "shard 2 hung"))), "workers")
     assert found.status == "fail" and "signal 9" in found.message and "1 more" in found.message
+    alone = check(closed(outcome=Outcome(True, ("the run did not end",))), "workers").message
+    assert alone.startswith("the run did not end. What was recorded is kept") and "others" not in alone
 
 
 @pytest.mark.parametrize(("failed", "status"), [(6, "pass"), (7, "fail")])
@@ -83,6 +85,41 @@ def test_failures_up_to_the_limit(failed: int, status: str) -> None:
 def test_failures_by_404_ask_whether_the_server_speaks_that() -> None:
     found = closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_404", "Not Found"),))
     assert "server.api" in check(found, "failures").message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("connect_refused", "whether the server is still up, at that address"),
+        ("connect_failed", "still up, at that address"),
+        ("connect_timeout", "server.timeouts.connect"),
+        ("closed", "the server's log"),
+        ("reset", "the server's log"),
+        ("cut_short", "the server's log"),
+        ("first_token_timeout", "See why the server is slow"),
+        ("total_timeout", "server.timeouts"),
+        ("tls", "server.tls"),
+        ("grpc_UNAUTHENTICATED", "server.api_key_env"),
+        ("no_sockets", "ulimit -n"),
+        ("http_503", "Mend that"),
+    ],
+)
+def test_failures_say_what_to_look_at(code: str, words: str) -> None:
+    found = closed(lambda rows: made.fail(rows, slice(0, 300)), failures=(Failure(code, ""),))
+    assert words in check(found, "failures").message
+
+
+@pytest.mark.parametrize(("url", "hint"), [("http://x", True), (["http://x", "http://y"], True), ("https://x", False)])
+@pytest.mark.parametrize("code", ["closed", "reset"])
+def test_failures_of_all_requests_without_tls_ask_whether_the_port_speaks_it(
+    code: str, url: object, hint: bool
+) -> None:
+    def said(failed: slice) -> str:
+        about = {"failures": (Failure(code, ""),), "config": config(server={"url": url})}
+        return check(closed(lambda rows: made.fail(rows, failed), **about), "failures").message
+
+    assert ("if it speaks TLS" in said(slice(None))) == hint
+    assert "TLS" not in said(slice(0, 300))
 
 
 def test_cancelled_requests_are_not_failures_of_the_server() -> None:

@@ -115,8 +115,15 @@ def test_optional_inputs_are_left_to_the_model() -> None:
     assert list(arrays(model, "A=1,2,3,4", shapes=("B=3",), fill="zeros")) == ["A", "B"]
 
 
-def test_where_all_is_optional_and_nothing_given_all_is_made_up() -> None:
-    assert list(arrays(facts(INTS, input=[{"name": "A", "optional": True}]))) == ["A"]
+def test_where_all_is_optional_and_nothing_given_one_of_numbers_is_made_up_as_for_a_run() -> None:
+    def all_optional(*specs: TensorSpec) -> ModelFacts:
+        return facts(*specs, input=[{"name": spec.name, "optional": True} for spec in specs])
+
+    assert list(arrays(all_optional(INTS))) == ["A"]
+    assert list(arrays(all_optional(WORDS, FLOATS, INTS))) == ["B"]
+    assert list(arrays(all_optional(WORDS))) == ["C"]
+    assert list(arrays(all_optional(WORDS, FLOATS, INTS), shapes=("A=1,4",))) == ["A"]
+    assert list(arrays(all_optional(WORDS, FLOATS), "C=x")) == ["C"]
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

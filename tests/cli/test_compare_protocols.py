@@ -26,6 +26,7 @@ class Identity:
         self.datatype, self.shape, self.max_batch = "FP32", [-1, -1], 8
         self.timing = "Server-Timing: queue;dur=0.01, compute;dur=0.04\r\n"
         self.json_fails = False
+        self.decoupled = False
         self.seen: list[tuple[str, bytes]] = []
         """The kind of each request, and its body."""
         self._lock = threading.Lock()
@@ -48,7 +49,8 @@ class Identity:
                 return 400, {"error": "no JSON here"}, ""
             return 200, {"model_name": "identity", "outputs": []}, self.timing
         if path.endswith("/config"):
-            return 200, {"name": "identity", "max_batch_size": self.max_batch}, ""
+            policy = {"decoupled": self.decoupled}
+            return 200, {"name": "identity", "max_batch_size": self.max_batch, "model_transaction_policy": policy}, ""
         if path.startswith("/v2/models/identity") and not path.endswith("/stats"):
             tensor = {"datatype": self.datatype, "shape": self.shape}
             return 200, {
@@ -272,7 +274,39 @@ def test_a_model_of_a_fixed_size(url: str, model: Identity) -> None:
 
 
 def test_the_url_is_that_of_the_http_port() -> None:
-    assert_one_line(cli("compare-protocols", "grpc://127.0.0.1:1"), "URL grpc://", "http://HOST:PORT")
+    assert_one_line(cli("compare-protocols", "grpc://127.0.0.1:1"), "URL grpc://", "http://HOST:PORT --grpc grpc://")
+
+
+def test_a_grpc_port_for_the_http_one_and_the_other_way_round(url: str) -> None:
+    def settings(client: Client) -> None:
+        client.sock.recv(65536)
+        client.send(b"\0\0\0\4\0\0\0\0\0")
+
+    with scripted(settings) as other:
+        said = compare(other.replace("//", "//me:hush@"))
+        assert_one_line(said, "speaks HTTP/2", f"http://HOST:PORT --grpc {other.replace('http', 'grpc')}\n")
+    assert "hush" not in said.err
+
+    def web(client: Client) -> None:
+        client.sock.recv(65536)
+        client.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with scripted(web) as other:
+        said = compare(url, "--grpc", other.replace("http", "grpc"))
+    assert_one_line(said, "does not speak HTTP/2", "gRPC port with --grpc")
+    assert "write http" not in said.err
+
+
+def test_a_decoupled_model_is_measured_by_run(url: str, model: Identity) -> None:
+    model.decoupled = True
+    assert_one_line(compare(url), "decoupled", "inferometer run grpc://HOST:PORT --model identity")
+
+
+def test_a_folder_that_is_none_names_the_flag(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = compare(url, "--out", tmp_path / "file" / "runs")
+    assert_one_line(said, "not a folder", "give another folder: --out DIR")
+    assert "output" not in said.err
 
 
 def test_without_a_url_our_own_server_is_asked_over_all_four(tmp_path: Path) -> None:

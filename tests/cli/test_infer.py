@@ -247,6 +247,8 @@ def test_over_mutual_tls_with_ones_own_certificate(tmp_path: Path, scheme: str) 
         said = infer(*asked, "--cert", tmp_path / "me.cert", "--key", tmp_path / "me.key")
         assert (said.status, said.err) == (0, "")
         assert_one_line(infer(*asked), "certificate", "--cert")
+        plain = url.replace(f"{scheme}:", f"{scheme[:-1]}:")
+        assert_one_line(infer(plain, *asked[1:]), "closed the connection", f"write {url} if it speaks TLS")
         assert_one_line(infer(*asked, "--cert", tmp_path / "me.cert"), "--cert: ", "key")
         assert_one_line(infer(*asked, "--key", tmp_path / "me.key"), "--key", "--cert")
 
@@ -504,6 +506,27 @@ def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tup
 def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserve_grpc: str) -> None:
     assert_one_line(infer(kserve_http, "--model", "many", "--input", "3"), "decoupled", "grpc://")
     assert_one_line(infer(kserve_grpc, "--model", "many", "--no-stream"), "decoupled", "leave --no-stream out")
+
+
+def test_our_classifier_is_asked_without_an_input_and_a_key_that_is_missing_is_asked_for() -> None:
+    with serving(Settings(models=("classifier",), http=0, grpc=0, token="geheim")) as server:
+        assert server.grpc is not None
+        for url in (server.url, server.grpc):
+            asked = infer(url, "--api", "kserve", "--model", "classifier")
+            assert_one_line(asked, "no bearer token", "give --api-key-env or --api-key-file")
+            said = infer(url, "--api", "kserve", "--header", "Authorization: Bearer geheim", "--model", "classifier")
+            assert (said.status, said.err) == (0, ""), said
+            assert "pixels" in said.out and "image" not in said.out
+        said = infer(server.grpc, "--method", "inference.GRPCInferenceService/ModelReady")
+        assert_one_line(said, "reflection", "give --api-key-env")
+
+
+def test_a_text_behind_a_port_that_speaks_tls() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    with scripted(polite, context) as url:
+        said = infer(url.replace("https", "http"), "--prompt", "x", "--model", "m")
+    assert_one_line(said, "no answer", f"write {url} if it speaks TLS")
 
 
 def test_a_deadline_that_the_server_says_has_passed(kserve_grpc: str) -> None:

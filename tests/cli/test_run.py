@@ -283,6 +283,35 @@ def test_a_server_that_is_none_is_one_line(tmp_path: Path, data: bytes, words: t
     assert no_run_left(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("path", "data", "words"),
+    [
+        ("", b"", "if it speaks TLS, or check that an HTTP server is there"),
+        ("", b"\0\0\0\4\0\0\0\0\0", "write grpc://"),
+        ("/v3", b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "check the URL's path; for a tensor server"),
+    ],
+    ids=["closed", "gRPC", "path"],
+)
+def test_the_model_is_not_asked_for_where_naming_it_does_not_help(
+    tmp_path: Path, path: str, data: bytes, words: str
+) -> None:
+    with scripted(always(data) if data else lambda client: None) as url:
+        said = run(tmp_path, url + path)
+    assert_one_line(said, words)
+    assert "model" not in said.err.replace("/v1/models", "")
+
+
+def test_the_model_is_asked_for_where_the_server_may_have_one_and_lists_none(tmp_path: Path) -> None:
+    with scripted(always(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")) as url:
+        assert_one_line(run(tmp_path, url), "check the URL's path, or name the model", "server.api=kserve")
+
+
+def test_a_folder_that_is_none_names_the_setting(tmp_path: Path, sim: str) -> None:
+    (tmp_path / "file").write_text("")
+    said = cli("run", sim, "--requests", "1", "--set", f"output={tmp_path}/file/runs")
+    assert_one_line(said, "not a folder", "--set output=DIR")
+
+
 def test_a_web_page_where_a_model_was_named_is_a_report_with_the_failures(tmp_path: Path) -> None:
     with scripted(always(answer(PAGE))) as url:
         said = run(tmp_path, url, "--model", "m")

@@ -26,6 +26,7 @@ class Model:
         self.inputs: list[tuple[str, str, Shape]] = [("IN", "FP32", [-1, -1])]
         self.outputs: list[tuple[str, str, Shape]] = [("OUT", "FP32", [-1, -1])]
         self.max_batch = 8
+        self.decoupled = False
         self.fails_from = 1 << 30
         self.seen: list[tuple[str, bytes]] = []
         self._lock = threading.Lock()
@@ -49,7 +50,8 @@ class Model:
                 failed = len(self.seen) > self.fails_from
             return (500, {"error": "told to"}) if failed else (200, {"model_name": "m", "outputs": []})
         if path.endswith("/config"):
-            return 200, {"name": "m", "max_batch_size": self.max_batch}
+            policy = {"decoupled": self.decoupled}
+            return 200, {"name": "m", "max_batch_size": self.max_batch, "model_transaction_policy": policy}
         if path.startswith("/v2/models/m") and not path.endswith("/stats"):
             return 200, {"name": "m", "versions": ["1"], "platform": "test"} | {
                 kind: [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in tensors]
@@ -212,6 +214,30 @@ def test_a_model_that_is_not_for_it_is_refused_with_what_was_found(
     change(model)
     assert_one_line(triton(url), *words, "inferometer run")
     assert not model.seen
+
+
+def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
+    model.decoupled = True
+    words = "inferometer run grpc://HOST:PORT --model m --set server.stream=true"
+    assert_one_line(triton(url), "decoupled", words)
+    model.inputs, model.outputs = [("text_input", "BYTES", [1])], [("text_output", "BYTES", [1])]
+    assert_one_line(triton(url), "it streams text", f"inferometer run {url} --model m --set server.api=generate")
+
+
+def test_records_that_cannot_be_stored_where_it_is_started(url: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    said = triton(url)
+    assert_one_line(said, "runs: not a folder", "start it elsewhere")
+    assert "output" not in said.err
+
+
+def test_a_key_is_not_for_this_client(tmp_path: Path) -> None:
+    def script(client: Client) -> None:
+        while client.request():
+            client.send(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(script) as url:
+        assert_one_line(triton(url), "401", "`inferometer run` can give one: --set server.api_key_env=VARIABLE")
 
 
 def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"server": {"url": ["grpc://x", "http://x"]}}, "mixes gRPC and HTTP", "one protocol"),
         ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "not streamed over HTTP", "grpc://"),
         ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "synthetic does not go with api kserve", "tensors"),
-        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "synthetic"),
+        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "server.api: kserve for a tensor server, or data.type: synthetic"),
+        ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with api chat", "grpc:// URL"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "waits for the last answer", "closed"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "not whole sequences of 5, one for each user", "20 or more"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "not whole sequences of 5", "a multiple of 5"),
@@ -183,6 +184,28 @@ def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str,
 )
 def test_overrides_that_cannot_be(override: str, what: str) -> None:
     assert what in error(override, seed=1).what
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "remedy"),
+    [
+        (["data.shape=5"], "data.shape: must be a section, got 5", "docs"),
+        (["data.shape.A=5"], "data.shape.A: must be a list, got 5", "--set 'data.shape.A=[5]'"),
+        (["data.shape.A=[1]", "data.shape.B=x", "data.shape.C=5"], "data.shape.B: must be a list, got 'x'", "docs"),
+        (["data.shape.A=[1, b]"], "data.shape.A.1: must be a whole number, got 'b'", "docs"),
+        (["server.parameters.a=1", "server.parameters.b=[]"], "server.parameters.b: must be true or false or", "docs"),
+        (["server.headers.a=b", "server.headers.X-Own=5"], "server.headers.X-Own: must be text", "quote it: server.headers.X-Own"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_of_a_mapping_is_named(overrides: list[str], what: str, remedy: str) -> None:
+    found = error(*overrides, server={"url": "grpc://x"})
+    assert what in found.what
+    assert remedy in found.remedy
+
+
+def test_a_wrong_entry_that_is_called_a_secret_is_not_repeated() -> None:
+    found = error("server.parameters.api_key=[geheim]", server={"url": "grpc://x"})
+    assert "server.parameters.api_key" in found.what and "geheim" not in str(found)
 
 
 def test_an_entry_that_a_list_does_not_have() -> None:

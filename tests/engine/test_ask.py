@@ -121,6 +121,39 @@ def test_answers_that_are_none_over_http(parts: tuple[bytes, ...], what: str) ->
     assert url in caught.value.what
 
 
+ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+@pytest.mark.parametrize("split", range(2, len(ALERT) + 1))
+def test_an_alert_of_tls_says_which_url_to_write(kind: str, split: int) -> None:
+    def script(client: Client) -> None:
+        client.sock.recv(65536)
+        client.send(ALERT[:split])
+        client.send(ALERT[split:])
+
+    with scripted(script) as url, pytest.raises(UserError) as caught:
+        asked = place(url.replace("http", kind, 1))
+        ask.http(asked, "GET", "/", {}) if kind == "http" else ask.grpc(asked, ECHO, [b""], {})
+    assert "TLS" in caught.value.what
+    assert caught.value.remedy == f"write {url.replace('http', f'{kind}s', 1)}"
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_server_that_closes_without_a_byte_may_speak_tls(kind: str) -> None:
+    with scripted(lambda client: None) as url, pytest.raises(UserError) as caught:
+        asked = place(url.replace("http", kind, 1))
+        ask.http(asked, "GET", "/", {}) if kind == "http" else ask.grpc(asked, ECHO, [b""], {})
+    assert "closed the connection without an answer" in caught.value.what
+    assert f"write {url.replace('http', f'{kind}s', 1)} if it speaks TLS" in caught.value.remedy
+
+
+def test_a_server_that_breaks_off_does_not_speak_tls() -> None:
+    with scripted(sends(b"HTTP/1.1 200 OK\r\nX-Cut")) as url, pytest.raises(UserError) as caught:  # type: ignore[arg-type]
+        ask.http(place(url), "GET", "/", {})
+    assert "TLS" not in str(caught.value)
+
+
 def test_a_status_that_is_not_200_is_an_answer() -> None:
     with scripted(sends(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")) as url:  # type: ignore[arg-type]
         reply = ask.http(place(url), "GET", "/", {})

@@ -21,6 +21,7 @@ from inferometer import conduct
 from inferometer.analysis.breakdown import PER_REQUEST, breakdown
 from inferometer.records import Run
 from inferometer.serve.background import Running
+from inferometer.tensors import DATATYPES
 from inferometer.units import NS
 
 pytest_plugins = ["serve_server"]
@@ -221,7 +222,10 @@ def test_infer_an_image(ours: Running, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_infer_all_types_made_up(ours: Running, protocol: str) -> None:
-    tree = infer(url_of(ours, protocol), "--api", "kserve", "--model", "all_types")
+    shapes = [
+        word for kind in DATATYPES for word in ("--shape", f"IN_{kind}=2")
+    ]  # or one of them, for all are optional
+    tree = infer(url_of(ours, protocol), "--api", "kserve", "--model", "all_types", *shapes)
     types = [one["datatype"] for one in tree["inputs"]]
     assert len(types) == 14
     assert sorted(one["datatype"] for one in tree["responses"][0]["outputs"]) == sorted(types)

@@ -13,6 +13,8 @@ from command import Said, assert_one_line, cli
 from PIL import Image
 from triton_server import Oracle, Triton, join_bytes, tensor, values
 
+from inferometer.tensors import DATATYPES
+
 pytestmark = pytest.mark.real
 pytest_plugins = ["triton_server"]
 
@@ -104,7 +106,10 @@ def test_add_sub(triton: Triton, tmp_path: Path, api: str) -> None:
 
 
 def test_all_types_made_up_come_back_as_they_went(url: str, tmp_path: Path) -> None:
-    tree = in_json(url, "--api", "kserve", "--model", "all_types")
+    shapes = [
+        word for kind in DATATYPES for word in ("--shape", f"IN_{kind}=2")
+    ]  # or one of them, for all are optional
+    tree = in_json(url, "--api", "kserve", "--model", "all_types", *shapes)
     types = {one["datatype"] for one in tree["inputs"]}
     assert len(types) == 14
     assert {one["datatype"] for one in tree["responses"][0]["outputs"]} == types

@@ -118,6 +118,7 @@ BAD = {
     "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),
     "body without choices": (http(b"{}"), False, False, "malformed_json", "no choices"),
     "not HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", True, False, "malformed_http", "SSH"),
+    "TLS": (b"\x15\x03\x03\x00\x02\x02\x46", True, False, "malformed_http", "speaks TLS"),
     "HTTP/2": (b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\xff\xff", True, False, "malformed_http", "speaks HTTP/2 (gRPC?)"),
     "a bad chunk length": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",

@@ -43,8 +43,7 @@ def _infer(given: Options, hear: Hear) -> Outcome:
         asked = whom.reach(server, timeout)
         result, fail = method.ask(asked, given.data)
         return Outcome(result, asked, fail)
-    may_stream = msgspec.structs.replace(server, stream=given.stream is not False)
-    asked = whom.reach(may_stream, timeout)
+    asked = whom.reach(msgspec.structs.replace(server, stream=True), timeout)  # that it may: is_streamed says
     assert asked.reached.facts is not None
     stream = tensors.is_streamed(given, asked.reached.facts, asked.place.target.grpc)
     asked = msgspec.structs.replace(asked, server=msgspec.structs.replace(server, stream=stream))

@@ -3,10 +3,10 @@
     NAME=@a.npy   an array           NAME=1,2,3   numbers, in the shape that the model takes
     NAME=@file    its bytes: an element of BYTES, or the raw data of another type       NAME=text   BYTES
 
-The name may be left out where the model has one input. What is not given is left to the model where it is optional; where
-nothing is given at all, or --fill says how, it is made up. An image goes to the only input that could take it. Where a
-model takes either a file or its pixels, both optional, it gets the file (BYTES, with a name that speaks of an image): it
-knows best how it wants its pixels.
+The name may be left out where the model has one input. What is not given is left to the model where it is optional; else,
+where nothing is given at all, or --fill says how, it is made up, as for a run (tensors.to_send). An image goes to the only
+input that could take it. Where a model takes either a file or its pixels, both optional, it gets the file (BYTES, with a
+name that speaks of an image): it knows best how it wants its pixels.
 """
 
 import io
@@ -58,9 +58,8 @@ def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str
 def _completed(
     options: Options, specs: Sequence[TensorSpec], given: dict[str, Given], shapes: Shapes, optional: set[str]
 ) -> tuple[Given, ...]:
-    needed = [spec for spec in specs if spec.name not in given and (spec.name not in optional or spec.name in shapes)]
-    if not given and not needed:
-        needed = list(specs)
+    wanted = {spec.name for spec in specs if spec.name not in optional or spec.name in shapes} | given.keys()
+    needed = [spec for spec in tensors.to_send(specs, wanted) if spec.name not in given]
     if given and needed and options.fill is None:
         missing = ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in needed)
         raise UserError(f"the model also takes {missing}", f"give --input {needed[0].name}=..., or --fill zeros")

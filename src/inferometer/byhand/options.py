@@ -11,7 +11,7 @@ import msgspec
 
 from inferometer.config import from_mapping
 from inferometer.config.schema import LLM_APIS, TENSOR_APIS, Server
-from inferometer.errors import UserError
+from inferometer.errors import GIVE_KEY, TRUST, UserError
 from inferometer.units import parse_seconds
 
 _CONNECT_S = 10.0
@@ -168,14 +168,13 @@ def _value(text: str) -> Any:
 
 _SPOKEN = {
     "command line: ": "",
-    "set server.tls.ca to the CA's PEM file, or server.tls.verify to false": "give the CA's PEM file with --ca, or --insecure",
-    "set server.api_key_env or server.api_key_file": "give --api-key-env or --api-key-file",
+    TRUST: "give the CA's PEM file with --ca, or --insecure",
+    GIVE_KEY: "give --api-key-env or --api-key-file",
     "name the model: server.model, or --model on the command line": "name it: --model",
     "name the model: server.model, or --model": "name it: --model",
     "name the .proto file (server.proto)": "name the .proto file: --proto",
     "; for a tensor server --set server.api=kserve": "",
     "check the URL's path, ": "check the URL's path and --api (Triton: generate), ",
-    "have them streamed: inferometer run ... --set server.stream=true": "leave --no-stream out",
     "use a grpc:// URL, or api: generate": "use a grpc:// URL, or --api generate",
     "see docs/config.md": "see `inferometer infer --help`",
     "api: kserve": "--api kserve",

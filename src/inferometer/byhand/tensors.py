@@ -49,6 +49,11 @@ def ask(whom: Whom, options: Options) -> tuple[Result, Fail | None]:
 def is_streamed(options: Options, facts: ModelFacts, is_grpc: bool) -> bool:
     """As told; else where the model may have any number of answers."""
     decoupled = facts.config is not None and facts.config.decoupled
+    if decoupled and is_grpc and options.stream is False:
+        raise UserError(
+            f"the model {facts.metadata.name} is decoupled: a request may have any number of answers",
+            "leave --no-stream out",
+        )
     if decoupled and not is_grpc:
         raise UserError(
             f"the model {facts.metadata.name} is decoupled: a request may have any number of answers, which HTTP has no way for",

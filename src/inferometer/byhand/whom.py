@@ -8,8 +8,8 @@ from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
 from inferometer.engine import before
 from inferometer.engine.before import Reached
-from inferometer.engine.exchange import Place
-from inferometer.errors import UserError
+from inferometer.engine.exchange import Place, or_with_tls
+from inferometer.errors import KEY_WANTED, UserError
 from inferometer.types import Fail
 from inferometer.wire.failures import meaning
 
@@ -35,8 +35,10 @@ class Whom(msgspec.Struct, frozen=True):
             return
         said = self.words_of(fail)
         code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
+        target, remedy = self.place.target, _remedy(fail)
         raise UserError(
-            f"{self.place.target.url}: {_WHO.get(fail.code, 'the server answers')}: {said}{code}", _remedy(fail)
+            f"{target.url}: {_WHO.get(fail.code, 'the server answers')}: {said}{code}",
+            or_with_tls(remedy, target) if fail.code == "closed" else remedy,
         )
 
 
@@ -64,7 +66,7 @@ _WHO = {
 
 
 def _remedy(fail: Fail) -> str:
-    if fail.code in ("http_401", "http_403", "grpc_UNAUTHENTICATED", "grpc_PERMISSION_DENIED"):
+    if fail.code in KEY_WANTED:
         return "give the key: --api-key-env VARIABLE, or --header 'Authorization: ...'"
     if fail.code == "grpc_DEADLINE_EXCEEDED":
         return "raise --deadline, or see why the server is slow"

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 import click
 
-from inferometer.errors import UserError
+from inferometer.errors import ANOTHER_FOLDER, GIVE_KEY, TRUST, UserError, reworded
+
+_SPOKEN = {
+    ANOTHER_FOLDER: "give another folder: --out DIR",
+    GIVE_KEY: "`inferometer run` can give one: --set server.api_key_env=VARIABLE",
+    TRUST: "name the CA's PEM file in the environment: SSL_CERT_FILE=FILE",
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,7 +91,7 @@ def command(
         rounds=rounds,
         out=out,
     )
-    with _server(url, grpc_url) as (http, grpc):
+    with reworded(_SPOKEN), _server(url, grpc_url) as (http, grpc):
         found = protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)
@@ -135,7 +141,8 @@ def _with_scheme(url: str | None, kind: str, what: str) -> str | None:
     scheme = url.partition("://")[0]
     if scheme.lower() not in (kind, f"{kind}s"):
         port = "an HTTP port" if kind == "http" else "a gRPC port"
-        raise UserError(f"{what} {scheme}://...: not the URL of {port}", f"write {kind}://HOST:PORT")
+        both = "http://HOST:PORT --grpc grpc://HOST:PORT"
+        raise UserError(f"{what} {scheme}://...: not the URL of {port}", f"give that of the HTTP port first: {both}")
     return url
 
 

@@ -2,6 +2,14 @@
 
 import click
 
+from inferometer.errors import ANOTHER_FOLDER, GIVE_KEY, TRUST, reworded
+
+_SPOKEN = {
+    ANOTHER_FOLDER: "start it elsewhere: its records go to runs/ in the folder that it is started in",
+    GIVE_KEY: "`inferometer run` can give one: --set server.api_key_env=VARIABLE",
+    TRUST: "name the CA's PEM file in the environment: SSL_CERT_FILE=FILE",
+}
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
@@ -81,7 +89,8 @@ def command(
     )
     unsaved = None
     try:
-        run, summary = simple_perf.measure(options)
+        with reworded(_SPOKEN):
+            run, summary = simple_perf.measure(options)
     except conduct.UnsavedError as error:
         run, summary, unsaved = error.run, error.summary, error
     click.echo(simple_perf.text(summary), nl=False)

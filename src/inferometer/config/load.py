@@ -249,9 +249,16 @@ def _check_protocol(config: Config, source: str) -> None:
     kind = wanted.get(server.api)
     if (kind is not None and not isinstance(data, kind)) or (kind is None and isinstance(data, Tensors | Messages)):
         fitting = kind.__struct_config__.tag if kind is not None else "synthetic, prompts or jsonl"
+        by_server = (
+            "server.api: kserve for a tensor server, or "
+            if isinstance(data, Tensors) and "http" in schemes
+            else "a grpc:// URL with server.api: grpc, or "
+            if isinstance(data, Messages)
+            else ""
+        )
         raise UserError(
             f"{source}: data.type: {data.__struct_config__.tag} does not go with api {server.api}",
-            f"use data.type: {fitting}",
+            f"use {by_server}data.type: {fitting}",
         )
     if isinstance(data, Tensors) and data.sequence:
         stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
@@ -281,8 +288,7 @@ _AT = re.compile(r" - at `\$(.*)`$")
 
 def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
     """msgspec's message, said in the file's own terms."""
-    found = _AT.search(message)
-    path = [part for part in re.split(r"[.\[\]]+", found[1] if found else "") if part and part != "..."]
+    path = _path_to(message, tree)
     what = _AT.sub("", message)
     where = ".".join(path)
     if unknown := re.search(r"unknown field `(.*)`", what):
@@ -300,9 +306,37 @@ def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
         near = difflib.get_close_matches(tag[1], choices, 1, 0.5)
         remedy = f"did you mean {near[0]}? " if near else ""
         return UserError(f"{source}: {where}: there is no {tag[1]!r}", f"{remedy}it takes {' | '.join(choices)}")
-    unquoted = what.startswith("Expected `str") and isinstance(_value_at(path, tree), int | float)
-    remedy = f'quote it: {where}: "...", or --set \'{where}="..."\'' if unquoted else "see docs/config.md"
+    value, remedy = _value_at(path, tree), "see docs/config.md"
+    if what.startswith("Expected `str") and isinstance(value, int | float):
+        remedy = f'quote it: {where}: "...", or --set \'{where}="..."\''
+    elif what.startswith("Expected `array") and isinstance(value, int | float):
+        remedy = f"put it in brackets: {where}: [{value}], or --set '{where}=[{value}]'"
     return UserError(f"{source}: {where or 'the file'}: {_plain(what)}{_shown(path, tree)}", remedy)
+
+
+def _path_to(message: str, tree: dict[str, Any]) -> list[str]:
+    """The keys to what is wrong. Of a mapping with any keys msgspec says `[...]`: it is the first that is wrong all by itself."""
+    found = _AT.search(message)
+    path: list[str] = []
+    for part in re.findall(r"[^.\[\]]+|(?<=\[)\.\.\.(?=\])", found[1] if found else ""):
+        if part != "...":
+            path.append(part)
+        elif isinstance(entries := _value_at(path, tree), dict):
+            path += [key for key in entries if _is_wrong_with(path, {key: entries[key]}, tree, message)][:1]
+    return path
+
+
+def _is_wrong_with(path: list[str], entry: dict[str, Any], tree: dict[str, Any], message: str) -> bool:
+    """The same is wrong where the mapping at `path` has this one entry."""
+    tree = _copy(tree)
+    *parents, last = path
+    parent = _value_at(parents, tree)
+    parent[int(last) if isinstance(parent, list) else last] = entry
+    try:
+        msgspec.convert(tree, Config, dec_hook=_quantity)
+    except msgspec.ValidationError as error:
+        return str(error) == message
+    return False
 
 
 def _plain(what: str) -> str:

@@ -180,7 +180,7 @@ class Tensors(_Section, tag_field="type", tag="tensors"):
     fill: Annotated[
         str,
         Meta(
-            description="`zeros`, `random`, or `\"@FILE\"` (YAML wants the quotes): a `.npy` or `.npz`, or a JSON file as perf_analyzer's `--input-data` takes it, or as it does a folder with a file for each input: "
+            description='`zeros`, `random`, or `"@FILE"` (YAML wants the quotes): a `.npy` or `.npz`, or a JSON file as perf_analyzer\'s `--input-data` takes it, or as it does a folder with a file for each input: '
             "raw numbers, or a string a line."
         ),
     ] = "random"

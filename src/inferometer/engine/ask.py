@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import httptools
 import msgspec
 
-from inferometer.engine.exchange import Instants, Place, over_grpc, over_http
+from inferometer.engine.exchange import Instants, Place, or_with_tls, over_grpc, over_http
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail
 from inferometer.wire.failures import bounded, meaning
@@ -57,7 +57,11 @@ def http(place: Place, method: str, path: str, headers: Mapping[str, str], body:
 
     instants, fail = over_http(place, head + b"\r\n" + body, answer, heard)
     if fail is not None:
-        raise UserError(f"{target.url}: {method} {path}: {fail.message or meaning(fail.code)}", _REMEDIES[fail.code])
+        remedy = _REMEDIES[fail.code]
+        raise UserError(
+            f"{target.url}: {method} {path}: {fail.message or meaning(fail.code)}",
+            or_with_tls(remedy, target) if fail.code == "closed" else remedy,
+        )
     return Reply(**msgspec.structs.asdict(instants), status=answer.status, headers=answer.headers, pieces=pieces)
 
 

@@ -16,7 +16,7 @@ from inferometer.engine import ask, exchange, kserve
 from inferometer.engine.exchange import Address, Place
 from inferometer.engine.kserve import ModelFacts
 from inferometer.engine.link import KEPT_FILES, file_limit
-from inferometer.errors import UserError
+from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
 from inferometer.wire import protobuf, reflection
 from inferometer.wire.failures import meaning
 from inferometer.wire.http1 import error_message, request_head
@@ -148,20 +148,15 @@ def _first_model(place: Place, headers: dict[str, str]) -> str:
     target = place.target
     path = target.prefix + "/v1/models"
     name_it = "or name the model: server.model, or --model on the command line"
-    try:
-        answer = ask.http(place, "GET", "/v1/models", headers)
-    except UserError as error:
-        raise UserError(error.what, f"{error.remedy}, {name_it}") from None
+    answer = ask.http(place, "GET", "/v1/models", headers)
     body = answer.body
     if answer.status in (401, 403):
-        raise UserError(
-            f"{target.url}: GET {path}: {answer.status}, the server wants a key",
-            "set server.api_key_env or server.api_key_file",
-        )
+        raise UserError(f"{target.url}: GET {path}: {answer.status}, the server wants a key", GIVE_KEY)
     if answer.status != 200:
+        is_path_wrong = answer.status == 404 and target.prefix  # else the server may have models and not list them
         raise UserError(
             f"{target.url}: GET {path}: status {answer.status}: {error_message(body)}",
-            f"check the URL's path, {name_it}; for a tensor server --set server.api=kserve",
+            f"check the URL's path{'' if is_path_wrong else f', {name_it}'}; for a tensor server --set server.api=kserve",
         )
     try:
         models = [entry["id"] for entry in json.loads(body)["data"]]
@@ -201,7 +196,7 @@ def _reflected(place: Place, server: Server, headers: dict[str, str]) -> bytes:
         if reply.fail is not None and reply.fail.code != "grpc_UNIMPLEMENTED":
             raise UserError(
                 f"{place.target.url}: reflection: {reply.fail.message or meaning(reply.fail.code)}",
-                "name the .proto file (server.proto)",
+                GIVE_KEY if reply.fail.code in KEY_WANTED else "name the .proto file (server.proto)",
             )
         try:
             question = conversation.send(reply.pieces[0][1] if reply.pieces else None)

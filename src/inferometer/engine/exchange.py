@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from inferometer.engine.tls import tls_reason
-from inferometer.errors import UserError
+from inferometer.errors import TRUST, UserError
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Event, Fail, StreamAnswer
 from inferometer.units import format_seconds
-from inferometer.wire.failures import meaning
-from inferometer.wire.http1 import FRAME_HEAD, HTTP2, is_http2
+from inferometer.wire.failures import is_tls, meaning
+from inferometer.wire.http1 import FRAME_HEAD, HTTP2, TLS, is_http2
 from inferometer.wire.http2 import Client, Data, GoAway, Headers, Http2Error, Reset, code_name
 from inferometer.wire.target import Target
 
@@ -38,6 +38,10 @@ class Place(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     timeout: float = 60.0
     """For each piece that is read or written; 0: no limit."""
+
+
+class OtherProtocol(UserError):  # noqa: N818 - what listens there is well, but not what the URL says
+    """HTTP/1.1 behind a grpc:// URL, or gRPC behind an http:// one."""
 
 
 class Instants(msgspec.Struct):
@@ -102,8 +106,7 @@ def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> 
     except OSError as error:
         sock.close()
         if isinstance(error, ssl.SSLCertVerificationError):
-            remedy = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
-            raise UserError(f"{target.url}: {tls_reason(error)}", remedy) from None
+            raise UserError(f"{target.url}: {tls_reason(error)}", TRUST) from None
         reason = (
             tls_reason(error)
             if isinstance(error, ssl.SSLError)
@@ -244,14 +247,25 @@ def over_http(place: Place, request: bytes, decoder: Decoder, heard: Heard) -> t
             return wire.ended(at), None
         if is_http2(start):
             raise _speaks_http2(place.target)
+        if is_tls(start) and not place.target.tls:
+            raise UserError(f"{place.target.url}: {TLS}", _with_tls(place.target))
         return wire.ended(at), ending
 
 
-def _speaks_http2(target: Target) -> UserError:
-    return UserError(
+def _speaks_http2(target: Target) -> OtherProtocol:
+    return OtherProtocol(
         f"{target.url}: {HTTP2}",
         f"write grpc{'s' * target.tls}://{target.authority}, or give the server's HTTP port",
     )
+
+
+def or_with_tls(remedy: str, target: Target) -> str:
+    """The remedy where the server closed without a byte: most of those that speak TLS do so at a plain request."""
+    return remedy if target.tls else f"{_with_tls(target)} if it speaks TLS, or {remedy}"
+
+
+def _with_tls(target: Target) -> str:
+    return f"write {msgspec.structs.replace(target, tls=True).url}"
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------
@@ -265,10 +279,13 @@ def over_grpc(
     with _connected(place) as wire:
         client.start()
         stream = client.request(block, body)
+        start = b""
         ending: End | Fail | None = None
         while ending is None:
             _flush(client, wire)
             data, at = wire.read()
+            if len(start) < FRAME_HEAD:
+                start += data[:FRAME_HEAD]
             events, broken = _events(client, data)
             for event in events:
                 if isinstance(event, GoAway) or event.stream != stream:
@@ -280,7 +297,7 @@ def over_grpc(
                 if ending is not None:  # whatever follows, that was it
                     break
             if ending is None and (broken is not None or not data):
-                raise _no_answer(place.target, client, broken, is_begun=wire.instants.first_byte > 0)
+                raise _no_answer(place.target, client, broken, start, is_begun=wire.instants.first_byte > 0)
         _flush(client, wire)
         return wire.ended(at), ending if isinstance(ending, Fail) else None
 
@@ -311,15 +328,18 @@ def _said(event: Headers | Data | Reset, answer: StreamAnswer) -> Sequence[Event
     return answer.data(event.data, event.end)
 
 
-def _no_answer(target: Target, client: Client, broken: Http2Error | None, is_begun: bool) -> UserError:
-    """Why there will be none: the server broke the rules, or closed."""
+def _no_answer(target: Target, client: Client, broken: Http2Error | None, start: bytes, is_begun: bool) -> UserError:
+    """Why there will be none: the server broke the rules, or closed. `start`: the first bytes that came."""
     to_http = f"check the port, or write http{'s' * target.tls}://{target.authority} for an HTTP server"
+    if broken is not None and is_tls(start) and not target.tls:
+        return UserError(f"{target.url}: {broken.message}", _with_tls(target))
     if broken is not None:
-        return UserError(f"{target.url}: {broken.message}", to_http)
+        kind = UserError if client.settings_received else OtherProtocol
+        return kind(f"{target.url}: {broken.message}", to_http)
     if is_begun:
         return UserError(f"{target.url}: {meaning('cut_short')}", "check the server's log")
     if client.settings_received:
         return UserError(f"{target.url}: {meaning('closed')}", "check the server's log")
     if target.tls:  # with TLS 1.3 a client whose certificate is missed may hear nothing more than this
         to_http = f"it may want a certificate (server.tls.cert); or {to_http}"
-    return UserError(f"{target.url}: {meaning('closed')}: is it a gRPC server?", to_http)
+    return UserError(f"{target.url}: {meaning('closed')}: is it a gRPC server?", or_with_tls(to_http, target))

@@ -9,7 +9,7 @@ import msgspec
 from inferometer.config.schema import TENSOR_APIS, Server
 from inferometer.engine import ask
 from inferometer.engine.exchange import Place
-from inferometer.errors import UserError
+from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import control, grpc
@@ -36,7 +36,7 @@ def question(place: Place, headers: Mapping[str, str], name: str, *arguments: An
     if not target.grpc:
         asked = getattr(control, name)(*arguments)
         reply = ask.http(place, asked.method, asked.path, headers, asked.body)
-        return _told(target.url, lambda: control.read(asked, reply.status, reply.body))
+        return _told(target.url, f"http_{reply.status}", lambda: control.read(asked, reply.status, reply.body))
     call = getattr(grpc, name)(*arguments)
     reply = ask.grpc(place, call.path, [call.message], headers)
     if reply.fail is not None and not reply.fail.code.startswith("grpc_"):
@@ -46,14 +46,15 @@ def question(place: Place, headers: Mapping[str, str], name: str, *arguments: An
     status = grpc_wire.status_number(reply.fail.code[5:]) if reply.fail is not None else 0
     said = reply.fail.message if reply.fail is not None else ""
     message = reply.pieces[0][1] if reply.pieces else b""
-    return _told(target.url, lambda: grpc.read(call, status, said, message))
+    code = reply.fail.code if reply.fail is not None else ""
+    return _told(target.url, code, lambda: grpc.read(call, status, said, message))
 
 
-def _told(url: str, read: Any) -> Any:
+def _told(url: str, code: str, read: Any) -> Any:
     try:
         return read()
     except UserError as error:
-        raise type(error)(f"{url}: {error.what}", error.remedy) from None
+        raise type(error)(f"{url}: {error.what}", GIVE_KEY if code in KEY_WANTED else error.remedy) from None
 
 
 def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelFacts:
@@ -68,7 +69,7 @@ def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelF
     except NotOffered:
         raise
     except UserError as error:
-        raise UserError(error.what, _known_models(place, headers, model, version)) from None
+        raise UserError(error.what, error.remedy or _known_models(place, headers, model, version)) from None
     if not question(place, headers, "model_ready", model, version):
         raise UserError(f"{url}: the model {model} is not ready", "load it, or wait until the server has")
     try:
@@ -76,13 +77,23 @@ def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelF
     except NotOffered:
         config = None
     if server.stream is False and config is not None and config.decoupled and server.api in TENSOR_APIS:
-        over_http = "use its gRPC port (grpc://) with server.stream: true, or api: generate"
         raise UserError(
             f"{url}: the model {model} is decoupled: a request may have any number of answers",
-            "have them streamed: inferometer run ... --set server.stream=true" if place.target.grpc else over_http,
+            _streamed(place, metadata),
         )
     _check_outputs(server, metadata)
     return ModelFacts(about, _with_optional(metadata, config), config)
+
+
+def _streamed(place: Place, metadata: ModelMetadata) -> str:
+    """How to measure a decoupled model: text over HTTP, and anything over gRPC."""
+    url, is_grpc = place.target.url, place.target.grpc
+    names = {one.name for one in (*metadata.inputs, *metadata.outputs)}
+    if names >= {"text_input", "text_output"}:
+        http = "over its HTTP port: inferometer run http://HOST:PORT" if is_grpc else f"with inferometer run {url}"
+        return f"it streams text: measure it {http} --model {metadata.name} --set server.api=generate"
+    over = f"streamed: inferometer run {url}" if is_grpc else "over its gRPC port: inferometer run grpc://HOST:PORT"
+    return f"measure it {over} --model {metadata.name} --set server.stream=true"
 
 
 def _check_outputs(server: Server, metadata: ModelMetadata) -> None:

@@ -16,7 +16,7 @@ from inferometer.config.schema import Config, Messages, Tensors
 from inferometer.engine import before
 from inferometer.engine.shard import Shard, Task
 from inferometer.engine.shared_memory import Portion
-from inferometer.errors import UserError
+from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.records import COUNTED_BY
 from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
@@ -72,9 +72,7 @@ async def _run(job: Job, number: int) -> Facts:
     try:
         shard = Shard(task, loop)
     except OSError as error:
-        raise UserError(
-            f"{job.spool}: {error.strerror or error}", "make room there, or give another folder as `output`"
-        ) from None
+        raise UserError(f"{job.spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
     try:
         try:
             await shard.run()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from inferometer.errors import UserError
+from inferometer.errors import ANOTHER_FOLDER, UserError
 
 MANIFEST = "manifest.json"
 REQUESTS = "requests.parquet"
@@ -68,14 +68,12 @@ def disk_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         number = error.errno or _errno_within(error)
         if number in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"{place}: the disk is full", "free some space, or give another folder as `output`"
-            ) from None
+            raise UserError(f"{place}: the disk is full", f"free some space, or {ANOTHER_FOLDER}") from None
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{place}: no permission to write there", "give another folder as `output`") from None
+            raise UserError(f"{place}: no permission to write there", ANOTHER_FOLDER) from None
         if number in (errno.ENOTDIR, errno.EEXIST):
-            raise UserError(f"{place}: not a folder", "give another folder as `output`") from None
-        raise UserError(f"{place}: {error.strerror or error}", "give another folder as `output`") from None
+            raise UserError(f"{place}: not a folder", ANOTHER_FOLDER) from None
+        raise UserError(f"{place}: {error.strerror or error}", ANOTHER_FOLDER) from None
 
 
 def _errno_within(error: OSError) -> int:

@@ -44,6 +44,11 @@ def meaning(code: str) -> str:
     return CODES.get(code, code)
 
 
+def is_tls(start: bytes) -> bool:
+    """It begins with a record of TLS: an alert or a handshake."""
+    return start[:2] in (b"\x15\x03", b"\x16\x03")
+
+
 def bounded(message: str) -> str:
     """A server's message on one line, of bounded length."""
     line = " ".join(message.split())

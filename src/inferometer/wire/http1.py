@@ -12,7 +12,7 @@ import httptools
 
 from inferometer.types import End, Event, Fail
 from inferometer.wire import server_timing
-from inferometer.wire.failures import bounded
+from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.target import Target
 
 _MAX_KEPT = 4096
@@ -20,6 +20,7 @@ _MAX_KEPT = 4096
 
 
 HTTP2 = "speaks HTTP/2 (gRPC?), not HTTP/1.1"
+TLS = "speaks TLS, not plain HTTP/1.1"
 FRAME_HEAD = 9
 """Bytes that say whether it is HTTP/2."""
 _SETTINGS = 4
@@ -110,7 +111,8 @@ class ResponseDecoder:
             events.append(Fail("malformed_http", "the server switched protocols"))
         except httptools.HttpParserError as error:
             said = f"{error}; the answer starts with {self._head[:60]!r}"
-            events.append(Fail("malformed_http", bounded(HTTP2 if is_http2(self._head) else said)))
+            known = HTTP2 if is_http2(self._head) else TLS if is_tls(self._head) else ""
+            events.append(Fail("malformed_http", bounded(known or said)))
         return events
 
     def eof(self) -> Sequence[Event]:

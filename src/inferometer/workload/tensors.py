@@ -57,14 +57,9 @@ def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int) -> T
 
 
 def _needed(known: list[TensorSpec], spec: Tensors) -> list[TensorSpec]:
-    """The inputs to send: those that a request may do without only where data.shape or the file has them.
-
-    Where it may do without any, they are ways to say the same (an image as a file or as pixels): one is sent, of numbers if
-    there is one.
-    """
+    """The inputs to send: those that a request may do without only where data.shape or the file has them."""
     named = spec.shape.keys() | (tensor_files.names(spec.fill[1:]) if spec.fill.startswith("@") else set())
-    needed = [one for one in known if not one.optional or one.name in named]
-    return needed or sorted(known, key=lambda one: one.datatype == "BYTES")[:1]
+    return tensors.to_send(known, {one.name for one in known if not one.optional} | named)
 
 
 def _check_file(spec: Tensors, known: Sequence[TensorSpec]) -> None:

@@ -120,6 +120,13 @@ def test_a_server_of_another_protocol_is_told_by_its_first_bytes_at_every_split(
         assert says in caught.value.message
 
 
+def test_an_alert_of_tls_is_shorter_than_a_frame_and_told_at_the_end_of_the_connection() -> None:
+    client = Client()
+    client.feed(b"\x15\x03\x03\x00\x02\x02\x46")
+    with pytest.raises(Http2Error, match="with TLS"):
+        client.eof()
+
+
 def test_an_http1_answer_without_its_line_end_is_told_at_the_end_of_the_connection() -> None:
     client = Client()
     client.feed(b"HTTP/1.1 505")

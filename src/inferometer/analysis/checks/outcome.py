@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from inferometer.analysis import settings
 from inferometer.analysis.checks.facts import Check, Facts, count_failures, judge
+from inferometer.errors import KEY_WANTED
 from inferometer.records import CANCELLED, DROPPED
 
 
@@ -37,7 +39,9 @@ def workers(facts: Facts) -> Check:
     if not errors:
         return Check("workers", "pass", 0, 0, "every client process ran to its end")
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    bad = f"{errors[0].rstrip('.')}{more}. What the others recorded is kept, but their load was not the one asked for: run again."
+    bad = (
+        f"{errors[0].rstrip('.')}{more}. What was recorded is kept, but the load was not the one asked for: run again."
+    )
     return Check("workers", "fail", len(errors), 0, bad)
 
 
@@ -54,14 +58,34 @@ def failures(facts: Facts) -> Check | None:
     if not kinds:
         return Check("failures", "pass", 0.0, facts.limits.failures, good)
     said = f": {_short(kinds[0].message)}" if kinds[0].message else ""
-    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. {_remedy(kinds[0].code)}, or allow more with limits.failures."
+    remedy = _remedy(kinds[0].code, _is_plain(facts) and failed == answered)
+    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. {remedy}, or allow more with limits.failures."
     return judge("failures", share, facts.limits.failures, good, bad)
 
 
-def _remedy(code: str) -> str:
-    if code == "http_404":
-        return "Check server.url, server.model, and whether the server speaks server.api (tensor servers: kserve)"
-    return "Mend that"
+_REMEDIES = {
+    ("http_404",): "Check server.url, server.model, and whether the server speaks server.api (tensor servers: kserve)",
+    KEY_WANTED: "Give the key: server.api_key_env",
+    ("connect_refused", "connect_failed"): "See whether the server is still up, at that address",
+    ("connect_timeout",): "See whether the server is up and takes connections, or raise server.timeouts.connect",
+    ("tls",): "Check server.tls, and the server's certificate",
+    ("closed", "reset", "cut_short", "truncated", "stream_reset"): "See in the server's log why it broke off, and whether it is still up",
+    ("first_token_timeout", "idle_timeout", "total_timeout", "grpc_DEADLINE_EXCEEDED"): "See why the server is slow, lower the load, or give it more time (server.timeouts, gRPC: server.deadline)",
+    ("no_sockets",): "Raise this machine's limit of open files (ulimit -n), or lower the load",
+}  # fmt: skip
+
+
+def _remedy(code: str, may_be_tls: bool) -> str:
+    """What to look at, by the kind of failure."""
+    if may_be_tls and code in ("closed", "reset"):  # as a port that speaks TLS does at plain requests
+        return "Check the port, and write https:// (or grpcs://) if it speaks TLS"
+    return next((remedy for codes, remedy in _REMEDIES.items() if code in codes), "Mend that")
+
+
+def _is_plain(facts: Facts) -> bool:
+    """The server is asked without TLS."""
+    url = settings.text(facts.run.manifest, "server", "url")
+    return str(url[0] if isinstance(url, list) and url else url).startswith(("http://", "grpc://"))
 
 
 def dropped(facts: Facts) -> Check:

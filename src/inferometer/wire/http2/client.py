@@ -16,7 +16,7 @@ Rules:
   up when half of them is used.
 """
 
-from inferometer.wire.failures import bounded
+from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.events import Data, Event, Headers, Http2Error
 from inferometer.wire.http2.fields import Reader
@@ -150,7 +150,7 @@ class Client:
             kept = b"".join(self._kept)
             self._error = (
                 _not_http2(kept)
-                if kept[:5] == b"HTTP/"
+                if kept[:5] == b"HTTP/" or (is_tls(kept) and not self.settings_received)
                 else Http2Error(PROTOCOL_ERROR, "the server closed the connection in the middle of a frame")
             )
             self.outbox.fail(self._error.code, self._error.message)
@@ -427,7 +427,7 @@ def _not_http2(data: bytes, kind: int = SETTINGS) -> Http2Error:
     if data[:5] == b"HTTP/":
         line = bounded(data.partition(b"\n")[0].decode("latin-1"))
         return Http2Error(PROTOCOL_ERROR, f"the server does not speak HTTP/2: it answered '{line}'")
-    if data[:2] in (b"\x15\x03", b"\x16\x03"):
+    if is_tls(data):
         return Http2Error(PROTOCOL_ERROR, "the server does not speak HTTP/2 in the clear: it answered with TLS")
     return Http2Error(
         PROTOCOL_ERROR,
