@@ -88,16 +88,17 @@ def compiled(source: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def awake(core: int) -> Iterator[None]:
-    """Keep a virtual core from being put to sleep by its host, whose waking it up would be charged to the client.
+def awake(core: int, apart: bool = False) -> Iterator[None]:
+    """Keep a virtual core from being put to sleep by its host, whose waking it up would be charged to client or server.
 
-    What keeps it awake runs at idle priority, which gives way to its own session alone where the kernel groups tasks by session
-    (autogroup): so it has one of its own, which gives way to the others.
+    What keeps it awake runs at idle priority, which gives way at once; but where the kernel groups tasks by session (autogroup), only
+    to its own session, and shares the core with others. `apart` is for a core on which those of other sessions run: it gives
+    way to them as far as niceness goes.
     """
     command = pinned(core, "chrt", "-i", 0, sys.executable, "-c", "while True: pass")
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with subprocess.Popen(command, start_new_session=apart) as process:
         group = Path(f"/proc/{process.pid}/autogroup")
-        if group.exists():
+        if apart and group.exists():
             group.write_text("19")
         try:
             yield

@@ -34,7 +34,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="inferometer-") as folder,
         awake(CLIENT_CORE),
-        awake(SERVER_CORE),
+        awake(SERVER_CORE, apart=True),  # the simulator has a session of its own
     ):
         for streams, requests, itl, tokens in CLOSED:
             options = ("--concurrency", str(streams), "--requests", str(requests), "--output", str(tokens))
