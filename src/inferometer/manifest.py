@@ -15,7 +15,7 @@ from inferometer.config.secret import REMOVED, is_secret
 from inferometer.engine.kserve import ModelFacts
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
-from inferometer.units import NS
+from inferometer.units import NS, format_number
 from inferometer.wire.target import parse
 from inferometer.workload import tensors
 
@@ -136,7 +136,7 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
     return StagePlan(
         type=kind,
         open=True,
-        name=spec.name or f"{number + 1} {kind} {rate:.4g}/s",
+        name=spec.name or f"{number + 1} {kind} {format_number(rate, 4)}/s",
         rate=rate,
         duration=seconds,
         requests=len(stage.instants),

@@ -50,6 +50,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 1
     out: str | None = None
     """Folder that keeps the runs; None: they are dropped when all is measured."""
+    overrides: tuple[str, ...] = ()
+    """Of the server's keys, as `--set` has them."""
 
 
 Place = tuple[str, int]
@@ -197,7 +199,7 @@ def _config(options: Options, way: str) -> Config:
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
         "measure": {"warmup": str(options.concurrency)},
     }
-    return from_mapping(tree, source="command line")
+    return from_mapping(tree, options.overrides, "command line")
 
 
 def config_of(options: Options, way: str, payload: Path, folder: Path, model: ModelFacts) -> Config:

@@ -30,6 +30,8 @@ class Options(msgspec.Struct, frozen=True):
     protocol: str | None = None
     iterations: int = 1000
     warmups: int = 500
+    overrides: tuple[str, ...] = ()
+    """Of the server's keys, as `--set` has them."""
 
 
 def measure(options: Options, show: conduct.Show | None = None) -> tuple[Run, Summary]:
@@ -63,7 +65,7 @@ def _config(options: Options) -> Config:
         "load": {"type": "closed", "concurrency": 1, "requests": options.warmups + options.iterations},
         "measure": {"warmup": str(options.warmups)},
     }
-    return from_mapping(tree, source="command line")
+    return from_mapping(tree, options.overrides, "command line")
 
 
 def _with_data(config: Config, options: Options, facts: ModelFacts) -> Config:

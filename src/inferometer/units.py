@@ -59,6 +59,12 @@ def format_seconds(seconds: float) -> str:
     return "0 s" if size == 0 else f"{seconds * 1e9:.3g} ns"
 
 
+def format_number(value: float, digits: int) -> str:
+    """With so many digits where it has decimals, and never with an exponent for being large."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
 def format_bytes(count: float) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:

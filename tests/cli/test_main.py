@@ -26,11 +26,13 @@ def test_help_names_every_verb_and_the_exit_statuses(flag: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_its_help(verb: str) -> None:
+def test_every_verb_has_its_help(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     said = cli(verb, "--help")
     assert said.status == 0
     assert said.out.startswith(f"Usage: inferometer {verb}")
     assert "--help" in said.out
+    assert [line for line in said.out.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])

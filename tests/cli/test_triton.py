@@ -231,15 +231,6 @@ def test_records_that_cannot_be_stored_where_it_is_started(url: str, tmp_path: P
     assert "output" not in said.err
 
 
-def test_a_key_is_not_for_this_client(tmp_path: Path) -> None:
-    def script(client: Client) -> None:
-        while client.request():
-            client.send(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
-
-    with scripted(script) as url:
-        assert_one_line(triton(url), "401", "`inferometer run` can give one: --set server.api_key_env=VARIABLE")
-
-
 def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:
     assert_one_line(triton(url, "-b", "9"), "-b 9", "batches of 8 at the most")
     shapes([[-1]], [[-1]], 0)(model)

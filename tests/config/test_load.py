@@ -12,7 +12,7 @@ from inferometer import schedule
 from inferometer.config import Config, from_mapping, read_tree
 from inferometer.config.schema import Bursts, Closed, Constant, Jsonl, Poisson, Prompts, Stages
 from inferometer.errors import UserError
-from inferometer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from inferometer.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
 
 SERVER = {"server": {"url": "http://127.0.0.1:8000"}}
 
@@ -329,6 +329,14 @@ def test_a_duration_survives_being_written_for_people(seconds: float) -> None:
 @given(st.integers(0, 2**45))
 def test_a_size_survives_being_written_for_people(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.01, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(50, "50"), (123.456, "123.5"), (9999.6, "10000"), (2_000_000, "2000000"), (0.25, "0.25"), (0, "0")],
+)
+def test_numbers_have_no_exponent_for_being_large(value: float, text: str) -> None:
+    assert format_number(value, 4) == text
 
 
 # --- what is left out --------------------------------------------------------------------------------------------------

@@ -132,12 +132,11 @@ def test_a_server_that_reads_the_request_late_is_waited_for(tmp_path: Path) -> N
     order: list[int] = []
 
     def up(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        first = next(messages)
-        if len(first) > 1000:
+        size = len(next(messages))
+        if size > 1000:
             go_on.wait(10)
-        else:
-            go_on.set()
-        order.append(len(first) + sum(map(len, messages)))
+        order.append(size + sum(map(len, messages)))
+        go_on.set()
         return b""
 
     requests = [[{"text": "x" * 1_000_000}] * 8, [{"text": "hello"}]]

@@ -5,13 +5,10 @@ from collections.abc import Iterator
 
 import click
 
-from inferometer.errors import ANOTHER_FOLDER, GIVE_KEY, TRUST, UserError, reworded
+from inferometer.cli.settings import server_settings
+from inferometer.errors import ANOTHER_FOLDER, UserError, reworded
 
-_SPOKEN = {
-    ANOTHER_FOLDER: "give another folder: --out DIR",
-    GIVE_KEY: "`inferometer run` can give one: --set server.api_key_env=VARIABLE",
-    TRUST: "name the CA's PEM file in the environment: SSL_CERT_FILE=FILE",
-}
+_SPOKEN = {ANOTHER_FOLDER: "give another folder: --out DIR"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,6 +39,7 @@ _SPOKEN = {
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers there too (- is standard output).")
 @click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart there: .svg, .png or .html.")
 @click.option("--quiet", "-q", is_flag=True, help="Do not say what is being measured.")
+@server_settings("url", "model", "api", "stream")
 def command(
     url: str | None,
     grpc_url: str | None,
@@ -55,15 +53,16 @@ def command(
     json_path: str | None,
     chart_path: str | None,
     quiet: bool,
+    overrides: tuple[str, ...],
 ) -> int:
     """Measure the same model over gRPC unary, gRPC stream, HTTP binary and HTTP JSON: rates, times, bytes.
 
     \b
-    inferometer compare-protocols                                                our own reference server
-    inferometer compare-protocols http://127.0.0.1:8000 --grpc 127.0.0.1:8001    any KServe v2 server, such as Triton
+    inferometer compare-protocols
+    inferometer compare-protocols http://127.0.0.1:8000 --grpc 127.0.0.1:8001
     inferometer compare-protocols ... --sizes 1kB,1MB --rounds 3 --chart out.svg
 
-    URL is the server's HTTP port. Every cell is an ordinary run with a verdict of its own, and all protocols send the same
+    URL is the HTTP port of a KServe v2 server, such as Triton; without one, our own reference server is asked. Every cell is an ordinary run with a verdict of its own, and all protocols send the same
     tensor. Exit status: 0 all cells are VALID, 1 one is INVALID (the report says why), 2 bad input.
     """
     import msgspec  # noqa: PLC0415
@@ -90,6 +89,7 @@ def command(
         requests=requests,
         rounds=rounds,
         out=out,
+        overrides=overrides,
     )
     with reworded(_SPOKEN), _server(url, grpc_url) as (http, grpc):
         found = protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)

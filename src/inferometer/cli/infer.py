@@ -10,22 +10,22 @@ _EPILOG = """
 Text, as OpenAI's endpoints have it (streamed as it comes), or with Triton's generate:
 
 \b
-  inferometer infer http://127.0.0.1:8000 --prompt "Hello"
-  inferometer infer http://127.0.0.1:8000 --api generate --model m --prompt "Hello"
+inferometer infer http://127.0.0.1:8000 --prompt Hello
+inferometer infer http://127.0.0.1:8000 --api generate --model m --prompt Hi
 
 Tensors, for KServe v2 servers (Triton and others), over gRPC or HTTP. What is not given is made from the model's metadata;
 a decoupled model's answers are streamed, and all of them shown:
 
 \b
-  inferometer infer grpc://127.0.0.1:8001 --model identity
-  inferometer infer grpc://127.0.0.1:8001 --model classifier --image cat.jpg
-  inferometer infer http://127.0.0.1:8000 --model add --input INPUT0=@a.npy --input INPUT1=1,2,3
-  inferometer infer http://127.0.0.1:8000 --model m --fill zeros --shape INPUT0=1,1000
+inferometer infer grpc://127.0.0.1:8001 --model identity
+inferometer infer grpc://127.0.0.1:8001 --model classifier --image cat.jpg
+inferometer infer http://127.0.0.1:8000 --model m --input A=@a.npy --input B=1
+inferometer infer http://127.0.0.1:8000 --model m --fill zeros --shape A=1,100
 
 Any method of any gRPC service, JSON in and out; its types are asked of the server (reflection) or read from --proto:
 
 \b
-  inferometer infer grpc://127.0.0.1:50051 --method pkg.Service/Method --data '{"name": "x"}'
+inferometer infer grpc://127.0.0.1:8001 --method pkg.Svc/Do --data '{"a": 1}'
 
 Then it says where the time went: connect, send, wait for the first byte, receive; and what the server says of its own part.
 Exit status: 0 answered, 2 not.

@@ -86,7 +86,7 @@ def command(
     inferometer run http://127.0.0.1:8000                    16 in flight for 30 s
     inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
     inferometer run http://127.0.0.1:8000 --concurrency 1:8:2 --duration 10s
-    inferometer run grpc://127.0.0.1:8001 --model resnet     a tensor server: KServe v2, over gRPC
+    inferometer run grpc://127.0.0.1:8001 --model resnet     KServe v2, over gRPC
     inferometer run http://127.0.0.1:8000 --set server.api=kserve --model resnet
     inferometer run bench.yaml --set load.rate=50 --json out.json
 

@@ -1,13 +1,14 @@
 """`inferometer triton`: a drop-in for Triton's simple performance client."""
 
+import sys
+
 import click
 
-from inferometer.errors import ANOTHER_FOLDER, GIVE_KEY, TRUST, reworded
+from inferometer.cli.settings import server_settings
+from inferometer.errors import ANOTHER_FOLDER, reworded
 
 _SPOKEN = {
     ANOTHER_FOLDER: "start it elsewhere: its records go to runs/ in the folder that it is started in",
-    GIVE_KEY: "`inferometer run` can give one: --set server.api_key_env=VARIABLE",
-    TRUST: "name the CA's PEM file in the environment: SSL_CERT_FILE=FILE",
 }
 
 
@@ -50,6 +51,7 @@ _SPOKEN = {
     help="Requests before them, which do not count.",
 )
 @click.option("--csv", "csv_path", metavar="FILE", help="Write the figures there too, latencies in microseconds.")
+@server_settings("url", "model", "version", "api", "stream")
 def command(
     verbose: bool,
     model_name: str,
@@ -61,6 +63,7 @@ def command(
     iteration_count: int,
     warmup_count: int,
     csv_path: str | None,
+    overrides: tuple[str, ...],
 ) -> int:
     """Measure a model behind KServe v2, such as Triton's, with one request of zeros after the other.
 
@@ -75,6 +78,7 @@ def command(
     from inferometer import conduct, simple_perf  # noqa: PLC0415
     from inferometer.report import console  # noqa: PLC0415
     from inferometer.report.out import check_paths, export  # noqa: PLC0415
+    from inferometer.report.width import columns  # noqa: PLC0415
 
     check_paths(None, csv_path)
     options = simple_perf.Options(
@@ -86,6 +90,7 @@ def command(
         protocol=protocol,
         iterations=iteration_count,
         warmups=warmup_count,
+        overrides=overrides,
     )
     unsaved = None
     try:
@@ -97,7 +102,7 @@ def command(
     if csv_path is not None:
         export(csv_path, lambda file: file.write(simple_perf.csv(summary).encode()))
     if verbose:
-        click.echo(console.render(run, summary), nl=False, err=True)
+        click.echo(console.render(run, summary, width=columns(sys.stderr)), nl=False, err=True)
     elif summary.verdict == "INVALID":
         failed = [f"  {check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
         click.echo("\n".join(["inferometer: INVALID", *failed]), err=True)

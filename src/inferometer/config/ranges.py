@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from inferometer.errors import UserError
+from inferometer.units import format_number
 
 _RATES = ("constant", "poisson", "gamma")
 _MOST = 1000
@@ -61,6 +62,6 @@ def _bounds(text: str, where: str, whole: bool) -> tuple[float, float, float]:
 
 
 def _name(stage: dict[str, Any], key: str, value: float) -> str:
-    level = f"concurrency {value}" if key == "concurrency" else f"{value:.6g}/s"
+    level = f"concurrency {value}" if key == "concurrency" else f"{format_number(value, 6)}/s"
     given = stage.get("name")
     return f"{given} {level}" if given else level

@@ -20,6 +20,7 @@ from typing import IO
 
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run, StagePlan
+from inferometer.units import format_number
 
 COLUMNS = (
     "Inferences/Second",
@@ -51,7 +52,7 @@ def write(run: Run, summary: Summary, file: IO[bytes]) -> None:
 
 
 def _level(plan: StagePlan) -> str:
-    return f"{plan.rate:.6g}" if plan.open else str(plan.concurrency)
+    return format_number(plan.rate, 6) if plan.open else str(plan.concurrency)
 
 
 def _cells(stage: Summary | StageSummary) -> list[str]:
@@ -59,7 +60,7 @@ def _cells(stage: Summary | StageSummary) -> list[str]:
     latency = stage.metrics["e2e"]
     percentiles = [latency.value(name) for name in ("p50", "p90", "p95", "p99")]
     parts = [_microseconds(seconds) for seconds in (*_parts(stage), *percentiles)]
-    return ["" if throughput is None else f"{throughput:.6g}", *parts]
+    return ["" if throughput is None else format_number(throughput, 6), *parts]
 
 
 def _parts(stage: Summary | StageSummary) -> tuple[float | None, ...]:

@@ -6,6 +6,7 @@ A report for less leaves columns of its tables out, the least telling first, and
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -16,10 +17,11 @@ NARROWEST = 70
 _ENDLESS = 1000
 
 
-def columns() -> int:
-    """Of standard output."""
+def columns(file: TextIO | None = None) -> int:
+    """Of standard output, or of `file`."""
+    out = sys.stdout if file is None else file
     try:
-        there = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+        there = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
     except (OSError, ValueError):  # no file, or a closed one
         there = 0
     return min(max(there, NARROWEST), WIDTH) if there else WIDTH

@@ -20,13 +20,13 @@ KINDS = {
     "html": ("", "status 200 with an HTML page"),
     "abort": ("", "RST in the middle of the answer"),
     "cut": ("", "the connection is closed in the middle of the body"),
-    "truncate": ("", "the stream ends in the middle, well-formed HTTP but no finish_reason and no [DONE]"),
+    "truncate": ("", "the stream ends midway: no finish_reason and no [DONE]"),
     "error_frame": ("", "an error object in the middle of the stream, which then ends"),
     "garbage": ("", "a frame of malformed JSON in the middle of the stream"),
-    "stall": ("=TIME", "a pause in the middle (1s); what was due meanwhile then comes at once"),
+    "stall": ("=TIME", "a pause midway (1s); what was due meanwhile comes at once"),
     "slow": ("=TIME", "each write goes out in two halves, TIME apart (20ms)"),
     "split": ("=BYTES", "each write goes out in segments of so many bytes (3)"),
-    "close": ("", "the connection is closed after the answer, having promised keep-alive"),
+    "close": ("", "is closed after the answer, having promised keep-alive"),
     "freeze": ("=TIME", "the whole server does nothing for so long (1s)"),
 }
 
@@ -34,7 +34,7 @@ WHENS = {
     "5%": "a random share of the requests, from --seed",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request: freeze at that instant, the others on the next request",
+    "t=5s": "once, 5 s after the first request: freeze then, others at the next",
     "(none)": "every request",
 }
 
