@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from inferometer import conduct
 from inferometer.config import Config
+from inferometer.engine import channel, connection
 from inferometer.fleet import crew
 from inferometer.units import NS
 
@@ -33,6 +34,14 @@ def runs_start_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crew, "_START_IN", NS // 50)
         yield
+
+
+@pytest.fixture
+def stale_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users' requests are sent again where the news that the connection was closed comes within half a second. A machine that
+    stands still for as long would make failures of them."""
+    for module in (connection, channel):
+        monkeypatch.setattr(module, "STALE_WITHIN", 1 << 62)
 
 
 @pytest.fixture

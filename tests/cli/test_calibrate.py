@@ -93,7 +93,7 @@ def assert_interrupted(process: "subprocess.Popen[str]", children: list[psutil.P
     """One line (after the one of the terminal's ^C), no table, status 130, and nothing left behind."""
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "\ninferometer: interrupted\n")
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
     assert list(temporary.iterdir()) == []
 

@@ -108,7 +108,7 @@ def test_a_stall_within_the_limit_is_only_slow(tmp_path: Path, sim: str) -> None
 
 
 def test_a_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
-    timing = Fixed(ttft=0.05, itl=0.001, max_batch=1)
+    timing = Fixed(ttft=1, itl=0.001, max_batch=1)  # so long that the others come meanwhile, be the machine busy
     with running(simulator(timing=timing, max_queue=0)) as url:
         _, summary = measure(
             tmp_path,

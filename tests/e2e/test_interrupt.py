@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from command import assert_one_line, cli, start
+from waiting import until
 
 from inferometer.engine.spool import Control
-from inferometer.serve.background import serving
-from inferometer.serve.settings import Settings
+from inferometer.serve.background import running, serving
+from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.sim.settings import Fixed
 
 SLOW = ("--set", "server.headers={x-sim-fault: stall=20s}")
 """The simulator begins each answer and then says nothing for twenty seconds."""
@@ -45,8 +48,12 @@ def under_way(folder: Path, process: "subprocess.Popen[str]", name: str = "rows"
     raise AssertionError("the run did not get under way")
 
 
+def control(folder: Path, shard: int = 0) -> Control:
+    return Control(folder / "spool" / f"{shard}.control", create=False)
+
+
 def said(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    return process.communicate(timeout=30)
+    return process.communicate(timeout=90)
 
 
 def failures(folder: Path) -> list[str]:
@@ -91,6 +98,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.S
     process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
     folder = under_way(tmp_path, process, "sent", 4)
     process.send_signal(first)
+    until(lambda: control(folder)["interrupted"] == 1, "the first is heard")  # before that, two would be as one
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -163,11 +171,12 @@ def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> Non
 def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
     process = measuring(tmp_path, sim, "--set", "client.processes=2")
     folder = under_way(tmp_path, process)
+    until(lambda: control(folder, 1)["sent"] >= 2, "both of the other process's users have asked")
     children = psutil.Process(process.pid).children()
     assert len(children) == 2
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
     said = cli("report", folder)
     assert said.status == 1
@@ -214,13 +223,22 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up_costs_nothing_of_what_was_recorded(tmp_path: Path, sim: str) -> None:
-    """The spool has its room from before the start; another takes the rest, so that the run's files do not fit any more."""
+    """The spool has its room from before the start. What it did not need is free when the client's process has ended; another
+    takes all of it before the run, which is held meanwhile, writes its files: they do not fit any more."""
     with mounted(tmp_path / "disk", "size=12m") as disk:
         process = measuring(tmp_path, sim, output=disk)
         folder = under_way(disk, process)
-        with filling(disk / "ballast"):
+        (client,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGSTOP)
+        try:
+            control(folder)["stop"] = 1  # as the Ctrl-C will, which is heard when the run goes on
+            until(lambda: client.status() == psutil.STATUS_ZOMBIE, "the client's process has ended")
+            with (disk / "ballast").open("wb", buffering=0) as ballast:
+                fill(ballast)
             process.send_signal(signal.SIGINT)
-            out, err = said(process)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        out, err = said(process)
         assert process.returncode == 2, (out, err)
         assert "requests" in out
         assert "INVALID" in out
@@ -234,19 +252,24 @@ def test_a_disk_that_fills_up_costs_nothing_of_what_was_recorded(tmp_path: Path,
         assert_whole(folder, again.out)
 
 
+def fill(file: IO[bytes]) -> None:
+    """Take every byte of the disk that there is."""
+    with contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
 @contextlib.contextmanager
 def filling(path: Path) -> Iterator[None]:
     """Somebody else takes every byte of the disk that there is, and any that becomes free."""
     over = threading.Event()
 
-    def fill() -> None:
+    def keep_full() -> None:
         with path.open("wb", buffering=0) as file:
             while not over.wait(0.001):
-                with contextlib.suppress(OSError):
-                    while file.write(bytes(4096)):
-                        pass
+                fill(file)
 
-    thread = threading.Thread(target=fill)
+    thread = threading.Thread(target=keep_full)
     thread.start()
     try:
         yield
@@ -265,11 +288,13 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
         assert list(disk.iterdir()) == []
 
 
-def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path, sim: str) -> None:
-    """Answers of 2000 chunks with little room, and many of them in flight when it is used up."""
-    with mounted(tmp_path / "disk", "size=8m") as disk:
+def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) -> None:
+    """Answers of 3000 chunks with little room, and many of them in flight when it is used up. (So many streams are too much
+    for the pace of the simulator that others use: it would be busy with them long after they are given up.)"""
+    paced = simulator(timing=Fixed(ttft=0.01, itl=0.02))
+    with mounted(tmp_path / "disk", "size=8m") as disk, running(paced) as url:
         more = ("--set", "data.output=3000", "--set", "client.grace=1s", "--set", "client.connections=1")
-        process = measuring(tmp_path, sim, *more, output=disk, load=("--concurrency", "250"))
+        process = measuring(tmp_path, url, *more, output=disk, load=("--concurrency", "250"))
         folder = under_way(disk, process, "sent", 1)
         with filling(disk / "ballast"):
             out, err = said(process)

@@ -142,12 +142,15 @@ def test_stages_follow_each_other_and_their_ids_run_on(tmp_path: Path, sim: str)
 
 def test_answers_of_a_stage_that_come_during_the_next_do_not_make_that_ask_for_more(tmp_path: Path) -> None:
     waiting: list[Client] = []
+    one_by_one = threading.Lock()
 
     def together(client: Client) -> None:
         """Answers the first requests of both stages at once, when all five have come; the others after a while."""
         if client.request():
-            waiting.append(client)
-            for each in waiting if len(waiting) == 5 else ():
+            with one_by_one:  # or two might find that they are the fifth
+                waiting.append(client)
+                is_last = len(waiting) == 5
+            for each in waiting if is_last else ():
                 each.send(answer())
         while client.request():
             time.sleep(0.05)

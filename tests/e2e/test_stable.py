@@ -47,7 +47,7 @@ def test_what_never_becomes_stable_takes_its_time_and_is_invalid_and_the_report_
 ) -> None:
     said = cli(
         "run", sim, "--concurrency", "1:2", "--prompt", "hi", "--output", "2", "-q",
-        "--set", "load.stable=0.000000001", "--set", "load.window=50ms", "--set", "load.duration=400ms",
+        "--set", "load.stable=0.000000001", "--set", "load.window=50ms", "--set", "load.duration=1s",
         "--set", "client.processes=0", "--set", f"output={tmp_path}",
     )  # fmt: skip
     assert said.status == 1, said

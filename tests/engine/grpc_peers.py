@@ -117,6 +117,7 @@ class Peer:
         self._requests: list[int] = []
         self.h2.local_settings = Settings(client=False, initial_values=settings)  # type: ignore[arg-type]
         self.h2.initiate_connection()
+        self.hear()  # first: the client's settings are acknowledged along with ours, and not whenever we get to it
         self.flush()
 
     def flush(self) -> None:

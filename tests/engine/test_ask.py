@@ -12,7 +12,7 @@ import trustme
 from grpc_peers import BIG, HEAD, OK, Peer, following, framed, grpcio
 from helpers import Client, answer, scripted
 
-from inferometer.engine import ask
+from inferometer.engine import ask, exchange
 from inferometer.engine.ask import Reply
 from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
@@ -23,7 +23,7 @@ ECHO = "/t.S/Unary"
 
 
 def place(url: str, **more: object) -> Place:
-    return Place(parse(url), **({"timeout": 5.0, "connect_timeout": 5.0} | more))  # type: ignore[arg-type]
+    return Place(parse(url), **({"timeout": 30.0, "connect_timeout": 30.0} | more))  # type: ignore[arg-type]
 
 
 def instants(reply: Reply) -> list[int]:
@@ -183,14 +183,23 @@ def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: s
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(kind: str) -> None:
-    over = threading.Event()
+def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greeted, over = threading.Event(), threading.Event()
+    read = exchange._Wire.read
+
+    def read_once_greeted(wire: exchange._Wire) -> tuple[bytes, int]:
+        assert greeted.wait(30)
+        return read(wire)
 
     def deaf(client: Client) -> None:
         if kind == "grpc":  # settings that allow all at once, and more of the connection
             client.send(b"\0\0\x06\x04\0\0\0\0\0\0\x04\x7f\xff\xff\xff\0\0\x04\x08\0\0\0\0\0\x7f\0\0\0")
-        over.wait(10)
+            greeted.set()
+        over.wait(30)
 
+    monkeypatch.setattr(exchange._Wire, "read", read_once_greeted)
     with scripted(deaf) as url, pytest.raises(UserError, match="took no more bytes within 100"):
         target = place(url.replace("http", kind, 1), timeout=0.1)
         body = bytes(30_000_000)
@@ -232,13 +241,21 @@ def test_a_call() -> None:
     assert are_in_order(reply)
 
 
-def test_the_first_byte_is_the_answers_not_the_servers_greeting() -> None:
+def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's settings come at once; the answer takes a while."""
+    is_written = threading.Event()
+    all_is_written = exchange._Wire.all_is_written
+
+    def noted(wire: exchange._Wire) -> None:
+        all_is_written(wire)
+        is_written.set()
 
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
+        is_written.wait(30)
         threading.Event().wait(0.1)
         return message
 
+    monkeypatch.setattr(exchange._Wire, "all_is_written", noted)
     with grpcio(Unary=slow) as url:
         reply = ask.grpc(place(url), ECHO, [b"hello"], {})
     assert reply.first_byte - reply.sent >= 100_000_000
@@ -281,8 +298,8 @@ def test_a_call_that_fails_is_a_reply_with_the_reason() -> None:
 def test_a_deadline() -> None:
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
         over = threading.Event()
-        context.add_callback(over.set)
-        over.wait(10)
+        if context.add_callback(over.set):  # and it is not over yet
+            over.wait(30)
         return b""
 
     with grpcio(Unary=slow) as url:

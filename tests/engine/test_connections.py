@@ -1,5 +1,6 @@
 """Connections as servers really treat them: kept, closed, reset, silent, encrypted."""
 
+import select
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ def test_connections_are_kept_and_used_again(tmp_path: Path) -> None:
     assert set(run.records.rows["attempts"]) == {1}
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_server_that_closes_after_each_answer_while_promising_to_keep_the_connection(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
@@ -41,6 +43,7 @@ def test_a_server_that_closes_after_each_answer_while_promising_to_keep_the_conn
     assert run.records.rows["attempts"].max() <= 2
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_such_a_server_is_soon_sent_every_request_once_over_a_connection_of_its_own(tmp_path: Path) -> None:
     """The last answer and the close arrive together, and with one user nothing else can tell in between."""
 
@@ -54,6 +57,7 @@ def test_such_a_server_is_soon_sent_every_request_once_over_a_connection_of_its_
     assert (run.records.rows["attempts"] > 1).sum() <= 3
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_path: Path) -> None:
     """The first connection answers once, takes the next request in, and closes without a word."""
 
@@ -151,7 +155,7 @@ def test_each_timeout_is_a_failure_with_its_own_code(
     def script(client: Client) -> None:
         client.request()
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + sent)
-        over.wait(10)
+        over.wait(30)
 
     with scripted(script) as url:
         run, summary = measure(
@@ -162,7 +166,8 @@ def test_each_timeout_is_a_failure_with_its_own_code(
     waited = run.records.rows["done"] - run.records.rows["sent"]
     assert waited[0] >= 100_000_000
     has_token = b"content" in sent and b"role" not in sent
-    assert (run.records.rows["first_token"][0] != MISSING) == has_token
+    if code != "total_timeout":  # which counts from the send: a slow server's token may come too late
+        assert (run.records.rows["first_token"][0] != MISSING) == has_token
 
 
 def test_a_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> None:
@@ -175,13 +180,14 @@ def test_a_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> N
     for filler in fillers:
         filler.setblocking(False)
         filler.connect_ex(("127.0.0.1", port))
-    time.sleep(0.05)
+    assert select.select([listener], [], [], 30)[0]  # one is in the queue, which is full with that
     with pytest.raises(UserError, match="no connection within"):
         measure(tmp_path, f"http://127.0.0.1:{port}", server={"timeouts": {"connect": "200ms"}})
     for sock in (*fillers, listener):
         sock.close()
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_server_that_goes_away_leaves_failures_and_is_not_asked_a_million_times(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
@@ -205,9 +211,11 @@ def test_a_server_that_goes_away_leaves_failures_and_is_not_asked_a_million_time
         first.close()
 
     threading.Thread(target=serve_two_and_stop, daemon=True).start()
-    _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "duration": "1200ms"})
-    assert summary.counts.ok == 1
-    assert 1 <= summary.counts.by_failure["connect_refused"] <= 10
+    run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 7})
+    assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_refused": 6})
+    rows = np.sort(run.records.rows, order="id")
+    pauses = (rows["intended"][2:] - rows["done"][1:-1]) // 1_000_000
+    assert pauses.tolist() == [10, 20, 40, 80, 160]
     assert summary.verdict == "INVALID"
 
 
@@ -238,6 +246,7 @@ def test_several_base_urls_are_served_in_turn(tmp_path: Path) -> None:
     assert np.array_equal(run.records.rows["url"], run.records.rows["id"] % 2)
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_connection_that_the_server_closes_before_it_is_warmed_is_passed_over(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         if client.number != 1:
@@ -247,7 +256,7 @@ def test_a_connection_that_the_server_closes_before_it_is_warmed_is_passed_over(
         _, summary = measure(
             tmp_path,
             url,
-            server={"timeouts": {"connect": "3s"}},
+            server={"timeouts": {"connect": "30s"}},
             client={"warm": True, "connections": 70},  # they are opened in two goes: time enough to hear of the close
             load={"type": "closed", "concurrency": 1, "requests": 2},
         )

@@ -163,7 +163,7 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
 
     def script(client: Client) -> None:
         if client.number == 2:
-            over.wait(10)
+            over.wait(30)
             return
         peer = Peer(client, {})
         for stream in peer.requests():
@@ -175,7 +175,7 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
         done, summary = run(
             tmp_path,
             url.replace("http", "grpc", 1),
-            server={"timeouts": {"connect": "200ms"}},
+            server={"timeouts": {"connect": "1s"}},
             client={"connections": 1},
             load=one(requests=4),
         )
@@ -183,9 +183,10 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
     assert (summary.counts.ok, summary.counts.by_failure) == (3, {"connect_timeout": 1})
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert rows["sent"][1] == MISSING
-    assert rows["done"][1] - rows["intended"][1] >= 200_000_000
+    assert rows["done"][1] - rows["intended"][1] >= 1_000_000_000
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -205,12 +206,8 @@ def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
 
     threading.Thread(target=serve_one_and_stop, daemon=True).start()
     url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
-    _, summary = run(
-        tmp_path, url, client={"connections": 1}, load={"type": "closed", "concurrency": 1, "duration": "500ms"}
-    )
-    assert summary.counts.ok == 1
-    assert 1 <= summary.counts.by_failure["connect_refused"] <= 10
-    assert set(summary.counts.by_failure) == {"connect_refused"}
+    _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=6))
+    assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_refused": 5})
 
 
 def test_a_missing_client_certificate_that_the_server_tells_of(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_a_reset_right_behind_part_of_an_answer(tmp_path: Path, cut: int) -> Non
     assert summary.counts.by_failure == {"reset": 12}
 
 
+@pytest.mark.usefixtures("stale_however_late")
 def test_a_reset_right_behind_a_whole_answer_does_not_spoil_it(tmp_path: Path) -> None:
     with scripted(then_reset(answer())) as url:
         _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 40})

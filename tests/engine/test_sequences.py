@@ -55,7 +55,7 @@ def test_a_slow_sequence_is_its_users_alone_however_many_the_others_run_meanwhil
             if len(seen) == 30:
                 others_are_through.set()
         if is_slow and parameters["sequence_start"]:
-            others_are_through.wait(10)
+            others_are_through.wait(30)
 
     sequences(tmp_path, inferred, 2, {"concurrency": 2, "requests": 40})
     under_way: set[int] = set()

@@ -32,7 +32,7 @@ from inferometer.types import Request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is a folder on Linux alone")
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Inferred(NamedTuple):
@@ -395,7 +395,7 @@ def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_pat
             (left,) = fake.seen
             process.kill()
             process.wait(WAIT_S)
-        assert fake.left_over() == [left, left]
+        assert list(fake.registered) == [left]  # (its file may have been removed by another run on this machine)
         shared_run(tmp_path, url)
         assert len(fake.seen) == 2
         assert fake.left_over() == []

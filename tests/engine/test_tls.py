@@ -81,7 +81,7 @@ def test_an_answer_is_over_when_tls_says_so_though_the_socket_stays_open(
             client.sock.recv(1)
 
     with scripted(script, context) as url:
-        _, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}, "timeouts": {"total": "5s"}})
+        _, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}, "timeouts": {"total": "30s"}})
     assert (summary.counts.ok, summary.counts.by_failure) == (6, {})
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import sys
@@ -38,6 +39,12 @@ class Room:
         self.watcher.watch(near.fileno())
         return near.fileno()
 
+    def tell(self, descriptor: int) -> None:
+        """Have a byte there."""
+        near, far = self.ends[descriptor]
+        far.send(b"x")
+        assert select.select([near], [], [], 30)[0]
+
     def _ready(self, ready: object) -> None:
         self.named.append(sorted(descriptor for descriptor, _ in ready))  # type: ignore[attr-defined]
 
@@ -63,7 +70,7 @@ def test_all_that_have_bytes_are_named_together_until_they_are_read(room: Room) 
     first, _quiet, third = room.add(), room.add(), room.add()
     assert not room.rounds()
     for each in (first, third):
-        room.ends[each][1].send(b"x")
+        room.tell(each)
     named = room.rounds()
     assert len(named) > 1 and all(each == sorted((first, third)) for each in named)
     room.ends[first][0].recv(1)
@@ -89,7 +96,7 @@ def test_a_close_and_a_reset_are_named_again_and_again(room: Room) -> None:
 def test_what_is_forgotten_is_not_named(room: Room) -> None:
     one, other = room.add(), room.add()
     for each in (one, other):
-        room.ends[each][1].send(b"x")
+        room.tell(each)
     room.watcher.forget(one)
     assert set(map(tuple, room.rounds())) == {(other,)}
     room.watcher.forget(other)

@@ -4,17 +4,22 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from command import cli
 from helpers import Client, answer, measure, polite, scripted
+from waiting import until
 
+from inferometer import conduct
 from inferometer.engine.spool import Control
 from inferometer.errors import UserError
 from inferometer.fleet import crew
@@ -83,10 +88,16 @@ def test_the_command_says_which_process_died_and_exits_with_1(tmp_path: Path) ->
     assert cli("report", tmp_path / "LATEST").out == said.out
 
 
-def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "_HUNG", NS // 2)
+def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    def hang() -> None:
+        worker = workers()[0]
+        worker.send_signal(signal.SIGSTOP)
+        until(lambda: worker.status() == psutil.STATUS_STOPPED)
+        (path,) = tmp_path.glob("*/spool/0.control")
+        Control(path, create=False)["heartbeat"] -= 60 * NS  # as if it had hung for a minute
+
     with scripted(slow) as url:
-        once_under_way(tmp_path, lambda: workers()[0].send_signal(signal.SIGSTOP))
+        once_under_way(tmp_path, hang)
         run, summary = measure(tmp_path, url, client=TWO, load=LONG)
     assert "client process 0 gave no sign of life" in run.manifest.outcome.errors[0]
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
@@ -94,13 +105,18 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert not workers()
 
 
-def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    def kill_soon() -> None:
-        while not (found := workers()):
-            time.sleep(0.005)
-        found[0].send_signal(signal.SIGKILL)
+def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
 
-    threading.Thread(target=kill_soon, daemon=True).start()
+    def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(*arguments, **more))
+        if len(started) == 1:
+            started[0].kill()  # before it is given its job
+        return started[-1]
+
+    monkeypatch.setattr(crew, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
         measure(tmp_path, url, client=TWO, load=LONG)
     assert list(tmp_path.iterdir()) == []
@@ -108,19 +124,19 @@ def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(tmp
 
 
 @pytest.mark.parametrize("processes", [0, 1, 2])
-def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(tmp_path: Path, processes: int) -> None:
+def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server takes the first look and then nothing more: the shards cannot open their connections."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(8)
 
-        def look_and_leave() -> None:
-            sock, _ = listener.accept()
-            listener.shutdown(socket.SHUT_RDWR)
+        def once_it_has_left(*arguments: Any, **more: Any) -> crew.Crew:
             listener.close()
-            sock.close()
+            return crew.Crew(*arguments, **more)
 
-        threading.Thread(target=look_and_leave, daemon=True).start()
+        monkeypatch.setattr(conduct, "Crew", once_it_has_left)
         with pytest.raises(UserError, match="nothing listens") as caught:
             measure(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", client={"processes": processes})
     assert caught.value.remedy
@@ -151,8 +167,13 @@ def test_a_shard_that_breaks_in_this_process_is_reported_like_a_process_that_die
 def test_client_processes_do_not_see_the_terminals_ctrl_c(tmp_path: Path) -> None:
     """Even while they still start: Ctrl-C is the parent's to handle. They are in a process group of their own."""
     groups: list[int] = []
+
+    def look() -> None:
+        groups.extend(os.getpgid(child.pid) for child in workers())
+        os.kill(os.getpid(), signal.SIGINT)  # that was all: the run may end
+
     with scripted(slow) as url:
-        once_under_way(tmp_path, lambda: groups.extend(os.getpgid(child.pid) for child in workers()))
-        measure(tmp_path, url, client=TWO, load=LONG | {"duration": "1s"})
+        once_under_way(tmp_path, look)
+        measure(tmp_path, url, client=TWO, load=LONG)
     assert len(groups) == 2
     assert os.getpgid(0) not in groups

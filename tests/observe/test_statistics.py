@@ -1,19 +1,19 @@
 """A server's statistics from mark to mark: each stage has its own, or none where nobody knows when it ended."""
 
-import time
-
 import pytest
 
 from inferometer.engine import kserve
 from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
+from inferometer.observe import statistics
 from inferometer.observe.statistics import Watch
 from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse
 
 
 class Server:
-    """Says the next of `counts` when asked, and the last again and again; -1: it does not answer. Sleeping takes no time."""
+    """Says the next of `counts` when asked, and the last again and again; -1: it does not answer. Sleeping takes no time.
+    (It is the clock of the statistics alone: the threads of other tests go by the real one.)"""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -27,6 +27,9 @@ class Server:
             raise UserError("cut off")
         return (ModelStatistics(name="m", version="1", inference_count=count),)
 
+    def monotonic(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
@@ -35,8 +38,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
     monkeypatch.setattr(kserve, "question", made.question)
-    monkeypatch.setattr(time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(time, "sleep", made.sleep)
+    monkeypatch.setattr(statistics, "time", made)
     return made
 
 

@@ -18,7 +18,7 @@ import serve_calls
 from plain_client import get
 from serve_server import repository, settings
 from triton_server import Job, Oracle, Triton, running
-from waiting import still
+from waiting import still, until
 
 from inferometer.serve.background import Running, serving
 
@@ -222,6 +222,7 @@ def test_statistics_count_the_same(triton: Triton, ours: Running, oracle: Oracle
         ask = functools.partial(oracle, url, mode="calls", http=url, grpc=grpc)
         before = still(functools.partial(ask, calls=questions))["answers"]
         ask(calls=calls)
+        until(lambda ask=ask, before=before: ended(before, ask(calls=questions)["answers"]) >= 5, "all are counted")  # type: ignore[misc]
         after = still(functools.partial(ask, calls=questions))["answers"]
         found.append({name: counted(a, b) for name, a, b in zip(models, before, after, strict=True)})
     for count in found[0]["failing"].keys() & {"executions", "of 1"}:
@@ -237,6 +238,12 @@ def test_statistics_count_the_same(triton: Triton, ours: Running, oracle: Oracle
         "of 3": 2,
     }
     assert found[1]["failing"]["success"] == found[1]["failing"]["fail"] == 1
+
+
+def ended(before: list[Job], after: list[Job]) -> int:
+    """Requests that went well or failed between these answers, of all models together."""
+    changes = [counted(*pair) for pair in zip(before, after, strict=True)]
+    return sum(each["success"] + each["fail"] for each in changes)
 
 
 def counted(before: Job, after: Job) -> dict[str, int]:

@@ -17,6 +17,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from serve_server import NAMES, repository, settings
+from waiting import until
 
 from inferometer.serve.background import Running, start
 
@@ -67,6 +68,7 @@ def test_watches_see_the_server_stop(tmp_path: Path) -> None:
             watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
             assert [next(watch).status for watch in watches] == [SERVING] * 2
             following = [pool.submit(next, watch) for watch in watches]  # who asks only after the end may be too late
+            until(lambda: all(each.running() for each in following), "both ask")
             server.stop()
             assert [each.result().status for each in following] == [NOT_SERVING] * 2
     finally:

@@ -117,21 +117,21 @@ def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> 
 def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
     ours: Running, protocol: str
 ) -> None:
-    """Four at a time on a model that does one in 5 ms: three of them wait."""
+    """Four at a time on a model that does one in 20 ms: three of them wait."""
     before = stats(ours, "slow")
-    run = measured(ours, protocol, "slow", closed(4, 40), fill=entries({"DELAY_MS": [5]}))
-    check_ok(run, 40)
+    run = measured(ours, protocol, "slow", closed(4, 20), fill=entries({"DELAY_MS": [20]}))
+    check_ok(run, 20)
     counted, rows = told(run), run.records.rows
-    assert (stats(ours, "slow") - before)["success count"] in (40, 41)
-    assert int(rows["queue"].sum()) == pytest.approx(counted["queue ns"], abs=40)
+    assert (stats(ours, "slow") - before)["success count"] in (20, 21)
+    assert int(rows["queue"].sum()) == pytest.approx(counted["queue ns"], abs=20)
     computed = counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]
-    assert (rows["compute"] >= 5_000_000).all() and computed >= 40 * 5_000_000
+    assert (rows["compute"] >= 20_000_000).all() and computed >= 20 * 20_000_000
     assert int(rows["compute"].sum()) >= computed  # the way back from the model's thread is in it, too
     assert int(rows["compute"].sum()) == pytest.approx(computed, rel=1)
     assert (rows["queue"] + rows["compute"] <= rows["done"] - rows["sent"]).all()
     found = breakdown(run, rows["failure"] == 0)
     assert found is not None and found.source == PER_REQUEST
-    assert found.queue > 0.005
+    assert found.queue > 0.02
 
 
 def test_the_report_shows_the_split(ours: Running) -> None:

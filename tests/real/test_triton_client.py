@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, split_bytes
 from triton_server import tensor as job_tensor
-from waiting import still
+from waiting import still, until
 
 from inferometer.config.schema import Server
 from inferometer.engine import ask, before, kserve
@@ -398,13 +398,25 @@ def settled(there: Place, model: str) -> tuple[control.ModelStatistics, ...]:
     return still(lambda: kserve.question(there, {}, "statistics", model))
 
 
+def counted(there: Place, successes: int) -> None:
+    """Wait until so many requests to identity are: Triton counts one after it has answered it."""
+
+    def so_far() -> int:
+        (found,) = kserve.question(there, {}, "statistics", "identity")
+        return int(found.success.count)
+
+    until(lambda: so_far() >= successes, f"{successes} requests are counted")
+
+
 SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 
 @pytest.mark.parametrize("way", BOTH)
 def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Oracle, way: str) -> None:
     there = place(triton, way)
+    (earlier,) = settled(there, "identity")
     infer(triton, way, "identity", [whole("INPUT0", "FP32", [3, 2], range(6))])
+    counted(there, earlier.success.count + 1)
     (found,) = settled(there, "identity")
     (truth,) = oracle(there.target.url, mode="statistics", model="identity")["result"]["model_stats"]
     assert (found.name, found.version) == ("identity", "1")
@@ -426,6 +438,7 @@ def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str
     earlier = settled(there, "")
     for _ in range(3):
         infer(triton, way, "identity", [whole("INPUT0", "FP32", [2, 2], range(4))])
+    counted(there, 3 + next(one.success.count for one in earlier if one.name == "identity"))
     since = {one.name: one for one in control.difference(earlier, settled(there, ""))}
     assert (since["identity"].inference_count, since["identity"].success.count) == (6, 3)
     assert since["square"].inference_count == 0

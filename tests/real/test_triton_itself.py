@@ -316,16 +316,16 @@ def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol
 
 
 def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
-    """Three of 60 ms at once: each is 60 ms in the model, and two of them wait for another one first."""
-    body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [60]}]}
+    """Three of 300 ms at once: each is 300 ms in the model, and two of them wait for another one first."""
+    body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [300]}]}
     before = still(lambda: counts(oracle, triton.http, "slow"))
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
-    assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[60]] * 3
+    assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[300]] * 3
     found = since(before, oracle, triton.http, "slow", 3)
     assert found["success"] == found["executions"] == 3
-    assert found["infer_ns"] >= 3 * 60_000_000
-    assert found["queue_ns"] >= 60_000_000
+    assert found["infer_ns"] >= 3 * 300_000_000
+    assert found["queue_ns"] >= 300_000_000
 
 
 def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:

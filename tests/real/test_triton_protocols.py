@@ -10,7 +10,7 @@ from triton_server import Triton
 from inferometer import conduct
 from inferometer.analysis.protocols import WAYS
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 

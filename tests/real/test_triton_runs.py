@@ -28,7 +28,7 @@ from inferometer.records import MISSING, Run
 from inferometer.units import NS
 from inferometer.workload import tokenizer
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 Server = dict[str, Any]
@@ -101,9 +101,9 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
     assert found is not None
     assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute, rel=1e-9)
     assert found.source == AVERAGES
-    assert (
-        min(found.client, found.network, found.queue, found.compute) >= -1e-4
-    )  # the server counts a little after it has answered
+    assert min(found.client, found.queue, found.compute) >= 0
+    assert found.compute_output is not None
+    assert found.network + found.compute_output >= -1e-4  # the answer leaves before the output's time is over
     return found
 
 
@@ -353,8 +353,9 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
 
     def relay(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), connected() as server:
-            said.append(bytearray())
-            back = threading.Thread(target=copy, args=(server, client, said[-1]))
+            heard = bytearray()
+            said.append(heard)
+            back = threading.Thread(target=copy, args=(server, client, heard))
             back.start()
             copy(client, server, bytearray())
             back.join()
@@ -416,17 +417,17 @@ def test_three_of_four_wait_in_the_queue_of_one_instance(
 ) -> None:
     quiet(oracle, triton)
     before = stats(oracle, triton, "slow")
-    run, _ = measured(tmp_path, triton, protocol, "slow", closed(4, 120), data=slow_by(tmp_path, 5))
-    check_ok(run, 120)
+    run, _ = measured(tmp_path, triton, protocol, "slow", closed(4, 48), data=slow_by(tmp_path, 30))
+    check_ok(run, 48)
     counted = since(before, stats(oracle, triton, "slow"))
     assert told(run) == counted
     found = split(run)
-    assert found.queue == pytest.approx(counted["queue ns"] / 120 / NS)
-    assert found.compute_infer == pytest.approx(counted["compute_infer ns"] / 120 / NS)
+    assert found.queue == pytest.approx(counted["queue ns"] / 48 / NS)
+    assert found.compute_infer == pytest.approx(counted["compute_infer ns"] / 48 / NS)
     assert found.compute == pytest.approx(
-        (counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]) / 120 / NS
+        (counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]) / 48 / NS
     )
-    assert found.compute >= 0.005
+    assert found.compute >= 0.03
     assert 2.4 < found.queue / found.compute < 3.2
     assert found.e2e == pytest.approx(4 * found.compute, rel=0.3)
 
@@ -434,14 +435,14 @@ def test_three_of_four_wait_in_the_queue_of_one_instance(
 def test_statistics_of_each_stage(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
     quiet(oracle, triton)
     before = stats(oracle, triton, "slow")
-    load = {"type": "stages", "stages": [closed(1, 120), closed(4, 240)]}
-    run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 5))
-    check_ok(run, 360)
+    load = {"type": "stages", "stages": [closed(1, 50), closed(4, 80)]}
+    run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20))
+    check_ok(run, 130)
     assert len(run.manifest.statistics) == 2
     assert told(run) == since(before, stats(oracle, triton, "slow"))
     alone, crowded = split(run, 0), split(run, 1)
-    assert alone.requests + crowded.requests == 360
-    assert alone.requests >= 120  # some of the second stage are counted before its beginning is seen
+    assert alone.requests + crowded.requests == 130
+    assert alone.requests >= 50  # some of the second stage are counted before its beginning is seen
     assert alone.queue < 1.3 * alone.compute
     assert crowded.queue > 2.2 * crowded.compute
 
@@ -522,7 +523,8 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
     with running(["slow"]) as triton:
 
         def kill() -> None:
-            while so_far(oracle, triton, "slow").get("success count", 0) < 20:
+            # More than are asked for below: what is counted may not have left the server.
+            while so_far(oracle, triton, "slow").get("success count", 0) < 30:
                 pass
             server = psutil.Process(triton.pid)
             for process in (server, *server.children(recursive=True)):  # its models are processes of their own

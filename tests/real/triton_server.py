@@ -6,6 +6,7 @@ A test file that says
 
 has two fixtures, made once a session (with pytest-xdist: once a worker): `triton`, a server with all of the models, and
 `oracle`, which says what tritonclient gets from it (triton_oracle.py has the jobs). Both skip where Triton is not installed.
+A third, `patient`, is for tests of what Triton has counted.
 The server is shared: what it counts, tests compare before and after. (Test files import more from here before pytest does,
 so its assertions stay as they are: PYTEST_DONT_REWRITE.)
 """
@@ -22,6 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from real_server import INSTALLED, ROOT
+
+from inferometer.byhand import spent
+from inferometer.observe import statistics
 
 MODELS = Path(__file__).parent / "triton_models"
 PYTHON = INSTALLED / "triton/bin/python"
@@ -142,6 +146,14 @@ def _process(command: list[Any], errors: Any) -> Iterator[subprocess.Popen[str]]
                 process.kill()
                 process.wait()
                 raise
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton counts a request after it has answered it: on a busy machine maybe later than users are kept waiting for that."""
+    monkeypatch.setattr(statistics, "_STILL_S", 0.2)
+    monkeypatch.setattr(statistics, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(spent, "_TRIES", 1000)
 
 
 @pytest.fixture(scope="session")

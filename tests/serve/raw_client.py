@@ -32,7 +32,7 @@ class Response:
 class RawClient:
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").rsplit(":", 1)
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
         self.reads: list[bytes] = []
         self._buffer = b""
         self._reset = False

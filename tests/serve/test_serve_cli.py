@@ -101,7 +101,7 @@ def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number:
     with RawClient(first.split()[2]) as client:
         client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
     process.send_signal(number)
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert process.returncode == 0
     assert len(truth.read(path)) == 1
 
@@ -123,7 +123,7 @@ def test_it_says_which_models_are_served_and_which_are_not_and_the_metrics_port_
             assert client.ask("/v2/models/identity").status == 404
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
     assert process.returncode == 0
 
 

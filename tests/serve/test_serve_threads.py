@@ -19,7 +19,7 @@ def test_jobs_are_done_by_as_many_threads_as_are_allowed_and_told_in_the_loop():
         done = asyncio.Event()
 
         def work(number: int) -> int:
-            both.wait(10)  # two at a time, or it never ends
+            both.wait(30)  # two at a time, or it never ends
             workers.add(threading.current_thread().name)
             return number
 
@@ -32,7 +32,7 @@ def test_jobs_are_done_by_as_many_threads_as_are_allowed_and_told_in_the_loop():
 
         for number in range(6):
             threads.do(lambda number=number: work(number), tell)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await done.wait()
         assert sorted(told) == list(range(6))
         assert workers == {"some 1", "some 2"}
@@ -65,7 +65,7 @@ def test_what_a_job_raises_is_told_and_its_thread_goes_on(error: BaseException):
 
         threads.do(fail, lambda _, why: heard.append(why))
         threads.do(lambda: None, lambda *_: ended.set())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await ended.wait()
         assert heard == [error]
         threads.close()
@@ -79,7 +79,7 @@ def test_what_is_asked_for_by_one_who_has_gone_is_dropped():
 
         def work() -> int:
             is_there.set()
-            may_go.wait(10)
+            may_go.wait(30)
             over.set()
             return 1
 
@@ -91,7 +91,7 @@ def test_what_is_asked_for_by_one_who_has_gone_is_dropped():
             await task
         may_go.set()
         assert await in_thread(lambda a, b: a + b, 1, 2) == 3
-        assert over.wait(10)
+        assert over.wait(30)
 
     run(main())
 

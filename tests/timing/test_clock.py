@@ -1,6 +1,7 @@
 """One timeline: the wall clock's offset, the kernel's stamps moved onto it, and timers that fire at their deadline."""
 
 import asyncio
+import select
 import socket
 import struct
 import time
@@ -47,6 +48,7 @@ def test_the_kernel_stamps_bytes_when_they_arrive_however_late_they_are_read() -
         clock.ask_for_stamps(two)
         before = clock.now()
         one.send(b"x")
+        assert select.select([two], [], [], 30)[0]
         after = clock.now()
         time.sleep(0.03)
         stamp = clock.stamp_of(two.recvmsg(1, clock.CMSG_SPACE)[1]) - clock.wall_offset()
@@ -65,6 +67,7 @@ def test_a_timer_fires_once_and_never_before_its_deadline(kind: type) -> None:
         one = kind(asyncio.get_running_loop(), lambda: fired.append(clock.now()))
         deadline = clock.now() + 3_300_000
         one.arm(deadline)
+        await until_fired(fired)
         await asyncio.sleep(0.05)
         one.close()
         return deadline, fired
@@ -84,12 +87,19 @@ def test_a_timer_armed_again_forgets_its_earlier_deadline_and_one_in_the_past_fi
         await asyncio.sleep(0.02)
         assert not fired
         one.arm(clock.now() - 10**9)
+        await until_fired(fired)
         await asyncio.sleep(0.02)
         one.disarm()
         one.close()
         return len(fired)
 
     assert run(count()) == 1
+
+
+async def until_fired(fired: list[int]) -> None:
+    async with asyncio.timeout(30):
+        while not fired:
+            await asyncio.sleep(0.001)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

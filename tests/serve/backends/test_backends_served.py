@@ -158,7 +158,7 @@ def test_a_broken_input_in_a_batch_is_refused_alone(tmp_path: Path) -> None:
     model = (
         "import numpy as np\n"
         "from inferometer.serve.models.types import Refused\n"
-        "CONFIG = {'max_batch_size': 8, 'dynamic_batching': {'max_queue_delay_microseconds': 1000000, "
+        "CONFIG = {'max_batch_size': 8, 'dynamic_batching': {'max_queue_delay_microseconds': 60000000, "
         "'preferred_batch_size': [4]}, 'input': [{'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [1]}], "
         "'output': [{'name': 'B', 'data_type': 'TYPE_FP32', 'dims': [1]}]}\n"
         "def infer(inputs, parameters):\n"

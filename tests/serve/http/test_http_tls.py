@@ -55,11 +55,11 @@ def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     async def end() -> None:
         listener.close()
 
-    listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    listener = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
     try:
         yield listener, sock.getsockname()[1], echo
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -74,7 +74,7 @@ def client(authority: trustme.CA) -> ssl.SSLContext:
 def exchange(port: int, made: ssl.SSLContext, *bodies: bytes, path: str = "/") -> list[bytes]:
     answers = []
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         made.wrap_socket(plain, server_hostname="localhost") as sock,
     ):
         for body in bodies:
@@ -125,7 +125,7 @@ def test_mutual_tls_lets_in_whom_the_authority_vouches_for(authority: trustme.CA
 )
 def test_what_is_no_tls_is_closed_and_the_next_is_served(authority: trustme.CA, files: dict[str, str], data: bytes):
     with listening(Tls(files["cert"], files["key"])) as (_, port, _):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
             sock.sendall(data)
             with contextlib.suppress(ConnectionResetError):
                 while sock.recv(4096):
@@ -136,7 +136,7 @@ def test_what_is_no_tls_is_closed_and_the_next_is_served(authority: trustme.CA, 
 def test_a_handshake_that_goes_silent_is_closed(authority: trustme.CA, files: dict[str, str]):
     with (
         listening(Tls(files["cert"], files["key"])) as (listener, port, _),
-        socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as sock,
     ):
         assert exchange(port, client(authority), b"hello") == [b"hello"]  # so that the other one was accepted, too
         late = now() + int((listener.limits.stalled + 1) * 1e9)

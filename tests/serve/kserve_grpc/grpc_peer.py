@@ -5,6 +5,7 @@ all_types   IN_T -> OUT_T for every datatype T, each optional
 slow        identity after a minute, any number at the same time
 late        identity after 40 ms, any number at the same time
 many        decoupled: three answers
+held        identity once there is the file that the request's parameter `until` names, one at a time
 failing     raises
 """
 
@@ -26,7 +27,7 @@ from inferometer.tensors import DATATYPES
 from inferometer.timing.loop import new_loop
 
 T = TypeVar("T")
-PATIENCE_S = 20
+PATIENCE_S = 30
 
 ONE = """
 input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
@@ -62,14 +63,29 @@ CONFIGS = {
     "late": delayed("40ms"),
     "many": delayed("1ms", answers=3) + "model_transaction_policy { decoupled: true }\n",
     "endless": delayed("1ms", answers=1_000_000) + "model_transaction_policy { decoupled: true }\n",
+    "held": 'backend: "python"\n' + ONE,
     "failing": 'backend: "python"\n' + ONE,
 }
+
+
+HELD = f"""
+import time
+from pathlib import Path
+
+
+def infer(inputs, parameters):
+    end = time.monotonic() + {PATIENCE_S}
+    while not Path(parameters["until"]).exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    return {{"OUTPUT0": inputs["INPUT0"]}}
+"""
 
 
 def write_repository(folder: Path) -> None:
     for name, config in CONFIGS.items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
+    (folder / "held/1/model.py").write_text(HELD)
     (folder / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise OSError('no\\nluck')\n")
 
 

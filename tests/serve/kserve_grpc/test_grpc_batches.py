@@ -6,7 +6,6 @@ come to their end, where they free, as have begun.
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 from grpc_peer import PATIENCE_S, a_request, serving
+from waiting import until
 
 from inferometer.serve.kserve import grpc_batches, messages
 from inferometer.serve.kserve.grpc_batches import freeing
@@ -175,11 +175,7 @@ def counted(original: grpc_batches.Execute, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def all_freed(counted: Counted) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while counted.freed < counted.begun and time.monotonic() < end:
-        time.sleep(0.01)
-    assert counted.begun > 0
-    assert counted.freed == counted.begun
+    until(lambda: 0 < counted.freed == counted.begun, "as many have come to their end as have begun")
 
 
 def test_a_stream_that_the_client_cancels_while_the_server_writes_leaves_nothing(counted: Counted) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_peer import a_request, write_repository
+from grpc_peer import PATIENCE_S, a_request, write_repository
 
 from inferometer.serve.kserve import messages
 from inferometer.serve.kserve.chunked import infer_chunked
@@ -56,7 +56,7 @@ def serving(test: Callable[[Models], Awaitable[None]]) -> None:
             models.add(folder)
             await models.start()
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     await test(models)
             finally:
                 await models.close()

@@ -140,10 +140,18 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 def test_the_access_log_has_a_line_a_call(capfd: pytest.CaptureFixture[str]) -> None:
     with serving(access_log=True) as one, dialled(one.place) as stub:
+        said: list[str] = []
+
+        def is_written(count: int) -> bool:
+            said.append(capfd.readouterr().err)
+            return "".join(said).count("\n") >= count
+
         stub.ModelInfer(a_request())
         failure(lambda: stub.ModelInfer(a_request("nope"), metadata=[("authorization", "Bearer private")]))
+        until(lambda: is_written(2), "the refused call's line, which may come after its answer")
         list(stub.ModelStreamInfer(iter([a_request()])))
-    lines = capfd.readouterr().err.splitlines()
+        until(lambda: is_written(3), "the stream's line")
+    lines = "".join([*said, capfd.readouterr().err]).splitlines()
     assert [line.split()[2:5] for line in lines] == [
         ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "OK"],
         ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "NOT_FOUND"],
@@ -161,7 +169,7 @@ def test_without_it_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> Non
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_stopping_answers_what_is_under_way_and_ends_idle_streams() -> None:
+def test_stopping_answers_what_is_under_way_and_ends_idle_streams(tmp_path: Path) -> None:
     with serving() as one, dialled(one.place) as stub:
         idle_is_over = threading.Event()
 
@@ -171,12 +179,13 @@ def test_stopping_answers_what_is_under_way_and_ends_idle_streams() -> None:
 
         idle = stub.ModelStreamInfer(never_more())
         assert next(idle).infer_response.raw_output_contents
-        late = stub.ModelInfer.future(a_request("late"))
+        held = stub.ModelInfer.future(a_request("held", until=str(tmp_path / "go on")))
         until(lambda: one.in_flight() == 1)
         stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
         stopped.start()
-        assert late.result(PATIENCE_S).raw_output_contents
         assert failure(lambda: list(idle))[0] == "UNAVAILABLE"  # it may have sent what was not read
+        (tmp_path / "go on").touch()
+        assert held.result(PATIENCE_S).raw_output_contents
         stopped.join(PATIENCE_S)
         assert not stopped.is_alive()
         idle_is_over.set()
@@ -186,3 +195,26 @@ def test_a_status_message_is_one_line_of_bounded_length_that_can_be_sent() -> No
     assert shown("a\n  b\tc") == "a b c"
     assert len(shown("x" * 5000)) == 1000
     assert shown("half \ud800 a pair") == "half ? a pair"
+
+
+def test_calls_that_came_but_were_not_begun_are_refused_in_words() -> None:
+    """gRPC has them all when it is stopped, and Python has asked it for one."""
+    with serving() as one, dialled(one.place) as stub:
+        stub.ModelInfer(a_request())
+        busy, go_on = threading.Event(), threading.Event()
+
+        async def stop() -> None:
+            busy.set()
+            go_on.wait(PATIENCE_S)
+            one.models.refuse_new()
+            await one.server.stop(1000.0)
+
+        stopped = threading.Thread(target=one.run, args=(stop,))
+        stopped.start()
+        assert busy.wait(PATIENCE_S)
+        calls = [stub.ModelInfer.future(a_request()) for _ in range(8)]
+        go_on.wait(0.2)  # they are on their way; one that comes later still is refused in any case
+        go_on.set()
+        assert {failure(lambda call=call: call.result(PATIENCE_S))[0] for call in calls} == {"UNAVAILABLE"}
+        stopped.join(PATIENCE_S)
+        assert not stopped.is_alive()

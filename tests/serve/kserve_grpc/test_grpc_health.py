@@ -9,14 +9,13 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_peer import Served, failure, serving
+from grpc_peer import PATIENCE_S, Served, failure, serving
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from inferometer.wire import protobuf, reflection
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-PATIENCE_S = 10
 
 
 @pytest.fixture(scope="module")

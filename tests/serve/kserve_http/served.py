@@ -32,7 +32,7 @@ CONFIGS = {
         backend: "sim" max_batch_size: 0
         input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }]
         output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }]
-        parameters { key: "delay" value { string_value: "10s" } }
+        parameters { key: "delay" value { string_value: "1000s" } }
         parameters { key: "warmup" value { string_value: "0" } }
     """,
     "words": """
@@ -96,14 +96,14 @@ class Served:
         """Wait in the loop for something that is on its way."""
 
         async def run() -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not condition():
                     await asyncio.sleep(0.002)
 
         self._wait(run())
 
     def _wait(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     def stop(self) -> None:
         async def end() -> None:
@@ -137,5 +137,5 @@ def make_repository(folder: Path, *names: str) -> Path:
 
 
 def connect(server: Served, context: ssl.SSLContext | None = None) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     return context.wrap_socket(sock, server_hostname="localhost") if context is not None else sock

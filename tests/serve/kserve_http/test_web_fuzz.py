@@ -96,7 +96,7 @@ KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_out
 @settings(max_examples=400, deadline=None)
 def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(server: Served, data: bytes):
     here, there = socket.socketpair()
-    here.settimeout(10)
+    here.settimeout(30)
     server.call(lambda: server.listener.serve(there))
     with here:
         here.sendall(data)
@@ -116,14 +116,14 @@ def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(serv
 @settings(max_examples=60, deadline=None)
 def test_requests_in_pieces_of_any_size_are_answered_or_closed(server: Served, datas: list[bytes], sizes: list[int]):
     here, there = socket.socketpair()
-    here.settimeout(10)
+    here.settimeout(30)
     connection = server.call(lambda: server.listener.serve(there))
     with here:
         data = b"".join(datas)
         for size in sizes:
             try:
                 here.sendall(data[:size])
-            except BrokenPipeError:  # closed upon what came first
+            except ConnectionError:  # closed upon what came first
                 break
             data = data[size:]
             server.call(lambda: None)

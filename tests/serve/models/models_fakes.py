@@ -28,7 +28,7 @@ from inferometer.serve.models.types import (
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.timing.clock import now
 
-WAIT_S = 20
+WAIT_S = 30
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

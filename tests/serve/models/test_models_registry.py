@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models_fakes import GATES, TENSORS, Call, Gate, fakes, flat, fp32, run, serving, why_not, write_model
+from models_fakes import GATES, TENSORS, WAIT_S, Call, Gate, fakes, flat, fp32, run, serving, why_not, write_model
 
 from inferometer.errors import UserError
-from inferometer.serve.models import checks, repository
+from inferometer.serve.models import checks, model, repository
 from inferometer.serve.models.registry import Models
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
@@ -171,8 +171,7 @@ def test_the_models_own_timeout_holds_where_the_request_has_none(tmp_path: Path,
 
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "gate" max_batch_size: 1 {policy} {TENSORS}'}) as models:
-            first = Call("m", fp32([0])).on(models)
-            patient = Call("m", fp32([1]), parameters={"timeout": 10**9}).on(models)
+            first, patient = (Call("m", fp32([i]), parameters={"timeout": 10**9}).on(models) for i in range(2))
             assert (await Call("m", fp32([2])).on(models).refused()).code == "DEADLINE_EXCEEDED"
             fakes("m").open(2)
             await first.outputs()
@@ -215,7 +214,9 @@ def test_more_than_the_server_takes_are_refused(tmp_path: Path, fakes: Gates) ->
     run(test())
 
 
-def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(tmp_path: Path, fakes: Gates) -> None:
+def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(
+    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             first = Call("m", fp32([0]), parameters={"timeout": 1}).on(models)  # begins at once
@@ -224,10 +225,15 @@ def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(tmp_pat
                 "DEADLINE_EXCEEDED",
                 "[request id: <id_unknown>] Request timeout expired",
             )
-            late = [
-                Call("m", fp32([2]), deadline=now() + 2_000_000).on(models),
-                Call("m", fp32([3]), parameters={"timeout": 1000}, id="x").on(models),
-            ]
+            t = now()
+            with monkeypatch.context() as patched:
+                patched.setattr(
+                    model, "now", lambda: t
+                )  # the deadline is ahead when it is queued, however long that takes
+                late = [
+                    Call("m", fp32([2]), deadline=t + 2_000_000).on(models),
+                    Call("m", fp32([3]), parameters={"timeout": 1000}, id="x").on(models),
+                ]
             whys = [await call.refused() for call in late]
             assert [why.code for why in whys] == ["DEADLINE_EXCEEDED"] * 2
             assert whys[1].message == "[request id: x] Request timeout expired"
@@ -493,11 +499,11 @@ def test_a_model_that_came_later_is_listed_and_can_be_loaded_but_nothing_else(tm
 def test_requests_go_on_through_loads_and_none_is_lost(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
-            fakes("m").open(10_000)
             calls: list[Call] = []
             loads = [asyncio.create_task(models.load("m")) for _ in range(3)]
             for i in itertools.count():
                 calls.append(Call("m", fp32([i])).on(models))
+                fakes("m").open()  # there are no more batches than calls
                 await asyncio.sleep(0)
                 if all(load.done() for load in loads):
                     break
@@ -519,7 +525,7 @@ def test_an_unload_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path,
             assert [entry.state for entry in models.index()] == ["UNLOADING"]
             fakes("m").open()
             await call.outputs()
-            await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait, 10)
+            await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait, WAIT_S)
             assert fakes("m").closed.is_set()
             assert [(entry.state, entry.reason) for entry in models.index()] == [("UNAVAILABLE", "unloaded")]
 
@@ -534,7 +540,7 @@ def test_a_load_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fa
             await asyncio.sleep(0)
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while not models.is_ready("m"):
                     await asyncio.sleep(0.001)
 
@@ -604,7 +610,7 @@ def test_a_thread_that_waits_does_not_keep_the_last_requests_tensors(tmp_path: P
             call = Call("m", tensor).on(models)
             await call.outputs()
             del call, tensor
-            async with asyncio.timeout(10):  # the thread comes to its end a little later than the answer does
+            async with asyncio.timeout(WAIT_S):  # the thread comes to its end a little later than the answer does
                 while gc.collect() or seen() is not None:  # a Call and its request know each other
                     await asyncio.sleep(0.001)
 

@@ -49,6 +49,31 @@ def delayed(delay: str, *, slots: int = 1, answers: int = 1, more: str = "") -> 
     )
 
 
+PYTHON = """
+backend: "python"
+input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
+parameters { key: "warmup" value { string_value: "0" } }
+"""
+HELD = """
+import time
+from pathlib import Path
+
+
+def infer(inputs, parameters):
+    while not Path({until!r}).exists():
+        time.sleep(0.005)
+    return {{"OUTPUT0": inputs["INPUT0"]}}
+"""
+
+
+def write_held(folder: Path, name: str, until: Path) -> str:
+    """Identity once there is the file `until`, one at a time."""
+    written = write_models(folder, **{name: PYTHON})
+    (folder / name / "1/model.py").write_text(HELD.format(until=str(until)))
+    return written
+
+
 def write_models(folder: Path, **configs: str) -> str:
     for name, config in configs.items():
         (folder / name / "1").mkdir(parents=True)
@@ -108,12 +133,12 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(*arguments: str, blocked: Sequence[str] = ()) -> Iterator[Child]:
-    """`inferometer serve ARGUMENTS`; the packages in `blocked` are as if they were not installed."""
+def child(*arguments: str, blocked: Sequence[str] = (), first: str = "") -> Iterator[Child]:
+    """`inferometer serve ARGUMENTS`; the packages in `blocked` are as if they were not installed, and `first` is run before."""
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         said = Path(folder) / "stderr"
         with said.open("w") as errors:
-            process = launched(*arguments, blocked=blocked, stderr=errors)
+            process = launched(*arguments, blocked=blocked, first=first, stderr=errors)
         try:
             assert process.stdout is not None
             http = process.stdout.readline().split()
@@ -130,9 +155,9 @@ def child(*arguments: str, blocked: Sequence[str] = ()) -> Iterator[Child]:
             process.communicate()
 
 
-def launched(*arguments: str, blocked: Sequence[str] = (), stderr: Any) -> "subprocess.Popen[str]":
+def launched(*arguments: str, blocked: Sequence[str] = (), first: str = "", stderr: Any) -> "subprocess.Popen[str]":
     start = f"import sys; sys.modules.update(dict.fromkeys({list(blocked)!r})); sys.argv[0] = 'inferometer'; "
-    start += "from inferometer.cli.main import entry; entry()"
+    start += f"{first}\nfrom inferometer.cli.main import entry; entry()"
     command = [sys.executable, "-c", start, "serve", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
 
@@ -188,8 +213,7 @@ class Http:
             self.sock.sendall(data)
         except OSError as error:
             self.cut = f"while sending: {error}"
-            return 0, b""
-        return self.answer()
+        return self.answer()  # even then: what is refused before all of it came is answered, but not read to its end
 
     def json(self, method: str, path: str, tree: Any = None) -> tuple[int, Any]:
         status, body = self.ask(http_request(method, path, b"" if tree is None else json.dumps(tree).encode()))

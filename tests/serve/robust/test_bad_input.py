@@ -23,10 +23,12 @@ from robust_peer import (
     dialled,
     infer,
     launched,
+    pending,
     small,
     unary,
     write_models,
 )
+from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest
 
@@ -45,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     python = 'input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\noutput [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
     models = write_models(
         folder,
-        slow=delayed("10s", slots=1),
+        slow=delayed("60s", slots=1),
         two=TWO,
         broken='backend: "python"\n' + python,
         unknown='backend: "tensorflow"\n',
@@ -183,8 +185,10 @@ SAID_BEFORE = ("a negative dimension", "a timeout that is none", "no datatype at
 
 def test_an_expired_deadline(server: Child) -> None:
     """The client's own over gRPC, and the protocol's parameter over both."""
-    with dialled(server.place) as channel, Http(server.address) as holder:
-        holder.sock.sendall(small("slow"))
+    with dialled(server.place) as channel, Http(server.address) as holder, Http(server.address) as next_one:
+        for held in (holder, next_one):
+            held.sock.sendall(small("slow"))
+        until(lambda: pending(server, "slow") == 1, "one executes and the other waits")
         assert failure(lambda: infer(channel, a_request("slow"), timeout=0.05))[0] == "DEADLINE_EXCEEDED"
         request = a_request("slow")
         request.parameters["timeout"].int64_param = 1000
@@ -250,7 +254,7 @@ def test_a_broken_image() -> None:
 def refused(*arguments: str, blocked: tuple[str, ...] = ()) -> str:
     """Standard error of a server that cannot start; status 2, and no traceback."""
     process = launched(*arguments, blocked=blocked, stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=PATIENCE_S)
+    _, said = process.communicate(timeout=4 * PATIENCE_S)  # some import torch
     assert process.returncode == 2, said
     assert "Traceback" not in said
     return " ".join(said.split())

@@ -26,6 +26,7 @@ from robust_peer import (
     http_request,
     pending,
     small,
+    write_held,
     write_models,
 )
 from waiting import until
@@ -40,6 +41,14 @@ SERVING, NOT_SERVING = 1, 2
 IN_WORDS = ("stopping", "shutting down")
 NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
 """grpcio's words where the call never reached a server."""
+UNHURRIED = """
+from inferometer.serve import app
+from inferometer.serve.kserve import grpc
+
+app._ANNOUNCED_S, app._GOODBYE_NS, grpc._GOODBYE_S = 2.0, 1_000_000_000, 0.5
+"""
+"""Who watches hears first because the server waits a while with its first refusal, and whose request crosses its goodbye is
+answered because it waits before it closes: here for longer than one of our threads may stand still on a busy machine."""
 
 
 class Load:
@@ -157,7 +166,7 @@ class Watcher:
 
 def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     models = write_models(tmp_path, busy=delayed("30ms", slots=3))
-    with child(models, "identity", *PORTS, "--access-log") as server:
+    with child(models, "identity", *PORTS, "--access-log", first=UNHURRIED) as server:
         load, watcher = Load(server, "busy"), Watcher(server)
         load.start(load.over_http, 6)
         load.start(load.over_grpc, 4)
@@ -177,22 +186,37 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in log)
 
 
+def refuses(server: Child) -> bool:
+    try:
+        Http(server.address).sock.close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path) -> None:
-    models = write_models(tmp_path, late=delayed("700ms", slots=1))
-    with child(models, "identity", *PORTS) as server, Http(server.address) as client, Http(server.address) as asker:
+    go_on = tmp_path / "go on"
+    models = write_held(tmp_path / "models", "held", go_on)
+    with (
+        child(models, "identity", *PORTS, "--drain=60s") as server,
+        Http(server.address) as client,
+        Http(server.address) as asker,
+    ):
         assert asker.json("GET", "/v2/health/ready")[0] == 200
-        client.sock.sendall(small("late"))
+        client.sock.sendall(small("held"))
         with dialled(server.place) as channel:
-            call = channel.unary_unary(MODEL_INFER).future(a_request("late").SerializeToString(), timeout=PATIENCE_S)
-            until(lambda: pending(server, "late") == 1, "one executes and the other waits")
+            call = channel.unary_unary(MODEL_INFER).future(a_request("held").SerializeToString())
+            until(lambda: pending(server, "held") == 1, "one executes and the other waits")
             server.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:
                 status, _ = asker.ask(http_request("GET", "/v2/health/ready"))
             assert status == 400
+            until(lambda: refuses(server), "no connection is taken any more")
+            go_on.touch()
             assert client.answer()[0] == 200
             assert client.closes
-            assert call.result()
+            assert call.result(PATIENCE_S)
         assert server.process.wait(PATIENCE_S) == 0
         assert server.errors() == ""
 
@@ -212,16 +236,16 @@ def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    models = write_models(tmp_path, long=delayed("60s", slots=0))
+    models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=60s") as server:
-        with Http(server.address) as client, Http(server.address) as asker:
-            client.sock.sendall(small("long"))
+        with Http(server.address) as client, Http(server.address) as other, Http(server.address) as asker:
+            for each in (client, other):
+                each.sock.sendall(small("long"))
+            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
             server.process.send_signal(signal.SIGTERM)
             until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "it has heard")
             assert server.process.poll() is None
-            began = time.monotonic()
-            assert server.stop(signal.SIGTERM) == 0
-            assert time.monotonic() - began < 10
+            assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""
 
 
@@ -234,6 +258,4 @@ def test_idle_connections_hold_nothing_up(number: signal.Signals) -> None:
     ):
         assert client.ask(small())[0] == 200
         channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
-        began = time.monotonic()
-        assert server.stop(number) == 0
-        assert time.monotonic() - began < 10
+        assert server.stop(number) == 0  # in less than the 60 s that a drain may take

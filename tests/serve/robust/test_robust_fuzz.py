@@ -21,6 +21,7 @@ from robust_peer import (
     INFER_CHUNKED,
     MIB,
     MODEL_INFER,
+    PATIENCE_S,
     PORTS,
     STREAM_INFER,
     Child,
@@ -81,7 +82,7 @@ def unharmed(server: Child) -> Iterator[None]:
 def talk(address: tuple[str, int], data: bytes) -> bytes:
     """Send it and no more; what comes back until the server closes. That it does is part of the test."""
     heard = b""
-    with socket.create_connection(address, timeout=10) as sock, contextlib.suppress(ConnectionError):
+    with socket.create_connection(address, timeout=PATIENCE_S) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         while more := sock.recv(65536):
@@ -296,7 +297,7 @@ def any_frames(draw: Any) -> bytes:
 )
 def test_frames_over_grpc(server: Child, data: bytes) -> None:
     host, port = server.place.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as sock, contextlib.suppress(OSError):
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock, contextlib.suppress(OSError):
         sock.sendall(data)
         sock.settimeout(0.005)
         while sock.recv(65536):
@@ -329,7 +330,7 @@ MESSAGES = [
 def test_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
     """UNKNOWN would be an exception of ours that got out. (A unary call without its message is one that grpcio never answers.)"""
     try:
-        for _ in channel.stream_stream(path)(iter(sent), timeout=10):
+        for _ in channel.stream_stream(path)(iter(sent), timeout=PATIENCE_S):
             pass
     except grpc.RpcError as error:
         assert error.code().name not in ("UNKNOWN", "DEADLINE_EXCEEDED"), error.details()

@@ -35,7 +35,7 @@ def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
     tally = many_streams(server.place, COUNT, "late")
     assert (tally.served, tally.lost) == (COUNT, {})
     until(lambda: server.files() <= files, "as many files are open as before")
-    assert server.memory() - memory <= 32 * MIB
+    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is given back")
     assert answers(server)
     assert server.errors() == ""
 
@@ -47,13 +47,13 @@ def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
     tally = many_connections(server.address, COUNT, small("late"))
     assert (tally.served, tally.lost) == (2 * COUNT, {})
     until(lambda: server.files() <= files, "as many files are open as before")
-    assert server.memory() - memory <= 32 * MIB
+    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is given back")
     assert answers(server)
     assert server.errors() == ""
 
 
 def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
-    models = write_models(tmp_path, late=delayed("300ms", slots=0))
+    models = write_models(tmp_path, late=delayed("1s", slots=0))
     with child("identity", models, *PORTS, "--max-requests=50") as server:
         tally = many_connections(server.address, 200, small("late"))
         assert tally.lost == {}

@@ -3,7 +3,9 @@
 Nothing is generated: methods are functions from bytes to bytes, found by their paths (guard.py).
 """
 
+import asyncio
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ from inferometer.serve.kserve.stream import Stream, infer_stream
 from inferometer.serve.models.registry import Models
 from inferometer.serve.ports import bound
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
+
+_GOODBYE_S = 0.1
+_LONGEST_GOODBYE_S = 1.0
+"""For some call again and again."""
+_LOOK_S = 0.01
 
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
@@ -58,8 +65,9 @@ class GrpcServer:
             self.health.service,
             *reflection.services(),
         ]
+        self._handlers = Handlers(services, settings.token, settings.access_log)
         self._server = grpc.aio.server(
-            handlers=(Handlers(services, settings.token, settings.access_log),),
+            handlers=(self._handlers,),
             options=_options(settings.limits),
             maximum_concurrent_rpcs=settings.limits.requests,
         )
@@ -69,7 +77,7 @@ class GrpcServer:
         port = settings.grpc or 0
         credentials = None if settings.tls is None else _credentials(settings.tls)
         with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not tell why it cannot
-            host, port = tried.getsockname()[:2]
+            host = tried.getsockname()[0]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if credentials is None:
@@ -82,11 +90,22 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, let those under way end for `grace` seconds, then cancel them."""
+        """Refuse new calls, let those under way end for `grace` seconds, then cancel them. (The models refuse already.)"""
+        if grace:
+            await self._until_nobody_calls()
         self.health.close()
         for stream in list(self._streams):
             stream.end_input()
         await self._server.stop(grace)
+
+    async def _until_nobody_calls(self) -> None:
+        """Calls that gRPC has and that we have not begun, it would cancel without a word."""
+        begun, since = self._handlers.begun, time.monotonic()
+        end = since + _LONGEST_GOODBYE_S
+        while (at := time.monotonic()) < end and at - since < _GOODBYE_S:
+            if self._handlers.begun != begun:
+                begun, since = self._handlers.begun, at
+            await asyncio.sleep(_LOOK_S)
 
     async def _model_stream_infer(self, context: Context) -> None:
         stream = Stream(self._models, context)

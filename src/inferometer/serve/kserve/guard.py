@@ -41,6 +41,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
     """The methods of all services, by their paths."""
 
     def __init__(self, services: Sequence[Service], token: str | None = None, log: bool = False) -> None:
+        self.begun = 0
+        """Calls, whatever became of them."""
         self._token = token
         self._open: set[str] = set()
         self._handlers: dict[str, Any] = {}
@@ -54,6 +56,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
                     self._open.add(path)
 
     def service(self, handler_call_details: Any) -> Any:
+        self.begun += 1
         path = handler_call_details.method
         if self._token is None or path in self._open:
             return self._handlers.get(path)

@@ -1,0 +1,98 @@
+"""The simulator's clock hand, with a clock of the test's own: all that is due is made, but never at the cost of the readers."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from inferometer.serve.sim import clockwork
+from inferometer.serve.sim.clockwork import Clockwork
+from inferometer.serve.sim.fixed import FixedTiming
+from inferometer.serve.sim.jobs import NEVER, Job
+from inferometer.serve.sim.settings import Fixed
+
+MS = 1_000_000
+
+
+class Clock:
+    """Stands still but for what making a token takes, and for the test."""
+
+    def __init__(self, token: int) -> None:
+        self.t = 0
+        self.token = token
+        self.armed = NEVER
+        self.fire = lambda: None
+
+    def timer(self, _: object, fire: object) -> "Clock":
+        self.fire = fire  # type: ignore[assignment]
+        return self
+
+    def arm(self, deadline: int) -> None:
+        self.armed = deadline
+
+    def turn(self) -> int:
+        """What the timer's next call takes."""
+        begin = self.t = max(self.t, self.armed)
+        self.fire()
+        return self.t - begin
+
+
+class Made(Job):
+    def __init__(self, n: int, n_out: int, clock: Clock, log: list[tuple[int, int]]) -> None:
+        super().__init__(n, 1, n_out, 0)
+        self.clock, self.log = clock, log
+
+    def emit(self, count: int, due: int) -> None:
+        assert due <= self.clock.t
+        self.clock.t += self.clock.token
+        self.log.append((due, self.n))
+
+
+def hand(monkeypatch: pytest.MonkeyPatch, token: int) -> tuple[Clock, Clockwork]:
+    """Tokens every 1 ms."""
+    clock = Clock(token)
+    monkeypatch.setattr(clockwork, "now", lambda: clock.t)
+    monkeypatch.setattr(clockwork, "deadline_timer", clock.timer)
+    model = FixedTiming(Fixed(ttft=0.001, itl=0.001))
+    return clock, Clockwork(cast(asyncio.AbstractEventLoop, None), model)
+
+
+def start(clock: Clock, driven: Clockwork, streams: int, tokens: int) -> list[tuple[int, int]]:
+    log: list[tuple[int, int]] = []
+    for n in range(1, streams + 1):
+        driven.timing.add(Made(n, tokens, clock, log), 0)
+        driven.changed()
+    return log
+
+
+@pytest.mark.parametrize("streams", [1, 3, 250])
+def test_where_more_is_due_than_can_be_made_turns_stay_short_and_nothing_is_lost(
+    streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 tokens a millisecond are due, and one takes 20 us."""
+    clock, driven = hand(monkeypatch, 20_000 if streams > 1 else 2 * MS)
+    log = start(clock, driven, streams, 50)
+    longest = 0
+    while driven.timing.due != NEVER:
+        longest = max(longest, clock.turn())
+    assert log == sorted(log) == [(k * MS, n) for k in range(1, 51) for n in range(1, streams + 1)]
+    assert longest <= 2 * MS + max(streams * clock.token, 2 * MS)
+
+
+def test_what_was_due_while_it_stood_still_comes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, driven = hand(monkeypatch, 1_000)
+    log = start(clock, driven, 4, 100)
+    clock.t = 50 * MS
+    clock.turn()
+    assert len(log) == 4 * 50
+    assert clock.armed == driven.timing.due == 51 * MS
+
+
+def test_who_comes_while_much_is_due_waits_for_a_slice_of_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, driven = hand(monkeypatch, 20_000)
+    log = start(clock, driven, 10, 100)
+    clock.t = 90 * MS
+    driven.changed()
+    assert len(log) == 10
+    assert driven.timing.due == 2 * MS
+    assert clock.armed <= clock.t, "the rest comes with the loop's next round"
