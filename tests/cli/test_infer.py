@@ -595,6 +595,6 @@ def test_a_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_teaches_by_example() -> None:
     said = infer("--help")
-    for word in ("--prompt", "--image cat.jpg", "--input INPUT0=@a.npy", "--method pkg.Service/Method", "Exit status"):
+    for word in ("--prompt", "--image cat.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
         assert word in said.out
     assert max(map(len, said.out.splitlines())) <= 100

@@ -123,6 +123,39 @@ def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
     assert not workers()
 
 
+def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(*arguments, **more))
+        if len(started) == 2:
+            started[1].send_signal(signal.SIGSTOP)
+        return started[-1]
+
+    def control(shard: int, name: str) -> object:
+        with contextlib.suppress(ValueError):  # a file that is made and still empty
+            for path in tmp_path.glob(f"*/spool/{shard}.control"):
+                found = Control(path, create=False)
+                return found.state if name == "state" else found[name]
+        return None
+
+    def act() -> None:
+        until(lambda: control(0, "state") == "ready")
+        started[0].kill()
+        until(lambda: control(1, "stop") == 1, "it is noticed")
+        started[1].send_signal(signal.SIGCONT)
+
+    monkeypatch.setattr(crew, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    acting = threading.Thread(target=act)
+    acting.start()
+    with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
+        measure(tmp_path, url, client=TWO, load=LONG)
+    acting.join()
+    assert not workers()
+
+
 @pytest.mark.parametrize("processes", [0, 1, 2])
 def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch

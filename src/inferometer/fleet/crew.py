@@ -201,7 +201,7 @@ class Crew:
         end = time.monotonic() + interval
         while self._open and time.monotonic() < end:
             self._collect()
-            if not self._t0 and all(control.state != "starting" for control in self._controls):
+            if not self._t0 and not self.errors and all(control.state != "starting" for control in self._controls):
                 self._t0 = now() + _START_IN
                 self._tell("t0", self._t0)
             for member in islice(self._open.values(), 1):
