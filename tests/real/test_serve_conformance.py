@@ -73,15 +73,28 @@ ALLOWED = [
         "our server writes no such log and no traces: to agree to the change would be a lie",
     ),
     Allowed(
-        r"an input too many", r"error", r'".* Got input\(s\) \[.INPUT0.,.INPUT7.\], but missing required input\(s\) \[\]\. .*"',
+        r"a wrong name", r"error", r'"unexpected inference input .INPUT7. for model .no_batch., which has .INPUT0."',
+        "Triton's words, and what the model has",
+    ),
+    Allowed(
+        r"an unknown output", r"error", r'"unexpected inference output .OUTPUT7. for model .no_batch., which has .OUTPUT0."',
+        "Triton's words, and what the model has",
+    ),
+    Allowed(
+        r"too large a batch|a batch beyond that configuration", r"error",
+        r'".* inference request batch-size must be <= (64 for .identity., got 65|2 for .identity., got 3)"',
+        "Triton's words, and what was given",
+    ),
+    Allowed(
+        r"an input too many", r"error", r'".* Got input\(s\) \[.INPUT0.,.INPUT7.\], but missing required input\(s\) \[\]\. .* has .INPUT0."',
         "Triton's list has no fixed order and loses a bracket where it is empty",
     ),
     Allowed(
-        r"batches that differ", r"error", r'".* input .INPUT[01]. batch size does not match other inputs for .add_sub."',
-        "which of the two inputs is blamed depends on the order in Triton's hash table", always=False,
+        r"batches that differ", r"error", r'".* input .INPUT1. batch size does not match other inputs for .add_sub.: expected 1, got 2"',
+        "ours has the sizes; which of the two inputs is blamed depends on the order in Triton's hash table",
     ),
     Allowed(
-        r"an empty batch", r"error", r'".* inference request batch-size must be >= 1 for .identity."',
+        r"an empty batch", r"error", r'".* inference request batch-size must be >= 1 for .identity., got 0"',
         "Triton takes the empty batch for one row and misses its bytes; ours names the batch",
     ),
     Allowed(

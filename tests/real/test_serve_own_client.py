@@ -187,7 +187,7 @@ def test_failures_are_rows_with_what_the_server_said(ours: Running) -> None:
     assert codes["http"].total() == 15
 
 
-def test_a_deadline_that_the_server_keeps(ours: Running) -> None:
+def test_a_deadline_that_both_keep(ours: Running) -> None:
     server = {"model": "slow", "api": "kserve", "deadline": "20ms"}
     data = {"type": "tensors", "fill": entries({"DELAY_MS": [100]})}
     run, _ = helpers.measure(

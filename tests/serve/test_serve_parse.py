@@ -194,3 +194,62 @@ def test_a_body_that_is_only_announced_takes_no_memory():
     assert parser.feed(b"POST / HTTP/1.1\r\nContent-Length: 500000000\r\n\r\n", 0) == []
     assert parser.room is not None and len(parser.room) == 500_000_000
     assert resident() - before < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://host/v2/models/m?a=http://b/c", b"/v2/models/m"),
+        ("HTTPS://user@[::1]:8000/v2", b"/v2"),
+        ("http://host", b"/"),
+        ("http://host?a=/b", b"/"),
+        ("http://host//v2", b"//v2"),
+        ("/a://b/c", b"/a://b/c"),
+    ],
+)
+def test_a_target_may_be_a_whole_url(target: str, path: bytes):
+    (found,) = feed(f"GET {target} HTTP/1.1\r\nHost: other\r\n\r\n".encode())
+    assert isinstance(found, Request)
+    assert found.path == path
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["gzip, chunked", "gzip", "identity", "x\r\nTransfer-Encoding: chunked"],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_transfer_encoding_that_is_not_known_is_refused_with_its_name(lines: str, size: int):
+    data = f"POST / HTTP/1.1\r\nTransfer-Encoding: {lines}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode()
+    parser, found = RequestParser(), []
+    for at in range(0, len(data), size):
+        found += parser.feed(data[at : at + size], 0)
+    (problem,) = found
+    assert isinstance(problem, Problem)
+    assert problem.status == 501
+    assert lines.partition(",")[0].partition("\r")[0] in problem.message
+
+
+@pytest.mark.parametrize("lines", ["chunked, gzip", "chunked, chunked"])
+def test_chunks_that_are_not_the_outermost_are_no_request(lines: str):
+    (problem,) = feed(f"POST / HTTP/1.1\r\nTransfer-Encoding: {lines}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
+    assert isinstance(problem, Problem)
+    assert problem.status == 400
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
+def test_chunked_by_any_spelling_is_known(coding: str):
+    (found,) = feed(f"POST / HTTP/1.1\r\nTransfer-Encoding:{coding}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
+    assert isinstance(found, Request)
+    assert bytes(found.body) == b"abc"
+
+
+def test_one_whose_head_has_come_is_let_in_and_no_other():
+    for cut in range(1, len(PLAIN)):
+        parser = RequestParser()
+        parser.feed(PLAIN[:cut], 0)
+        parser.let_in()
+        is_let_in = cut >= PLAIN.index(b"\r\n\r\n") + 4
+        assert parser.is_let_in == is_let_in
+        first, second = parser.feed(PLAIN[cut:] + PLAIN, 0)
+        assert isinstance(first, Request) and isinstance(second, Request)
+        assert (first.was_let_in, second.was_let_in, parser.is_let_in) == (is_let_in, False, False)

@@ -8,7 +8,7 @@ import click
 
 from inferometer.errors import UserError
 from inferometer.serve import threads
-from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls, check
+from inferometer.serve.settings import GRPC_MOST, LAST_PORT, Limits, Settings, Tls, check
 from inferometer.serve.sim.faults import KINDS, WHENS
 from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 from inferometer.units import parse_bytes, parse_seconds
@@ -118,7 +118,7 @@ WHEN:
 @click.option(
     "--max-streams", type=int, default=10_000, show_default=True, help="gRPC calls at a time on a connection."
 )
-@click.option("--max-requests", type=int, default=100_000, show_default=True, help="Requests under way in all.")
+@click.option("--max-requests", type=int, default=100_000, show_default=True, help="Inferences under way in all.")
 @click.option(
     "--idle",
     **_TIME,
@@ -208,6 +208,11 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
 def _port(given: int | None, http: int, further: int) -> int | None:
     """-1 is none; not given, it stands beside the HTTP port, or is any free one like that."""
     if given is None:
+        if http <= LAST_PORT < http + further:
+            raise UserError(
+                f"--http is {http}, and gRPC and the metrics are on the two ports after it unless told",
+                "give a lower --http, or --grpc and --metrics (0: any free one, -1: none)",
+            )
         return http + further if http else 0
     return None if given == -1 else given
 

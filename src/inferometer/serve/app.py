@@ -81,12 +81,12 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
             web,
             Web(settings, metrics=pages),
         ]  # what is known of the server is on its own port, and nothing else
-        listeners = [
-            Listener(loop, sock, handler, settings.limits, context)
-            for sock, handler in zip(sockets, handlers, strict=False)
-        ]
-        for listener in listeners:
-            held.callback(listener.close)
+        listeners = []
+        for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
+            host, port = sock.getsockname()[:2]
+            with ports.explained(host, port, option):  # another may have taken it while models were loaded
+                listeners.append(Listener(loop, sock, handler, settings.limits, context))
+            held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
         await stop.wait()
         await _drain(settings.drain, at_once, models, web, listeners, grpc)
@@ -151,14 +151,25 @@ async def _drain(
     if seconds:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(at_once.wait(), min(seconds, _ANNOUNCED_S))
+    for listener in listeners:
+        listener.let_in()
     web.refuse_new()
     models.refuse_new()
     for listener in listeners:
         listener.stop_accepting()
     if seconds:
         await _finish(seconds, at_once, listeners, grpc)
+    await _refuse_rest(at_once if seconds else None, models, web, listeners)
+
+
+async def _refuse_rest(at_once: asyncio.Event | None, models: Models, web: Web, listeners: list[Listener]) -> None:
+    """What is left is refused in words, before its connection is closed. Who is still sending is given a second to read them,
+    unless it is to end `at_once` (None: it is)."""
+    partial = sum(listener.refuse_partial("the server has stopped") for listener in listeners)
     if web.refuse_rest() + models.in_flight:
-        await models.close()  # what is left is refused in words, before its connection is closed
+        await models.close()
+        await asyncio.sleep(_LOOK_S)
+    while partial and at_once is not None and not at_once.is_set() and any(listener.leaving for listener in listeners):
         await asyncio.sleep(_LOOK_S)
 
 
@@ -173,7 +184,8 @@ async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listen
 
 
 async def _quiet(listeners: list[Listener]) -> None:
-    """All answers are out, and for a moment nobody has asked anything more: requests cross our goodbye on their way."""
+    """All answers are out, also to requests that were still coming, and for a moment nobody has asked anything more: requests
+    cross our goodbye on their way."""
     quiet_from = 0
     while not quiet_from or now() - quiet_from < _GOODBYE_NS:
         busy = any(listener.in_flight for listener in listeners)
@@ -195,18 +207,14 @@ def _listening(
     settings: Settings, sockets: list[socket.socket], grpc: "GrpcServer | None", models: Models
 ) -> Listening:
     scheme, channel = ("https", "grpcs") if settings.tls else ("http", "grpc")
-    places = [_place(*sock.getsockname()[:2]) for sock in sockets]
+    places = [ports.place(*sock.getsockname()[:2]) for sock in sockets]
     return Listening(
         http=f"{scheme}://{places[0]}",
-        grpc=f"{channel}://{_place(sockets[0].getsockname()[0], grpc.port)}" if grpc else "",
+        grpc=f"{channel}://{ports.place(sockets[0].getsockname()[0], grpc.port)}" if grpc else "",
         metrics=f"{scheme}://{places[1]}/metrics" if len(places) > 1 else "",
         models=tuple(models.names()),
         failed=tuple((one.name, one.reason) for one in models.index() if one.state != "READY"),
     )
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _collect_garbage_rarely(young: int) -> None:

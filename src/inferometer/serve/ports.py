@@ -1,15 +1,25 @@
 """Ports to listen on: bound, or why not, in words."""
 
+import contextlib
 import errno
 import socket
+from collections.abc import Iterator
 
 from inferometer.errors import UserError
 
 
 def bound(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A socket at that address, not yet listening; `option` is what the user sets the port with."""
-    try:
+    """A socket at that address, not yet listening: until it does, others can have the same. `option` is what the user sets the
+    port with."""
+    with explained(host, port, option):
         return _bind(host, port)
+
+
+@contextlib.contextmanager
+def explained(host: str, port: int, option: str) -> Iterator[None]:
+    """What goes wrong in there, with a socket of that address, is a UserError."""
+    try:
+        yield
     except socket.gaierror as error:
         raise UserError(f"cannot resolve {host}: {error.strerror}", "give --host an address or a name") from None
     except OverflowError:
@@ -43,3 +53,8 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def place(host: str, port: int) -> str:
+    """HOST:PORT, as addresses are written."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

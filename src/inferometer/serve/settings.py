@@ -10,6 +10,7 @@ from inferometer.serve.sim import settings as simulating
 from inferometer.serve.sim.settings import Sim
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LAST_PORT = 65_535
 GRPC_MOST = 2**31 - 1
 """What gRPC can count to, a message's bytes included, whatever the limits say."""
 
@@ -34,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True):
     streams: int = 10_000
     """gRPC calls at the same time on a connection; the client waits with more."""
     requests: int = 100_000
-    """Requests under way in the whole server; more are refused (429, RESOURCE_EXHAUSTED)."""
+    """Inferences under way in the whole server; more are refused (429, RESOURCE_EXHAUSTED). Questions are not counted."""
     idle: float = 120.0
     """Seconds that an HTTP connection may stay open without a request; 0: for ever. One whose answer is computed is not idle."""
     stalled: float = 60.0
@@ -79,9 +80,7 @@ def simulator(**told: Any) -> Settings:
 
 def check(settings: Settings) -> None:
     """Raise UserError for what cannot be."""
-    for option, port in (("--http", settings.http), ("--grpc", settings.grpc), ("--metrics", settings.metrics)):
-        if port is not None and not 0 <= port <= 65_535:
-            raise UserError(f"{option} is {port}", "give a port up to 65535, or 0 for any free one")
+    _check_ports({"--http": settings.http, "--grpc": settings.grpc, "--metrics": settings.metrics})
     for option, limit in (
         ("--max-message", settings.limits.message),
         ("--max-header", settings.limits.head),
@@ -101,3 +100,19 @@ def check(settings: Settings) -> None:
         raise UserError(f"--drain is {settings.drain:g} s", "give 0 or more")
     if settings.sim is not None:
         simulating.check(settings.sim)
+
+
+def _check_ports(ports: dict[str, int | None]) -> None:
+    taken: dict[int, str] = {}
+    for option, port in ports.items():
+        if port is None:
+            continue
+        if not 0 <= port <= LAST_PORT:
+            raise UserError(f"{option} is {port}", f"give a port up to {LAST_PORT}, or 0 for any free one")
+        if port in taken:
+            raise UserError(
+                f"{taken[port]} and {option} are both port {port}",
+                "give each its own (--grpc is the one after --http unless told, --metrics the next but one), or 0 for any free one",
+            )
+        if port:
+            taken[port] = option

@@ -78,6 +78,8 @@ class Web:
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
 
     def problem(self, connection: Connection, problem: Problem) -> None:
+        if self._is_logged:
+            connection = cast(Connection, Logged(connection, problem.request))
         if self._sim is not None and self._kserve is None:
             body = frames.error_body(problem.message, "invalid_request_error", "bad_request")
         else:
@@ -99,7 +101,7 @@ class Web:
             self._page(connection, request)
 
     def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
-        if self._draining:
+        if self._draining and not request.was_let_in:
             why = "the server is shutting down and takes no new requests"
             self._refuse(connection, request, 503, why, "shutting_down", close=True)
         else:

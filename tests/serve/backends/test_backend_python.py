@@ -206,3 +206,12 @@ def test_inputs_may_lie_in_a_view(tmp_path: Path) -> None:
     loaded = identity(tmp_path, "FP32")
     raw = memoryview(b"x" + np.array([1, 2], "f4").tobytes())[1:]
     assert to_numpy(loaded.run({"A": Tensor("A", "FP32", (2,), raw)}, {})["B"]).tolist() == [1, 2]
+
+
+def test_parameters_of_the_files_own_configuration_may_be_plain_values(tmp_path: Path) -> None:
+    """As they may be in a config.yaml."""
+    own = "CONFIG = {'parameters': {'warmup': 0, 'on': True, 'text': 'a', 'message': {'string_value': 'b'}}}\n"
+    made = loading(written(tmp_path, own + ADD), **ADDED)
+    python.load(made)
+    names = ("warmup", "on", "text", "message")
+    assert [made.parameter(name) for name in names] == ["0", "true", "a", "b"]

@@ -259,6 +259,27 @@ def test_a_script_that_writes_in_place_gets_a_copy(tmp_path: Path) -> None:
     assert bytes(sent.data) == bytes(8)
 
 
+def test_of_a_scripts_failure_its_cause_is_told_and_no_files(tmp_path: Path) -> None:
+    class Chosen(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x < 0).any()):
+                raise ValueError("below zero")
+            return self.table(x)
+
+    torch.jit.script(Chosen()).save(str(tmp_path / "model.pt"))
+    loaded = backend.load(loading(tmp_path, input=[field("x", "INT64", 1)], output=[field("z", "FP32", 1, 2)]))
+    for value, why in ((99, "index out of range in self"), (-1, "below zero")):
+        with pytest.raises(Refused) as caught:
+            loaded.run(given(x=np.array([value])), {})  # type: ignore[misc]
+        assert (caught.value.code, caught.value.message.endswith(f"Error: {why}")) == ("INTERNAL", True)
+        assert len(caught.value.message) < 100
+        assert ".py" not in caught.value.message
+
+
 # --- what does not load ----------------------------------------------------------------------------------------------
 
 

@@ -118,11 +118,12 @@ def serving(**settings: Any) -> Iterator[Served]:
         thread.start()
 
         async def begin() -> Served:
-            models = Models(loop)
+            told = Settings(**settings)
+            models = Models(loop, limit=told.limits.requests)
             models.add("identity")
             models.add(folder)
             await models.start()
-            return Served(loop, models, await start(models, Settings(**settings)))
+            return Served(loop, models, await start(models, told))
 
         async def end() -> None:
             await served.server.stop(0)

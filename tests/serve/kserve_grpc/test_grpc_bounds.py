@@ -105,7 +105,7 @@ def test_the_time_that_is_left_counts_from_the_last_piece(monkeypatch: pytest.Mo
     async def test(models: Models) -> None:
         monkeypatch.setattr(time, "monotonic_ns", lambda: real() - spent[0])
         call = Call(sent(), left=20.0)
-        await infer_chunked(models, 1 << 20, call)
+        await infer_chunked(models, 1 << 20, set(), call)
         assert len(call.answers) == 2
 
     serving(test)
@@ -127,7 +127,7 @@ def test_pieces_that_are_only_announced_take_no_memory() -> None:
         head.head.sizes[0] = 500_000_000
         announced = iter([head.SerializeToString()])
         with pytest.raises(Exception, match="speaks of 500000000 bytes of raw contents, but 0 came"):
-            await infer_chunked(models, 1 << 30, Call(sent()))
+            await infer_chunked(models, 1 << 30, set(), Call(sent()))
         assert grown[0] < 50_000_000
 
     serving(test)

@@ -1,13 +1,16 @@
 """Cutting and joining by hand is what protobuf does: any request is read the same, any answer written the same."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.kserve import grpc_codec
-from inferometer.serve.kserve.messages import ModelInferRequest, ModelStreamInferResponse
+from inferometer.serve.kserve import grpc_codec, grpc_typed
+from inferometer.serve.kserve.messages import InferTensorContents, ModelInferRequest, ModelStreamInferResponse
+from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.types import Output, Refused
 from inferometer.tensors import Tensor
 
@@ -94,3 +97,75 @@ def test_a_view_of_wider_elements_is_sent_as_its_bytes() -> None:
     head = grpc_codec.head("m", "1", "", (), (0, 0))
     read = type(head).FromString(grpc_codec.joined(head, [Output(Tensor("t", "UINT32", (2,), view))]))
     assert read.raw_output_contents == [b"abcdefgh"]
+
+
+# --- typed contents --------------------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "BOOL": ("bool_contents", st.booleans()),
+    "INT8": ("int_contents", st.integers(-(2**7), 2**7 - 1)),
+    "INT32": ("int_contents", st.integers(-(2**31), 2**31 - 1)),
+    "INT64": ("int64_contents", st.integers(-(2**63), 2**63 - 1)),
+    "UINT16": ("uint_contents", st.integers(0, 2**16 - 1)),
+    "UINT64": ("uint64_contents", st.integers(0, 2**64 - 1)),
+    "FP32": ("fp32_contents", st.floats(width=32)),
+    "FP64": ("fp64_contents", st.floats()),
+    "BYTES": ("bytes_contents", st.binary(max_size=200)),
+}
+
+
+def typed_request(datatype: str, values: list[Any]) -> Any:
+    made = ModelInferRequest(model_name="m")
+    one = made.inputs.add(name="x", datatype=datatype, shape=[len(values)])
+    getattr(one.contents, NUMBERS[datatype][0]).extend(values)
+    one.parameters["p"].bool_param = True
+    return made
+
+
+@given(st.sampled_from(sorted(NUMBERS)), st.data())
+def test_large_typed_contents_are_cut_out_and_are_what_small_ones_are(datatype: str, data: st.DataObject) -> None:
+    some = data.draw(st.lists(NUMBERS[datatype][1], min_size=1, max_size=20))
+    request = typed_request(datatype, some)
+    (small,) = grpc_codec.inputs(request, (), Regions())[0].values()
+    times = grpc_typed.LARGE // max(len(some), request.inputs[0].contents.ByteSize() // 3) + 1
+    read, raw = grpc_codec.parse(typed_request(datatype, some * times).SerializeToString())
+    assert not read.inputs[0].HasField("contents")
+    found, unread = grpc_codec.inputs(read, raw, Regions())
+    assert (found["x"].datatype, found["x"].shape, found["x"].data) == (datatype, (len(some) * times,), b"")
+    assert bytes(unread["x"].read()) == bytes(small.data) * times
+
+
+def test_contents_in_several_parts_and_unpacked_ones_are_merged_as_protobuf_does() -> None:
+    head = b"\x0a\x01x" + b"\x12\x05INT32"
+    packed = InferTensorContents(int_contents=[1, 300] * 20_000).SerializeToString()
+    unpacked = b"\x10\x05" * 40_000
+    for parts in ([packed, packed], [packed, unpacked], [unpacked, packed]):
+        one = head + b"".join(b"\x2a" + grpc_typed.length(len(part)) + part for part in parts)
+        data = b"\x0a\x01m" + b"\x2a" + grpc_typed.length(len(one)) + one
+        expected = np.array(ModelInferRequest.FromString(data).inputs[0].contents.int_contents, "<i4").tobytes()
+        read, raw = grpc_codec.parse(data)
+        _, unread = grpc_codec.inputs(read, raw, Regions())
+        assert bytes(unread["x"].read()) == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "sent", "code", "message"),
+    [
+        ("FP32", "BYTES", "INVALID_ARGUMENT", "of type 'BYTES', expected datatype 'FP32'"),
+        ("INT8", "INT32", "INVALID_ARGUMENT", "300 does not fit into INT8"),
+        ("INT32", "", "INTERNAL", "the message is no ModelInferRequest"),
+    ],
+)
+def test_large_typed_contents_that_are_wrong_are_refused(datatype: str, sent: str, code: str, message: str) -> None:
+    if sent:
+        request = typed_request(sent, [b"ab"] * 40_000 if sent == "BYTES" else [300] * 40_000)
+        request.inputs[0].datatype = datatype
+        read, raw = grpc_codec.parse(request.SerializeToString())
+        _, unread = grpc_codec.inputs(read, raw, Regions())
+        read_it = unread["x"].read
+    else:
+        read_it = partial(grpc_codec._turned, "x", datatype, [memoryview(b"\x12\x03\x80\x80\x80")], "m")
+    with pytest.raises(Refused) as raised:
+        read_it()
+    assert raised.value.code == code
+    assert message in raised.value.message

@@ -135,7 +135,13 @@ def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:
         again.parameters["config"].string_param = '{"backend": "nope"}'
         assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "INTERNAL"
         again.parameters["file:1/model.py"].bytes_param = b""
-        assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "INVALID_ARGUMENT"
+        assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "UNIMPLEMENTED"
+        del again.parameters["file:1/model.py"]
+        again.parameters["other"].int64_param = 1
+        assert failure(lambda: stub.RepositoryModelLoad(again)) == (
+            "INVALID_ARGUMENT",
+            "load parameter 'other' is not known: there is 'config'",
+        )
         nope = request("RepositoryModelLoadRequest", model_name="nope")
         assert failure(lambda: stub.RepositoryModelLoad(nope)) == (
             "INTERNAL",

@@ -3,7 +3,7 @@
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,17 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_peer import PATIENCE_S, Stub, a_request, dialled, failure, serving
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve.kserve.guard import shown
+from inferometer.serve.kserve import messages
+from inferometer.serve.kserve.guard import client_of, shown
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
+
+KSERVE = f"{messages.KSERVE_SERVICE}/"
+ModelReadyRequest = messages.SCHEMA.message("inference.ModelReadyRequest")
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +121,30 @@ def test_health_asks_for_no_token_and_reflection_does(place: str) -> None:
         assert failure(lambda: list(call(iter([b""]), timeout=PATIENCE_S)))[0] == "UNAUTHENTICATED"
 
 
+def test_readiness_asks_for_no_token_either(place: str) -> None:
+    with dialled(place) as stub:
+        for given in GIVEN.values():
+            ask: dict[str, Any] = {"metadata": given, "timeout": PATIENCE_S}
+            assert stub.ServerLive(b"", **ask).live
+            assert stub.ServerReady(b"", **ask).ready
+            assert stub.ModelReady(ModelReadyRequest(name="identity"), **ask).ready
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_all_methods_but_those_that_say_how_it_is_ask_for_the_token(token: str | None) -> None:
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with serving(token=token) as one, dialled(one.place) as stub:
+        for method in messages.SCHEMA.methods:
+            if method.startswith(KSERVE) and not method.endswith(("Live", "Ready", "Infer")):
+                name = method.removeprefix(KSERVE)
+                if token:
+                    assert failure(lambda name=name: getattr(stub, name)(b""))[0] == "UNAUTHENTICATED"
+                try:
+                    getattr(stub, name)(b"", metadata=metadata, timeout=PATIENCE_S)
+                except grpc.RpcError as error:
+                    assert error.code().name not in ("UNAUTHENTICATED", "UNIMPLEMENTED", "UNKNOWN"), method
+
+
 # --- ports -----------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +186,82 @@ def test_the_access_log_has_a_line_a_call(capfd: pytest.CaptureFixture[str]) -> 
         ["GRPC", "/inference.GRPCInferenceService/ModelStreamInfer", "OK"],
     ]
     assert "private" not in "".join(lines)
+
+
+def logged(
+    capfd: pytest.CaptureFixture[str], calls: Callable[[Served], None], count: int, **settings: Any
+) -> list[str]:
+    """The lines of a server that was called so."""
+    said: list[str] = []
+
+    def is_written() -> bool:
+        said.append(capfd.readouterr().err)
+        return "".join(said).count("\n") >= count
+
+    with serving(access_log=True, **settings) as one:
+        calls(one)
+        until(is_written, f"{count} lines")
+    return "".join([*said, capfd.readouterr().err]).splitlines()
+
+
+def test_the_access_log_has_calls_that_are_turned_away(capfd: pytest.CaptureFixture[str]) -> None:
+    def calls(one: Served) -> None:
+        with grpc.insecure_channel(one.place) as channel:
+            token: dict[str, Any] = {"metadata": [("authorization", "Bearer secret")], "timeout": PATIENCE_S}
+            failure(lambda: Stub(channel).ModelInfer(a_request()))
+            failure(lambda: list(Stub(channel).ModelStreamInfer(iter([a_request()]))))
+            for path in ("/no.such/Method", "/no.such/a line\nmore"):
+                assert failure(lambda path=path: channel.unary_unary(path)(b"", **token))[0] == "UNIMPLEMENTED"
+
+    lines = logged(capfd, calls, 4, token="secret")
+    assert sorted(line.split()[3:5] for line in lines) == [
+        ["/inference.GRPCInferenceService/ModelInfer", "UNAUTHENTICATED"],
+        ["/inference.GRPCInferenceService/ModelStreamInfer", "UNAUTHENTICATED"],
+        ["/no.such/Method", "UNIMPLEMENTED"],
+        ["/no.such/a%20line%0Amore", "UNIMPLEMENTED"],
+    ]
+
+
+def test_the_access_log_has_the_client_of_calls_that_their_deadline_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    with serving(access_log=True) as one, dialled(one.place) as stub:
+
+        def is_written() -> bool:
+            """Of the first call that came in before its time was over."""
+            failure(lambda: stub.ModelInfer(a_request("slow"), timeout=0.1))
+            said.append(capfd.readouterr().err)
+            return "CANCELLED" in "".join(said)
+
+        until(is_written)
+    lines = "".join([*said, capfd.readouterr().err]).splitlines()
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line.split()[1]) for line in lines), lines
+
+
+def test_the_client_of_an_ipv6_call_is_written_as_an_address(capfd: pytest.CaptureFixture[str]) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no ::1")
+
+    def calls(one: Served) -> None:
+        with dialled(f"[::1]:{one.server.port}") as stub:
+            stub.ModelInfer(a_request(), timeout=PATIENCE_S)
+
+    (line,) = logged(capfd, calls, 1, host="::1")
+    assert re.fullmatch(r"\[::1\]:\d+", line.split()[1]), line
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def test_what_grpc_calls_a_peer() -> None:
+    assert client_of("ipv4:10.1.2.3:50") == "10.1.2.3:50"
+    assert client_of("ipv6:%5Bfe80::1%25eth0%5D:50") == "[fe80::1%eth0]:50"
+    assert client_of("") == "-"
 
 
 def test_without_it_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

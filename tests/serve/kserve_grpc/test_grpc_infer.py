@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "unknown output": (
         lambda one: one.outputs.add(name="NOPE"),
         "INVALID_ARGUMENT",
-        "unexpected inference output 'NOPE' for model 'identity'",
+        "unexpected inference output 'NOPE' for model 'identity', which has 'OUTPUT0'",
     ),
     "classes that are text": (
         lambda one: one.outputs.add(name="OUTPUT0").parameters["classification"].MergeFrom(_text_parameter("1")),

@@ -5,11 +5,13 @@ import json
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.serve.kserve import http
+from inferometer.serve.models.regions import AT_ONCE
 from inferometer.serve.models.types import Facts, Output, Placed, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
@@ -154,16 +156,22 @@ def test_named_outputs_are_json_unless_they_say_binary_whatever_is_said_for_all(
 
 
 def test_shared_memory_is_read_where_an_input_says_and_outputs_there_are_only_named():
-    memory = memoryview(bytes(range(16)))
+    class Memory(msgspec.Struct):
+        offset: int
+        byte_size: int
 
-    def read(region: str, byte_size: int, offset: int) -> memoryview:
+        def read(self) -> bytes:
+            return bytes(i % 256 for i in range(self.offset, self.offset + self.byte_size))
+
+    def find(region: str, byte_size: int, offset: int) -> Memory:
         assert region == "r"
-        return memory[offset : offset + byte_size]
+        return Memory(offset, byte_size)
 
     options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 4)}, shm_outputs={"y": ShmRef("s", 8, 2)})
     headers, body = client.encode([Tensor("x", "FP32", (2,), bytes(8))], options)
-    asked = http.request(body, headers[client.JSON_LENGTH].encode(), "m", read)
+    asked = http.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
     assert bytes(asked.inputs["x"].data) == bytes(range(4, 12))
+    assert asked.unread == {}
     (wanted,) = asked.wanted
     assert (wanted.name, wanted.placed) == ("y", Placed("s", 8, 2))
     made = http.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True, {})
@@ -376,3 +384,46 @@ def test_a_long_array_is_written_in_pieces_as_it_is_as_a_whole(data: st.DataObje
         whole = bytes(http.to_values(tensor))
         patch.setattr(http, "_PIECE_OUT", data.draw(st.integers(1, 4)))
         assert bytes(http.to_values(tensor)) == whole
+
+
+# --- numbers beyond all floats ---------------------------------------------------------------------------------------
+
+BEYOND = ("1e400", "-1e400", "[0.5, 1e400]", "[1e400, [2]]", "1" + "0" * 400)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT32"])
+@pytest.mark.parametrize("value", BEYOND)
+def test_a_number_beyond_all_floats_does_not_become_infinity(datatype: str, value: str) -> None:
+    count = value.count(",") + 1
+    body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[{count}],"data":[{value}]}}]}}'
+    with pytest.raises(Refused, match=r"0 does not fit into (FP64|INT32)|a number does not fit into FP"):
+        http.request(body.encode(), b"", "m", no_memory)
+
+
+def test_a_number_beyond_all_floats_is_found_in_a_long_array_and_beside_what_says_infinity() -> None:
+    long = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[40000],"data":[%b1e400]}]}' % (b"0.25," * 39_999)
+    with pytest.raises(Refused, match="1e400 does not fit into FP64"):
+        http.request(long, b"", "m", no_memory)
+    mixed = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2],"data":[Infinity,1e400]}]}'
+    with pytest.raises(Refused, match="1e400 does not fit into FP64"):
+        http.request(mixed, b"", "m", no_memory)
+
+
+def test_a_parameter_beyond_all_floats_is_refused() -> None:
+    body = b'{"inputs":[],"parameters":{"p":1e400}}'
+    with pytest.raises(Refused, match="Number out of range"):
+        http.request(body, b"", "m", no_memory)
+
+
+def test_large_shared_memory_is_left_to_be_read() -> None:
+    class Memory(msgspec.Struct):
+        byte_size: int = AT_ONCE + 4
+
+        def read(self) -> bytes:
+            return bytes(self.byte_size)
+
+    options = InferOptions(shm_inputs={"x": ShmRef("r", AT_ONCE + 4, 0)})
+    headers, body = client.encode([Tensor("x", "FP32", (AT_ONCE // 4 + 1,), bytes(AT_ONCE + 4))], options)
+    asked = http.request(body, headers[client.JSON_LENGTH].encode(), "m", lambda *_: Memory())
+    assert (asked.inputs["x"].data, asked.unread["x"].size) == (b"", AT_ONCE + 4)
+    assert asked.unread["x"].read() == bytes(AT_ONCE + 4)

@@ -17,6 +17,8 @@ from inferometer.serve.http.parse import Request
 from inferometer.serve.kserve import generate, http
 from inferometer.serve.kserve.aside import LARGE, Aside
 from inferometer.serve.kserve.under_way import UnderWay
+from inferometer.serve.models import checks
+from inferometer.serve.models.checks import MANY
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Limits, Settings
 
@@ -277,3 +279,48 @@ def test_nothing_of_a_large_one_is_kept(server: Served):
             until(is_clear, "nothing is kept")
     finally:
         gc.enable()
+
+
+# --- many strings ----------------------------------------------------------------------------------------------------
+
+
+def many_strings(count: int, said: int) -> bytes:
+    """Binary, each empty; `said` is how many the request speaks of."""
+    x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [said], "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
+    return request(
+        "/v2/models/all_types/infer", head + bytes(4 * count), Inference_Header_Content_Length=str(len(head))
+    )
+
+
+@pytest.mark.parametrize(("said", "status"), [(MANY + 1, 200), (MANY + 2, 400), (MANY, 400)])
+def test_many_strings_are_looked_at_while_others_are_answered(
+    server: Served, monkeypatch: pytest.MonkeyPatch, said: int, status: int
+):
+    held = Held(checks.read)
+    monkeypatch.setattr(checks, "read", held)
+    with RawClient(server.url) as large, RawClient(server.url) as other:
+        large.send(many_strings(MANY + 1, said))
+        if said == MANY + 1:  # others are found to be wrong at once
+            assert held.is_there.wait(30)
+            assert held.thread.startswith("all_types inputs")
+            assert other.ask("/v2/health/ready").status == 200
+            assert other.ask(INFER, SMALL).status == 200
+            held.may_go.set()
+        answer = large.response()
+        assert (answer.status, answer.complete) == (status, True)
+        assert large.ask(INFER, SMALL).status == 200
+
+
+def test_a_client_that_goes_while_its_strings_are_looked_at_leaves_nothing(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+):
+    held = Held(checks.read)
+    monkeypatch.setattr(checks, "read", held)
+    with RawClient(server.url) as large:
+        large.send(many_strings(MANY + 1, MANY + 1))
+        assert held.is_there.wait(30)
+    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work is over")
+    held.may_go.set()
+    with RawClient(server.url) as other:
+        assert other.ask(INFER, SMALL).status == 200

@@ -9,8 +9,10 @@ import trustme
 from raw_client import RawClient, request
 from served import Served, connect, serving
 
-from inferometer.serve.settings import Settings, Tls
+from inferometer.serve.http.listener import client_of
+from inferometer.serve.settings import Limits, Settings, Tls
 from inferometer.serve.sim.settings import Sim
+from inferometer.timing.clock import now
 
 INFER = "/v2/models/identity/infer"
 BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
@@ -105,6 +107,7 @@ def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.Mo
 def test_the_access_log_has_a_line_for_each_request_and_no_headers(capfd: pytest.CaptureFixture[str]):
     with serving(Settings(access_log=True, sim=Sim(), token="secret")) as server:
         with RawClient(server.url) as web:
+            client = f"127.0.0.1:{web.sock.getsockname()[1]}"
             assert web.ask(INFER, BODY, Authorization="Bearer secret").status == 200
             assert web.ask("/v2/models/other?q=hidden", Authorization="Bearer secret").status == 404
             streamed = {"prompt": "a", "max_tokens": 2, "stream": True}
@@ -113,13 +116,69 @@ def test_the_access_log_has_a_line_for_each_request_and_no_headers(capfd: pytest
         server.call(lambda: None)
     lines = [line.split() for line in capfd.readouterr().err.splitlines()]
     assert [line[1:5] for line in lines] == [
-        ["127.0.0.1", "POST", INFER, "200"],
-        ["127.0.0.1", "GET", "/v2/models/other", "404"],
-        ["127.0.0.1", "POST", "/v1/completions", "200"],
-        ["127.0.0.1", "GET", "/v2", "401"],
+        [client, "POST", INFER, "200"],
+        [client, "GET", "/v2/models/other", "404"],
+        [client, "POST", "/v1/completions", "200"],
+        [client, "GET", "/v2", "401"],
     ]
     assert all(len(line) == 7 and int(line[5]) > 0 and float(line[6]) >= 0 for line in lines)
     assert not any("secret" in word or "hidden" in word for line in lines for word in line)
+
+
+CHUNKED = b"POST /v2/chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n80\r\n" + bytes(128) + b"\r\n0\r\n\r\n"
+PROBLEMS = {
+    "a body that is said to be too long": (request("/v2/long?q=hidden", bytes(101)), "POST", "/v2/long", 413),
+    "a body that turns out to be": (CHUNKED, "POST", "/v2/chunked", 413),
+    "a head that is too long": (b"GET /v2/head HTTP/1.1\r\nX: " + bytes([120]) * 5000, "GET", "/v2/head", 431),
+    "a path that is": (b"GET /long?q=hidden" + bytes([120]) * 5000, "GET", "/long", 431),
+    "no HTTP": (b"\x16\x03\x01\r\n\r\n", "-", "-", 400),
+}
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_the_access_log_has_requests_that_are_not_taken_to_their_end(what: str, capfd: pytest.CaptureFixture[str]):
+    data, method, path, status = PROBLEMS[what]
+    with (
+        serving(Settings(access_log=True, limits=Limits(message=100, head=4096))) as server,
+        RawClient(server.url) as web,
+    ):
+        web.send(data)
+        assert web.response().status == status
+        client = f"127.0.0.1:{web.sock.getsockname()[1]}"
+        server.call(lambda: None)
+    (line,) = (line.split() for line in capfd.readouterr().err.splitlines())
+    assert line[1:5] == [client, method, path, str(status)]
+    assert len(line) == 7
+    assert int(line[5]) > 0
+    assert 0 <= float(line[6]) < 1000 * 60  # since the bytes came, and not since the machine started
+
+
+def test_the_access_log_has_requests_that_did_not_come_in_time(capfd: pytest.CaptureFixture[str]):
+    with (
+        serving(Settings(access_log=True, limits=Limits(stalled=50))) as server,
+        RawClient(server.url) as web,
+    ):
+        web.send(b"POST /v2/late?q=hidden HTTP/1.1\r\nContent-Length: 3\r\n\r\nx")
+        server.until(lambda: any(one._parser.is_partial for one in server.listener.connections))
+        server.call(lambda: server.listener.sweep(now() + 51 * 10**9))
+        assert web.response().status == 408
+        server.call(lambda: None)
+    (line,) = (line.split() for line in capfd.readouterr().err.splitlines())
+    assert line[2:5] == ["POST", "/v2/late", "408"]
+    assert 0 <= float(line[6]) < 1000 * 60
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (("10.1.2.3", 50), "10.1.2.3:50"),
+        (("::1", 50, 0, 0), "[::1]:50"),
+        (("::ffff:10.1.2.3", 50, 0, 0), "10.1.2.3:50"),
+        ("", ""),
+    ],
+)
+def test_how_a_client_is_written(address: Any, shown: str):
+    assert client_of(address) == shown
 
 
 def test_inference_over_mutual_tls(tmp_path: Path):

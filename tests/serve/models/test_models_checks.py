@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0], name="NOPE"),),
         {},
-        "unexpected inference input 'NOPE' for model 'identity'",
+        "unexpected inference input 'NOPE' for model 'identity', which has 'INPUT0'",
     ),
     "no input": (
         "identity",
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         {},
         UNKNOWN
         + "expected 1 inputs but got 2 inputs for model 'identity'. Got input(s) ['INPUT0','X'], but missing required input(s) []. "
-        "Please provide all required input(s).",
+        "Please provide all required input(s). The model has 'INPUT0'.",
     ),
     "datatype": (
         "identity",
@@ -99,19 +99,19 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32(*[[0.0]] * 65),),
         {"id": "rid"},
-        "[request id: rid] inference request batch-size must be <= 64 for 'identity'",
+        "[request id: rid] inference request batch-size must be <= 64 for 'identity', got 65",
     ),
     "no rows": (
         "identity",
         (Tensor("INPUT0", "FP32", (0, 3), b""),),
         {},
-        UNKNOWN + "inference request batch-size must be >= 1 for 'identity'",
+        UNKNOWN + "inference request batch-size must be >= 1 for 'identity', got 0",
     ),
     "rows that differ": (
         "two",
         (int32("INPUT0", 2, 16), int32("INPUT1", 1, 16)),
         {},
-        UNKNOWN + "input 'INPUT1' batch size does not match other inputs for 'two'",
+        UNKNOWN + "input 'INPUT1' batch size does not match other inputs for 'two': expected 2, got 1",
     ),
     "too few bytes": (
         "identity",
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]),),
         {"wanted": wants("BAD")},
-        "unexpected inference output 'BAD' for model 'identity'",
+        "unexpected inference output 'BAD' for model 'identity', which has 'OUTPUT0'",
     ),
     "classes of text": (
         "maybe",

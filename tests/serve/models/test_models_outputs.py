@@ -91,14 +91,14 @@ def refused(call: Any, *words: Any) -> tuple[str, str]:
 def test_a_region_is_a_part_of_the_object_that_both_sides_see(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 8, 16)
-    assert bytes(regions.read("r", 4, 2)) == bytes([10, 11, 12, 13])
-    regions.write("r", 12, 4, b"abcd")
+    assert regions.find("r", 4, 2).read() == bytes([10, 11, 12, 13])
+    regions.find("r", 4, 12).write(b"abcd")
     assert Path("/dev/shm", key[1:]).read_bytes()[20:24] == b"abcd"
     (status,) = regions.status()
     assert (status.name, status.key, status.offset, status.byte_size) == ("r", key, 8, 16)
-    view = regions.read("r", 4, 12)
+    place = regions.find("r", 4, 12)
     regions.unregister()
-    assert (regions.status(), bytes(view)) == ([], b"abcd")
+    assert (regions.status(), place.read()) == ([], b"abcd")
 
 
 def test_regions_are_refused_in_tritons_words(key: str) -> None:
@@ -111,10 +111,10 @@ def test_regions_are_refused_in_tritons_words(key: str) -> None:
     assert refused(regions.register, "s", key, 60, 8)[1] == f"Invalid shared memory region: '{key}'"
     assert refused(regions.register, "s", key, -1, 8)[1] == f"Invalid shared memory region: '{key}'"
     assert refused(regions.register, "s", key, 0, 0)[0] == "INVALID_ARGUMENT"
-    assert refused(regions.read, "x", 1, 0) == ("NOT_FOUND", "Unable to find shared memory region: 'x'")
+    assert refused(regions.find, "x", 1, 0) == ("NOT_FOUND", "Unable to find shared memory region: 'x'")
     assert refused(regions.status, "x") == ("NOT_FOUND", "Unable to find system shared memory region: 'x'")
     for size, offset in ((65, 0), (8, 60), (-1, 0), (1, -1)):
-        assert refused(regions.read, "r", size, offset) == (
+        assert refused(regions.find, "r", size, offset) == (
             "INVALID_ARGUMENT",
             "Invalid offset + byte size for shared memory region: 'r'",
         )
@@ -124,8 +124,14 @@ def test_memory_that_a_client_took_away_is_not_touched(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 0, 64)
     os.truncate(f"/dev/shm{key}", 0)
-    assert "was made smaller" in refused(regions.read, "r", 4, 0)[1]
-    assert "was made smaller" in refused(regions.write, "r", 0, 4, b"abcd")[1]
+    smaller = "INVALID_ARGUMENT", "shared memory region 'r' was made smaller after it was registered"
+    assert refused(regions.find("r", 4, 0).read) == smaller
+    assert refused(regions.find("r", 4, 0).write, b"abcd") == smaller
+    assert Path(f"/dev/shm{key}").stat().st_size == 0
+    os.truncate(f"/dev/shm{key}", 32)
+    assert refused(regions.find("r", 64, 0).read) == smaller
+    assert refused(regions.find("r", 16, 20).write, bytes(16)) == smaller
+    assert regions.find("r", 32, 0).read() == bytes(32)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> No
     async def test() -> None:
         async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
             models.regions.register("r", key, 0, 64)
-            given = Tensor("INPUT0", "FP32", (1, 3), models.regions.read("r", 12, 0))
+            given = Tensor("INPUT0", "FP32", (1, 3), models.regions.find("r", 12, 0).read())
 
             def call(**placed: int) -> Call:
                 return Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", **placed)))
@@ -159,7 +165,7 @@ def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> No
             asked = call(byte_size=16, offset=32).on(models)
             ((output,),) = asked.answers
             assert (output.tensor.shape, output.tensor.data) == ((1, 3), b"")
-            assert bytes(models.regions.read("r", 16, 32)) == bytes([*range(12), 44, 45, 46, 47])
+            assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
             why = await call(byte_size=8).on(models).refused()
             assert (why.code, why.message) == (
                 "INTERNAL",

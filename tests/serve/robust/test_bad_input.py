@@ -100,10 +100,10 @@ BAD = {
         "INVALID_ARGUMENT", 400, "'A'", "Expected [-1,3]", "got [1,2]", model="two", given=(("A", "INT32", [1, 2], bytes(8)), B)
     ),
     "rows that differ": Bad(
-        "INVALID_ARGUMENT", 400, "'B'", "batch size does not match", model="two", given=(("A", "INT32", [2, 3], bytes(24)), B)
+        "INVALID_ARGUMENT", 400, "'B'", "batch size does not match", "expected 2, got 1", model="two", given=(("A", "INT32", [2, 3], bytes(24)), B)
     ),
-    "too many rows": Bad("INVALID_ARGUMENT", 400, "must be <= 64", given=shaped(65, 1, size=260)),
-    "no rows": Bad("INVALID_ARGUMENT", 400, "must be >= 1", given=shaped(0, 1, size=0)),
+    "too many rows": Bad("INVALID_ARGUMENT", 400, "must be <= 64", "got 65", given=shaped(65, 1, size=260)),
+    "no rows": Bad("INVALID_ARGUMENT", 400, "must be >= 1", "got 0", given=shaped(0, 1, size=0)),
     "a negative dimension": Bad("INVALID_ARGUMENT", 400, "-2", given=shaped(1, -2)),
     "a shape over 64 bits": Bad("INVALID_ARGUMENT", 400, "64", given=shaped(2**62, 4)),
     "a row over 64 bits": Bad("INVALID_ARGUMENT", 400, "INPUT0", "got 8", given=shaped(1, INT64)),
@@ -114,12 +114,21 @@ BAD = {
     "too many strings": Bad(
         "INVALID_ARGUMENT", 400, "elements 2", "expecting 1", model="two", given=(A, ("B", "BYTES", [1, 1], B[3] * 2))
     ),
-    "wrong name": Bad("INVALID_ARGUMENT", 400, "unexpected inference input 'INPUT1'", given=(("INPUT1", *X[1:]),)),
+    "wrong name": Bad(
+        "INVALID_ARGUMENT", 400, "unexpected inference input 'INPUT1' for model 'identity', which has 'INPUT0'",
+        given=(("INPUT1", *X[1:]),),
+    ),
+    "a wrong name of two": Bad(
+        "INVALID_ARGUMENT", 400, "unexpected inference input 'Z' for model 'two', which has 'A','B'", model="two",
+        given=(A, ("Z", *B[1:])),
+    ),
     "no input": Bad("INVALID_ARGUMENT", 400, "expected 1 inputs but got 0", "'INPUT0'", given=()),
     "a missing input": Bad("INVALID_ARGUMENT", 400, "expected 2 inputs but got 1", "'B'", model="two", given=(A,)),
-    "one too many": Bad("INVALID_ARGUMENT", 400, "expected 1 inputs but got 2", "'Y'", given=(X, ("Y", *X[1:]))),
+    "one too many": Bad("INVALID_ARGUMENT", 400, "expected 1 inputs but got 2", "'Y'", "has 'INPUT0'", given=(X, ("Y", *X[1:]))),
     "an input twice": Bad("INVALID_ARGUMENT", 400, "'INPUT0' already exists", given=(X, X)),
-    "an output that is not": Bad("INVALID_ARGUMENT", 400, "unexpected inference output 'Z'", outputs=("Z",)),
+    "an output that is not": Bad(
+        "INVALID_ARGUMENT", 400, "unexpected inference output 'Z' for model 'identity', which has 'OUTPUT0'", outputs=("Z",)
+    ),
     "a timeout that is none": Bad("INVALID_ARGUMENT", 400, "timeout", timeout="soon"),
     "a model that fails": Bad("INTERNAL", 500, "OSError: no luck", model="failing", given=shaped(2)),
 }  # fmt: skip

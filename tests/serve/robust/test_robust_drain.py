@@ -20,12 +20,14 @@ from robust_peer import (
     Http,
     Tally,
     a_request,
+    answers,
     child,
     delayed,
     dialled,
     http_request,
     pending,
     small,
+    unary,
     write_held,
     write_models,
 )
@@ -218,6 +220,25 @@ def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path)
             assert client.closes
             assert call.result(PATIENCE_S)
         assert server.process.wait(PATIENCE_S) == 0
+        assert server.errors() == ""
+
+
+def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
+    """Here for longer than the test takes: until a second signal, all who watch have heard, and all who have not are served."""
+    long = "from inferometer.serve import app\napp._ANNOUNCED_S = 1000.0"
+    with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.place) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
+        heard = watch(CheckRequest().SerializeToString(), timeout=PATIENCE_S)
+        assert next(heard).status == SERVING
+        with Http(server.address) as client:
+            assert client.json("GET", "/v2/health/ready")[0] == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert next(heard).status == NOT_SERVING
+            until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness says no")
+            assert client.json("GET", "/v2/models/identity/ready")[0] == 400
+            assert not unary(channel, "ServerReady").ready
+            assert answers(server)  # over new connections, too
+        assert server.stop(signal.SIGTERM) == 0
         assert server.errors() == ""
 
 

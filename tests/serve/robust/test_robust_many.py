@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from raw_grpc import RawGrpc
 from robust_peer import (
     MIB,
+    MODEL_INFER,
+    PATIENCE_S,
     PORTS,
     Child,
+    a_request,
     answers,
     child,
     delayed,
+    dialled,
     many_connections,
     many_streams,
     small,
@@ -63,9 +68,14 @@ def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
         assert answers(server)
 
 
-def test_streams_over_the_limit_of_a_connection_wait_their_turn() -> None:
+def test_calls_over_the_limit_of_a_connection_wait_their_turn(tmp_path: Path) -> None:
     """That is HTTP/2's own limit: the client keeps what the connection does not take."""
-    with child("identity", *PORTS, "--max-streams=10") as server:
-        tally = many_streams(server.place, 40, "identity", channels=4)
-        assert (tally.served, tally.lost, tally.refused) == (40, {}, {})
+    models = write_models(tmp_path, late=delayed("50ms", slots=0))
+    with child("identity", models, *PORTS, "--max-streams=10") as server:
+        with RawGrpc(server.place) as raw:
+            assert raw.max_streams == 10
+        with dialled(server.place) as channel:
+            message = a_request("late").SerializeToString()
+            calls = [channel.unary_unary(MODEL_INFER).future(message, timeout=PATIENCE_S) for _ in range(40)]
+            assert all(call.result() for call in calls)
         assert answers(server)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from inferometer.errors import UserError
+from inferometer.serve.models.configs import with_texts
 from inferometer.serve.models.types import Loading, Refused
 from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 from inferometer.wire import protobuf
@@ -41,7 +42,8 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
 
 def datatype(field: Any) -> str:
     """KServe's name for the type of a ModelInput or ModelOutput."""
-    name = str(_types(field).values_by_number[field.data_type].name).removeprefix("TYPE_")
+    known = _types(field).values_by_number.get(field.data_type)
+    name = str(known.name).removeprefix("TYPE_") if known is not None else f"of type {field.data_type}"
     return "BYTES" if name == "STRING" else name
 
 
@@ -243,7 +245,7 @@ def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
         return
     kind = type(loading.config)
     try:
-        made = protobuf.parse(kind, protobuf.encode(kind, said))
+        made = protobuf.parse(kind, protobuf.encode(kind, with_texts(said) if isinstance(said, dict) else said))
     except UserError as error:
         raise UserError(f"model {loading.name}: CONFIG in {path.name}: {error.what}", error.remedy) from None
     known = {field.name for field, _ in loading.config.ListFields()}

@@ -39,6 +39,7 @@ from inferometer.tensors import TensorSpec, shown
 
 _NUMBERED = re.compile(r".*__(\d+)")
 _IN_PLACE = re.compile(r"aten::\w*[a-z0-9]_\(")
+_LAST_FRAME = "<--- HERE\n"
 
 
 class _Module(msgspec.Struct):
@@ -72,7 +73,7 @@ def load(loading: Loading) -> Loaded:
         with torch.inference_mode():
             made = {name: to_torch(torch, tensor, device, module.writes) for name, tensor in given.items()}
             positional, keywords = arranged(made)
-            answer = module.call(*positional, **keywords)
+            answer = _called(module, positional, keywords)
             return {
                 spec.name: from_torch(torch, spec.name, one)
                 for spec, one in zip(outputs, _outputs(torch, loading.name, answer, outputs), strict=True)
@@ -266,6 +267,18 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
         }
 
     return arranged
+
+
+def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """What TorchScript says of a failure is where it was, in files of whoever made the model and of this machine, and at its
+    very end what it was: that alone is for clients."""
+    try:
+        return module.call(*positional, **keywords)
+    except Exception as error:
+        _, found, why = str(error).rpartition(_LAST_FRAME)
+        if not found or not why.strip():
+            raise
+        raise Refused("INTERNAL", " ".join(why.split())) from None
 
 
 def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:

@@ -3,6 +3,8 @@
 from http import HTTPStatus
 
 LAST_CHUNK = b"0\r\n\r\n"
+NO_EVENT = b"3\r\n:\n\n\r\n"
+"""A chunk with a comment: who reads events passes over it."""
 
 
 def chunk(data: bytes) -> bytes:

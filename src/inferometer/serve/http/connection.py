@@ -3,7 +3,7 @@
 A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before it is
 out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie. What the kernel
 does not take at once goes out when it can. A client that goes away is told to the server at once (`gone`), so that its work is
-cancelled. `moved` is when the client last did its part; where it is its turn and it does nothing for too long, it is given up:
+cancelled; one that has closed its own side only, and waits, is answered. `moved` is when the client last did its part; where it is its turn and it does nothing for too long, it is given up:
 the listener looks after that, from time to time, for all connections.
 
 Nothing here calls the server back from within `write`: a connection that turns out to be broken is closed in the loop's
@@ -34,6 +34,9 @@ _AT_ONCE = 64
 """Parts that one sendmsg() is given."""
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
+"""For the answer of a client that is not there any more: so soon at first, and so often at last."""
 
 Data = bytes | bytearray | memoryview
 
@@ -50,11 +53,13 @@ class Handler(Protocol):
 
 class Connection:
     __slots__ = (
-        "_busy", "_closing", "_finished", "_handler", "_in_head", "_line", "_listener", "_loop", "_out", "_parser", "_paused",
-        "_sock", "closed", "gone", "moved", "peer", "send", "unsent",
+        "_busy", "_closing", "_finished", "_handler", "_has_sent_all", "_in_head", "_interim", "_line", "_listener", "_loop",
+        "_out", "_parser", "_paused", "_sock", "between", "closed", "gone", "moved", "peer", "send", "unsent",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
+        self.between = b""
+        """What may be sent at any time once an answer has begun, and means nothing; b"": there is no such thing."""
         self.closed = False
         self.gone: Callable[[], None] | None = None
         """Called when the connection is lost before the answer is finished."""
@@ -73,6 +78,8 @@ class Connection:
         self._line: deque[Request | Problem] = deque()
         self._out: deque[bytearray | memoryview] = deque()
         self._busy = False
+        self._interim: bytes | None = None  # what may be sent before an answer; None where that has begun
+        self._has_sent_all = False  # the client has closed its side
         self._finished = False  # the answer is complete, but not out
         self._paused = False
         self._closing = False
@@ -81,8 +88,13 @@ class Connection:
 
     @property
     def in_flight(self) -> bool:
-        """A request is being answered, or its answer is not out."""
-        return not self.closed and (self._busy or self._has_more())
+        """A request is being answered, or its answer is not out, or the rest of one that is let in is still coming."""
+        return not self.closed and (self._busy or self._has_more() or self._parser.is_let_in)
+
+    @property
+    def is_leaving(self) -> bool:
+        """The last answer is out, and the client has not closed yet."""
+        return self._closing and not self._busy and not self.closed
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -100,7 +112,7 @@ class Connection:
             self.close()
             return
         if not count:
-            self.close()
+            self._sent_all()
             return
         if self._closing:
             return  # an answer that closes is on its way out; what still comes in is not for us
@@ -149,22 +161,52 @@ class Connection:
 
     def _continue(self) -> None:
         self._parser.wants_continue = False
-        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.write(_CONTINUE)
 
     def _next(self) -> None:
         if self.closed or self._busy or not self._line:
             return
         request = self._line.popleft()
         self._busy = True
+        self._interim, self.between = b"" if isinstance(request, Request) and request.http10 else _CONTINUE, b""
         if isinstance(request, Request):
             self._handler.handle(self, request)
         else:
             self._handler.problem(self, request)
 
+    # --- a client that sends nothing more ----------------------------------------------------------------------------
+
+    def _sent_all(self) -> None:
+        """It has gone, or it has closed its own side and waits for its answer. That looks the same, until something is sent to it:
+        one that has gone sends a reset."""
+        if not self._busy and not self._line:
+            self.close()
+            return
+        self._has_sent_all = True
+        self._loop.remove_reader(self._sock)
+        if self._busy and not self._finished and not self._has_more():
+            harmless = self.between if self._interim is None else self._interim
+            if harmless:
+                self.write(harmless)
+            elif self._interim is None:  # there is no telling
+                self.close()
+                return
+        self._look_for_reset(_FIRST_LOOK_S)
+
+    def _look_for_reset(self, wait: float) -> None:
+        """From time to time: the loop tells nothing more of a socket whose end has been read."""
+        if self.closed:
+            return
+        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.close()
+        else:
+            self._loop.call_later(wait, self._look_for_reset, min(2 * wait, _LAST_LOOK_S))
+
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def write(self, data: Data, *more: Data) -> None:
         """Send these, one after the other. They are kept, not copied, where they are large: leave them as they are."""
+        self._interim = None
         if more or self._out:
             self._write_all((data, *more))
             return
@@ -249,6 +291,9 @@ class Connection:
             self._linger()
         elif self._line:
             self._loop.call_soon(self._next)
+        elif self._has_sent_all:
+            self._closing = True
+            self._linger()
         elif self._paused:
             self._paused = False
             self._loop.add_reader(self._sock, self._readable)
@@ -275,7 +320,7 @@ class Connection:
         """Close our side, and the rest when the client does: closing over unread bytes would take our answer with it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        self._loop.call_later(_LINGER_S, self.close)
+        self._loop.call_later(0 if self._has_sent_all else _LINGER_S, self.close)
 
     # --- patience ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +358,7 @@ class Connection:
             why = f"the request's head did not come to its end within {seconds:g} s"
         else:
             why = f"nothing came for {seconds:g} s, and the request is not complete"
-        self._line.append(self._parser.give_up(408, why))
+        self._line.append(self._parser.give_up(408, why, self.moved))
         self._next()
 
     def _give_up_answer(self) -> None:
@@ -323,6 +368,22 @@ class Connection:
         if self.moved == moved and not self.closed:
             self._let_go_of_the_rest()
             self.close()
+
+    # --- refusing ----------------------------------------------------------------------------------------------------
+
+    def let_in(self) -> None:
+        """New requests are refused from now on, but not one whose head has come. (Whoever has sent one before the answer to
+        another hears with that answer that it is the last.)"""
+        if not self._busy:
+            self._parser.let_in()
+
+    def refuse_partial(self, why: str) -> bool:
+        """Say that a request which is still coming is not waited for. False where there is none."""
+        if self._busy or self._closing or not self._parser.is_partial:
+            return False
+        self._line.append(self._parser.give_up(503, why, self.moved))
+        self._next()
+        return True
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

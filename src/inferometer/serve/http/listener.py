@@ -8,9 +8,11 @@ import asyncio
 import errno
 import socket
 import ssl
+from typing import Any
 
 from inferometer.serve.http.connection import Connection, Handler
 from inferometer.serve.http.tls import TlsConnection
+from inferometer.serve.ports import place
 from inferometer.serve.settings import Limits
 from inferometer.timing import clock
 from inferometer.timing.clock import now
@@ -51,8 +53,23 @@ class Listener:
 
     @property
     def in_flight(self) -> int:
-        """Connections whose request is being answered, or whose answer is not out."""
+        """Connections whose request is being answered, or whose answer is not out, or that are let in with a request that is
+        still coming."""
         return sum(connection.in_flight for connection in self.connections)
+
+    @property
+    def leaving(self) -> int:
+        """Connections whose last answer is out, and whose client has not closed yet."""
+        return sum(connection.is_leaving for connection in self.connections)
+
+    def let_in(self) -> None:
+        """From now on new requests are refused; those whose heads have come are none."""
+        for connection in self.connections:
+            connection.let_in()
+
+    def refuse_partial(self, why: str) -> int:
+        """The rest of requests is not waited for any longer: 503, in words. How many there were."""
+        return sum(connection.refuse_partial(why) for connection in list(self.connections))
 
     def stop_accepting(self) -> None:
         """No new connections but those that wait to be taken; the ones that are there go on."""
@@ -97,7 +114,7 @@ class Listener:
                     self.loop.remove_reader(self._sock)
                     self.loop.call_later(0.1, self._accept_again)
                 return
-            self.serve(sock, str(address[0]) if isinstance(address, tuple) else "")
+            self.serve(sock, client_of(address))
 
     def _accept_again(self) -> None:
         if self._is_accepting:
@@ -124,6 +141,14 @@ class Listener:
     def _swept(self) -> None:
         self.sweep(now())
         self._sweep_again()
+
+
+def client_of(address: Any) -> str:
+    """HOST:PORT. (An IPv4 client of a socket for both is shown as what it is.)"""
+    if not isinstance(address, tuple):
+        return ""
+    host, port = address[:2]
+    return place(host.removeprefix("::ffff:") if "." in host else host, port)
 
 
 def _ns(limit: float) -> int:

@@ -23,18 +23,20 @@ _USUAL = Limits()
 
 
 class Request:
-    __slots__ = ("arrived", "body", "headers", "http10", "keep_alive", "method", "path")
+    __slots__ = ("arrived", "body", "headers", "http10", "keep_alive", "method", "path", "was_let_in")
 
     def __init__(self) -> None:
         self.method = b""
         self.path = b""
-        """Without the query."""
+        """Without the query, and without the server where it was named as well."""
         self.headers: dict[bytes, bytes] = {}
         """Names in lower case; only those that the server knows."""
         self.body: bytes | memoryview = b""
         self.keep_alive = True
         self.http10 = False
         self.arrived = 0
+        self.was_let_in = False
+        """Its head came before new requests were refused."""
 
 
 _NONE = Request()
@@ -43,18 +45,20 @@ _NONE = Request()
 class Problem:
     """Why the connection cannot be understood further: the status to answer with before it is closed."""
 
-    __slots__ = ("message", "status")
+    __slots__ = ("message", "request", "status")
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, request: Request) -> None:
         self.status = status
         self.message = message
+        self.request = request
+        """As far as it is known: its head may not have come to an end."""
 
 
 class RequestParser:
     """The parser of one connection. Callbacks of httptools are the methods without underscore from `on_url` on."""
 
     __slots__ = (
-        "_buffer", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_pieces", "_problem",
+        "_buffer", "_codings", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_pieces", "_problem",
         "_request", "_size", "is_partial", "room", "wants_continue",
     )  # fmt: skip
 
@@ -77,6 +81,16 @@ class RequestParser:
     def is_in_head(self) -> bool:
         """A request has begun, and its head is not complete."""
         return self.is_partial and not self._in_body
+
+    @property
+    def is_let_in(self) -> bool:
+        """A request has begun that is served when it is complete, though new ones are refused."""
+        return self.is_partial and self._request.was_let_in
+
+    def let_in(self) -> None:
+        """From now on new requests are refused; the one whose head has come is none."""
+        if self.is_partial and self._in_body:
+            self._request.was_let_in = True
 
     def feed(self, data: bytes | memoryview, arrived: int) -> list[Request | Problem]:
         """The requests that `data` completes; after a Problem, nothing more."""
@@ -108,11 +122,11 @@ class RequestParser:
             self._refuse(400, "the bytes are not an HTTP/1.1 request")
         if self._fed > self._limits.head:
             self._refuse(431, f"the head is over {self._limits.head} bytes")
-        self._stamp(self._done, arrived)
         if self._problem is not None:
             self._done.append(self._problem)
         elif self._in_body and self._length:
             self._make_room()
+        self._stamp(self._done, arrived)
         return len(data)
 
     def filled(self, count: int, arrived: int) -> list[Request | Problem]:
@@ -136,20 +150,22 @@ class RequestParser:
         done, self._done = self._done, []
         return done
 
-    def give_up(self, status: int, message: str) -> Problem:
+    def give_up(self, status: int, message: str, arrived: int) -> Problem:
         """The request under way is not waited for any longer."""
         self._refuse(status, message)
         assert self._problem is not None
+        self._stamp([self._problem], arrived)
         return self._problem
 
     def close(self) -> None:
         """Break the cycle with httptools' parser."""
         self._parser = None
         self.room = None
-        self._problem = Problem(400, "closed")
+        self._problem = Problem(400, "closed", _NONE)
 
     def on_message_begin(self) -> None:
         self._request = Request()
+        self._codings: list[bytes] = []
         self._head = 0
         self._length = 0
         self._size = 0
@@ -168,6 +184,8 @@ class RequestParser:
         name = name.lower()
         if name in _KEPT:
             self._request.headers[name] = value
+        elif name == b"transfer-encoding":
+            self._codings += [coding.strip().lower() for coding in value.split(b",")]
 
     def on_headers_complete(self) -> None:
         request, parser = self._request, self._parser
@@ -176,10 +194,13 @@ class RequestParser:
         if self._head + len(request.path) > self._limits.head:
             self._refuse(431, f"the head is over {self._limits.head} bytes")
         request.method = parser.get_method()
-        request.path = request.path.partition(b"?")[0]
+        request.path = _path(request.path)
         request.http10 = parser.get_http_version() == "1.0"
         request.keep_alive = parser.should_keep_alive()
         self._length = int(request.headers.get(b"content-length", b"0"))
+        if self._codings not in ([], [b"chunked"]):
+            given = b", ".join(self._codings).decode("latin-1")
+            self._refuse(501, f"the Transfer-Encoding {given!r:.60} is not known: there is 'chunked', once")
         if self._length > self._limits.message:
             self._too_long()
         self.wants_continue = request.headers.get(b"expect", b"").lower() == b"100-continue" and self._problem is None
@@ -234,10 +255,23 @@ class RequestParser:
         self.is_partial = False
         self._buffer = self._pieces = None
         if self._problem is None:
-            self._problem = Problem(status, message)
+            request = Request() if self._request is _NONE else self._request
+            if request.path and not request.method:  # its head did not come to an end
+                request.method = self._parser.get_method()
+            self._problem = Problem(status, message, request)
 
     @staticmethod
     def _stamp(done: list[Request | Problem], arrived: int) -> None:
-        for request in done:
-            if isinstance(request, Request):
-                request.arrived = arrived
+        for one in done:
+            (one if isinstance(one, Request) else one.request).arrived = arrived
+
+
+def _path(target: bytes) -> bytes:
+    """Of a request's target, without the query; a whole URL is taken, too (RFC 9112, 3.2.2)."""
+    path = target.partition(b"?")[0]
+    if path.startswith(b"/"):
+        return path
+    scheme, is_url, rest = path.partition(b"://")
+    if not is_url or scheme.lower() not in (b"http", b"https"):
+        return path
+    return b"/" + rest.partition(b"/")[2]

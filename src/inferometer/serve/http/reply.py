@@ -37,7 +37,8 @@ def reply(
 class Logged:
     """A connection for one request, which writes a line to standard error when its answer is finished.
 
-    Time, client, method, path, status, bytes sent, milliseconds from arrival to the answer's end. No headers, no bodies.
+    Time, client, method, path, status, bytes sent, milliseconds from arrival to the answer's end; "-" where bytes that are no
+    request have no such thing. No headers, no bodies.
     """
 
     __slots__ = ("_connection", "_request", "_sent", "_status")
@@ -55,6 +56,14 @@ class Logged:
     @property
     def unsent(self) -> int:
         return self._connection.unsent
+
+    @property
+    def between(self) -> bytes:
+        return self._connection.between
+
+    @between.setter
+    def between(self, between: bytes) -> None:
+        self._connection.between = between
 
     @property
     def gone(self) -> Callable[[], None] | None:
@@ -87,8 +96,8 @@ class Logged:
         words = (
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             self._connection.peer or "-",
-            request.method.decode("latin-1"),
-            request.path.decode("ascii", "backslashreplace"),
+            request.method.decode("latin-1") or "-",
+            request.path.partition(b"?")[0].decode("ascii", "backslashreplace") or "-",
             self._status,
             str(self._sent),
             f"{(now() - request.arrived) / 1e6:.3f}",

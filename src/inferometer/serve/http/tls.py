@@ -95,7 +95,7 @@ class TlsConnection(Connection):
             self.close()
             return
         if not data:
-            self.close()
+            self._sent_all()
             return
         if self._closing:
             return
@@ -132,12 +132,14 @@ class TlsConnection(Connection):
                     count: int = self._tls.read(len(room), room)  # type: ignore[assignment]  # with a buffer it is a number
                     found = self._parser.filled(count, arrived) if count else None
                 if found is None:
-                    self.close()
+                    self._sent_all()
                     return
                 self._took(found)
         except ssl.SSLWantReadError:
             self._flush()
-        except ssl.SSLError:  # closed in the orderly way, or broken: there is nothing more to be had
+        except ssl.SSLZeroReturnError:  # closed in the orderly way
+            self._sent_all()
+        except ssl.SSLError:
             self.close()
 
     def _is_awaited(self) -> bool:
@@ -155,6 +157,7 @@ class TlsConnection(Connection):
     def write(self, data: Data, *more: Data) -> None:
         if self.closed or not self._is_ready:
             return
+        self._interim = None
         for part in (data, *more):
             if len(part):
                 self._plain.append(memoryview(part))

@@ -25,10 +25,14 @@ PIECE = 1 << 20
 _MAX_TENSORS = 1000
 
 
-async def infer_chunked(models: Models, limit: int, context: Context) -> None:
-    """`limit`: bytes of all the request's tensors."""
+async def infer_chunked(models: Models, limit: int, receiving: set[Context], context: Context) -> None:
+    """`limit`: bytes of all the request's tensors. `receiving`: all such calls whose request is not complete; with what is under
+    way, they are no more than the server takes."""
     await prepare(context)
-    request, raw = await _received(models, context, limit)
+    try:
+        request, raw = await _received(models, context, limit, receiving)
+    finally:
+        receiving.discard(context)
     now = time.monotonic_ns()  # a request arrives with its last bytes, and the time that is left is counted from there
     answers: deque[tuple[Output, ...]] = deque()
     changed = asyncio.Event()
@@ -79,7 +83,9 @@ def _size(outputs: Sequence[Output]) -> int:
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
-async def _received(models: Models, context: Context, limit: int) -> tuple[Message, list[memoryview]]:
+async def _received(
+    models: Models, context: Context, limit: int, receiving: set[Context]
+) -> tuple[Message, list[memoryview]]:
     head = await _head(context)
     if head.WhichOneof("message") != "request":
         raise _invalid("the head of a request has a ModelInferRequest")
@@ -87,6 +93,8 @@ async def _received(models: Models, context: Context, limit: int) -> tuple[Messa
         raise _invalid("raw contents come in the chunks after the head, not in it")
     models.find(head.request.model_name, head.request.model_version)  # before anything large is taken
     sizes = _checked(head.sizes, limit)
+    models.check_room(len(receiving))
+    receiving.add(context)
     buffer, place = untouched(sum(sizes)), 0
     while (data := await _data(context)) is not None:
         if place + len(data) > len(buffer):

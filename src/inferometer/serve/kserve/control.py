@@ -3,7 +3,7 @@
 Both front ends answer from here, so that they say the same. The words of refusals are Triton's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -84,6 +84,17 @@ def repository_index(models: Models, ready: bool = False) -> Message:
     for entry in models.index(only_ready=ready):
         made.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
     return made
+
+
+def check_load(parameters: Iterable[str]) -> None:
+    """What a load request has besides its model's name: the configuration, and nothing else."""
+    for name in sorted(parameters):
+        if name.startswith("file:"):
+            raise Refused(
+                "UNIMPLEMENTED", "this server loads models from its repository alone, not files out of requests"
+            )
+        if name != "config":
+            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is not known: there is 'config'")
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------

@@ -24,13 +24,19 @@ from inferometer.serve.kserve.messages import KSERVE_SERVICE, OWN_SERVICE
 from inferometer.serve.kserve.reflection import Reflection
 from inferometer.serve.kserve.stream import Stream, infer_stream
 from inferometer.serve.models.registry import Models
-from inferometer.serve.ports import bound
+from inferometer.serve.ports import bound, place
 from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
 
 _GOODBYE_S = 0.1
 _LONGEST_GOODBYE_S = 1.0
 """For some call again and again."""
 _LOOK_S = 0.01
+_OVER = 1000
+"""Calls of a connection that are answered and whose memory gRPC still has, besides those under way. With none, as it has it
+otherwise, a client that waited until a call was over would see the next one refused."""
+_PENDING = 100_000
+"""Calls that came and that we have not begun: from 1000 on gRPC would cancel some, at random and without a word. That may be
+many more than --max-requests, which is for the models to say: questions are answered beyond it."""
 
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
@@ -47,30 +53,29 @@ class GrpcServer:
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
         self._streams: set[Stream] = set()
-        self.health = Health(models.is_ready, models.names)
+        self._receiving: set[Context] = set()
+        """Calls of InferChunked whose requests are not complete."""
+        self.health = Health(models.is_ready, models.is_known)
         reflection = Reflection((KSERVE_SERVICE, OWN_SERVICE, HEALTH_SERVICE))
         services = [
             Service(
                 KSERVE_SERVICE,
                 unary={"ModelInfer": functools.partial(model_infer, models), **control_methods(models, settings)},
                 streaming={"ModelStreamInfer": self._model_stream_infer},
+                open=frozenset(("ServerLive", "ServerReady", "ModelReady")),
             ),
             Service(
                 OWN_SERVICE,
                 streaming={
                     "InferStream": functools.partial(infer_stream, models),
-                    "InferChunked": functools.partial(infer_chunked, models, settings.limits.chunked),
+                    "InferChunked": functools.partial(infer_chunked, models, settings.limits.chunked, self._receiving),
                 },
             ),
             self.health.service,
             *reflection.services(),
         ]
         self._handlers = Handlers(services, settings.token, settings.access_log)
-        self._server = grpc.aio.server(
-            handlers=(self._handlers,),
-            options=_options(settings.limits),
-            maximum_concurrent_rpcs=settings.limits.requests,
-        )
+        self._server = grpc.aio.server(handlers=(self._handlers,), options=_options(settings.limits))
         self.port = self._listen(settings)
 
     def _listen(self, settings: Settings) -> int:
@@ -78,11 +83,11 @@ class GrpcServer:
         credentials = None if settings.tls is None else _credentials(settings.tls)
         with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not tell why it cannot
             host = tried.getsockname()[0]
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = place(host, port)
         try:
             if credentials is None:
-                return int(self._server.add_insecure_port(place))
-            return int(self._server.add_secure_port(place, credentials))
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
             raise UserError(f"{host} port {port} cannot be listened on", "choose another with --grpc") from None
 
@@ -117,6 +122,7 @@ class GrpcServer:
 
 
 def _options(limits: Limits) -> list[tuple[str, Any]]:
+    pending = max(limits.requests, _PENDING)
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", min(limits.message, GRPC_MOST)),
@@ -124,9 +130,9 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", limits.head),
         ("grpc.absolute_max_metadata_size", limits.head),
         ("grpc.max_concurrent_streams", limits.streams),
-        # Calls that came and that we have not begun: from 1000 on gRPC would cancel some, at random and without a word.
-        ("grpc.server.max_pending_requests", limits.requests),
-        ("grpc.server.max_pending_requests_hard_limit", limits.requests),
+        ("grpc.http2.max_deallocating_streams", max(limits.streams, _OVER)),
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", pending),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
 

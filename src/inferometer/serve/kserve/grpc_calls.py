@@ -31,9 +31,10 @@ def inference(
     deadline: int,
     arrived: int,
 ) -> Inference:
+    inputs, unread = grpc_codec.inputs(request, raw, models.regions)
     return Inference(
         request.model_name,
-        grpc_codec.inputs(request, raw, models.regions),
+        inputs,
         answer=answer,
         ended=ended,
         arrived=arrived,
@@ -42,6 +43,7 @@ def inference(
         wanted=grpc_codec.wanted(request),
         parameters=grpc_codec.parameters(request),
         deadline=deadline,
+        unread=unread,
     )
 
 

@@ -6,21 +6,23 @@ by `Models.submit`.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from inferometer.errors import UserError
+from inferometer.serve.kserve import grpc_typed
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
-from inferometer.serve.models.regions import Regions
-from inferometer.serve.models.types import Output, Parameter, Parameters, Placed, Refused, Tensors, Wanted
-from inferometer.tensors import DATATYPES, Tensor, from_numpy
+from inferometer.serve.models.regions import AT_ONCE, Regions
+from inferometer.serve.models.types import Output, Parameter, Parameters, Placed, Refused, Tensors, Unread, Wanted
+from inferometer.tensors import Tensor
 from inferometer.wire.failures import bounded
 
 Raw = Sequence[bytes | memoryview]
 
-_RAW_INPUT = 0x3A  # field 7, length-delimited
+_INPUT = 0x2A  # field 5, length-delimited
+_RAW_INPUT = 0x3A  # field 7
 _RAW_OUTPUT = 0x32  # field 6
 _INFER_RESPONSE = 0x12  # field 2 of ModelStreamInferResponse
 _LARGE = 16 << 10
@@ -42,67 +44,86 @@ def parse(data: bytes) -> tuple[Message, Raw]:
         raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
 
 
-def _cut(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """The message without its raw contents, and those. A field of another kind than these messages have ends the cutting."""
+class Cut(list[memoryview]):
+    """The raw contents; `typed` are large typed ones, by the input's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.typed: dict[int, list[memoryview]] = {}
+
+
+def _cut(data: bytes) -> tuple[bytes, Cut]:
+    """The message without its raw contents and its large typed ones, and those. A field of another kind than these messages
+    have ends the cutting."""
     view, place, end = memoryview(data), 0, len(data)
-    rest: list[memoryview] = []
-    raw: list[memoryview] = []
+    rest: list[bytes | memoryview] = []
+    raw = Cut()
+    count = 0
     while place < end and data[place] & 7 == 2 and data[place] < 0x80:
-        size, start = _varint(data, place + 1)
+        size, start = grpc_typed.varint(data, place + 1)
         after = start + size
         if after > end:
             break
         if data[place] == _RAW_INPUT:
             raw.append(view[start:after])
+        elif data[place] == _INPUT:
+            found = grpc_typed.cut(view[start:after]) if size > grpc_typed.LARGE else None
+            if found is None or sum(map(len, found[1])) <= grpc_typed.LARGE:
+                rest.append(view[place:after])
+            else:
+                rest += (data[place : place + 1], grpc_typed.length(len(found[0])), found[0])
+                raw.typed[count] = found[1]
+            count += 1
         else:
             rest.append(view[place:after])
         place = after
     if place < end:  # left to protobuf: it knows what is malformed and what is only unknown
         whole = ModelInferRequest.FromString(data)
-        return data[:0].join(rest) + data[place:], [memoryview(one) for one in whole.raw_input_contents]
+        raw[:] = [memoryview(one) for one in whole.raw_input_contents]
+        return b"".join(rest) + data[place:], raw
     return b"".join(rest), raw
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            return value, place
-        shift += 7
-        if shift > 63:
-            raise IndexError("a length has no end")
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def inputs(request: Message, raw: Raw, regions: Regions) -> Tensors:
-    """Raw, typed, or in shared memory. The raw ones come in the order of those inputs that are not in shared memory."""
+def inputs(request: Message, raw: Raw, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
+    """Raw, typed, or in shared memory, and of which of them the data is still to be got. The raw ones come in the order of
+    those inputs that are not in shared memory."""
     found: Tensors = {}
+    unread: dict[str, Unread] = {}
+    typed = raw.typed if isinstance(raw, Cut) else {}
     given, count = 0, len(raw)
-    for one in request.inputs:
+    for i, one in enumerate(request.inputs):
         name, datatype, shape = one.name, one.datatype, tuple(one.shape)
         placed = _placed(one.parameters, name) if one.parameters else None
-        data: bytes | memoryview
+        data: bytes | memoryview = b""
         if placed is not None:
-            data = regions.read(placed.region, placed.byte_size, placed.offset)
+            place = regions.find(placed.region, placed.byte_size, placed.offset)
+            if place.byte_size <= AT_ONCE:
+                data = place.read()
+            else:
+                unread[name] = Unread(place.read, place.byte_size)
         elif count:
             if given == count:
                 raise _invalid(
                     f"expected raw_input_contents for each input that is not in shared memory of model "
                     f"'{request.model_name}', but there are {count}: none for '{name}'"
                 )
-            if one.HasField("contents"):
+            if one.HasField("contents") or i in typed:
                 raise _invalid(
                     f"contents field must not be specified when using raw_input_contents for '{name}' "
                     f"for model '{request.model_name}'"
                 )
             data, given = raw[given], given + 1
-        else:
-            data = _typed(one, request.model_name)
+        elif i in typed:
+            unread[name] = Unread(partial(_turned, name, datatype, typed[i], request.model_name))
+        elif not grpc_typed.is_empty(one.contents):
+            data = _turned(name, datatype, one.contents, request.model_name)
+        elif 0 not in shape:
+            raise _invalid(
+                f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request."
+            )
         if name in found:
             raise _invalid(f"[request id: {request.id or '<id_unknown>'}] input '{name}' already exists in request")
         found[name] = Tensor(name, datatype, shape, data)
@@ -111,45 +132,22 @@ def inputs(request: Message, raw: Raw, regions: Regions) -> Tensors:
             f"there are {count} raw_input_contents, but model '{request.model_name}' is given {given} inputs that are not "
             "in shared memory"
         )
-    return found
+    return found, unread
 
 
-_FIELDS = {
-    "bool_contents": ("BOOL",),
-    "int_contents": ("INT32", "INT16", "INT8"),
-    "int64_contents": ("INT64",),
-    "uint_contents": ("UINT32", "UINT16", "UINT8"),
-    "uint64_contents": ("UINT64",),
-    "fp32_contents": ("FP32",),
-    "fp64_contents": ("FP64",),
-    "bytes_contents": ("BYTES",),
-}
-
-
-def _typed(one: Message, model: str) -> bytes | memoryview:
-    """The elements of the one field that is filled, as raw bytes."""
-    filled = [field.name for field, _ in one.contents.ListFields()]
-    if not filled:
-        if 0 in one.shape:
-            return b""
-        raise _invalid(f"unable to find data for input tensor '{one.name}' for model '{model}' in request.")
-    for field in filled:
-        if one.datatype not in _FIELDS[field]:
-            raise _invalid(
-                f"unexpected explicit tensor data for input tensor '{one.name}' for model '{model}' of type "
-                f"'{_FIELDS[field][0]}', expected datatype '{one.datatype}'"
-            )
-    values = getattr(one.contents, filled[0])
-    dtype = DATATYPES[one.datatype].dtype
+def _turned(name: str, datatype: str, contents: Message | list[memoryview], model: str) -> bytes | memoryview:
+    """Typed contents as raw ones."""
     try:
-        if dtype is not None:
-            wide = np.int64 if filled[0] in ("int_contents", "uint_contents") else dtype
-            return from_numpy(one.name, np.array(values, wide), one.datatype).data
-        array = np.empty(len(values), object)
-        array[:] = values
-        return from_numpy(one.name, array, "BYTES").data
+        if isinstance(contents, list):
+            return grpc_typed.raw_of_sent(name, datatype, contents)
+        return grpc_typed.raw(name, datatype, contents)
+    except grpc_typed.Mismatch as error:
+        raise _invalid(
+            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type '{error}', expected "
+            f"datatype '{datatype}'"
+        ) from None
     except UserError as error:
-        raise _invalid(f"{error.what}, the datatype of input '{one.name}' for model '{model}'") from None
+        raise _invalid(f"{error.what}, the datatype of input '{name}' for model '{model}'") from None
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
@@ -274,32 +272,18 @@ def joined(made: Message, outputs: Iterable[Output]) -> bytes:
 def in_stream(made: Message, outputs: Iterable[Output]) -> bytes:
     """The same in a ModelStreamInferResponse."""
     parts = _parts(made, outputs)
-    return b"".join((bytes((_INFER_RESPONSE,)), _length(sum(map(len, parts))), *parts))
+    return b"".join((bytes((_INFER_RESPONSE,)), grpc_typed.length(sum(map(len, parts))), *parts))
 
 
 def _parts(made: Message, outputs: Iterable[Output]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = [made.SerializeToString()]
     for output in outputs:
         data = flat(output.tensor.data)
-        parts += (_RAW_OUTPUT_TAG, _length(len(data)), data)
+        parts += (_RAW_OUTPUT_TAG, grpc_typed.length(len(data)), data)
     return parts
 
 
 _RAW_OUTPUT_TAG = bytes((_RAW_OUTPUT,))
-
-
-def _length(size: int) -> bytes:
-    if size < 0x80:
-        return _ONE_BYTE[size]
-    made = bytearray()
-    while size >= 0x80:
-        made.append(size & 0x7F | 0x80)
-        size >>= 7
-    made.append(size)
-    return bytes(made)
-
-
-_ONE_BYTE = [bytes((size,)) for size in range(0x80)]
 
 
 def flat(data: bytes | memoryview) -> bytes | memoryview:

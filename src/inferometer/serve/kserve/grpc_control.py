@@ -105,10 +105,8 @@ def _check_control(settings: Settings) -> None:
 
 
 def _config(asked: Message) -> str:
-    """The configuration that is to be put over the model's own; files cannot be sent along."""
-    unknown = sorted(set(asked.parameters) - {"config"})
-    if unknown:
-        raise Refused("INVALID_ARGUMENT", f"load parameter '{unknown[0]}' is not known: there is 'config'")
+    """The configuration that is to be put over the model's own."""
+    control.check_load(asked.parameters)
     if "config" not in asked.parameters:
         return ""
     given = asked.parameters["config"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
+from urllib.parse import quote, unquote
 
 import grpc  # type: ignore[import-untyped]
 import msgspec
@@ -29,12 +30,12 @@ _MAX_DETAILS = 1000
 
 
 class Service(msgspec.Struct, frozen=True):
-    """A service's methods by name. No token is asked for where it is `open`."""
+    """A service's methods by name. No token is asked for by those that are `open`."""
 
     name: str
     unary: Mapping[str, Unary] = {}
     streaming: Mapping[str, Streaming] = {}
-    open: bool = False
+    open: frozenset[str] = frozenset()
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
@@ -43,7 +44,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
     def __init__(self, services: Sequence[Service], token: str | None = None, log: bool = False) -> None:
         self.begun = 0
         """Calls, whatever became of them."""
-        self._token = token
+        self._token, self._is_logged = token, log
         self._open: set[str] = set()
         self._handlers: dict[str, Any] = {}
         for service in services:
@@ -52,16 +53,27 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
             for name, (kind, handle) in made.items():
                 path = f"/{service.name}/{name}"
                 self._handlers[path] = kind(_logged(path, handle) if log else handle)
-                if service.open:
+                if name in service.open:
                     self._open.add(path)
 
     def service(self, handler_call_details: Any) -> Any:
         self.begun += 1
         path = handler_call_details.method
-        if self._token is None or path in self._open:
-            return self._handlers.get(path)
-        why = why_not(self._token, _authorization(handler_call_details.invocation_metadata))
-        return _turning_away(why) if why else self._handlers.get(path)
+        if self._token is not None and path not in self._open:
+            why = why_not(self._token, _authorization(handler_call_details.invocation_metadata))
+            if why:
+                return self._turning_away(path, Refused("UNAUTHENTICATED", why))
+        found = self._handlers.get(path)
+        return found or self._turning_away(path, Refused("UNIMPLEMENTED", f"there is no method {path}"))
+
+    def _turning_away(self, path: str, refused: Refused) -> Any:
+        """Whatever it was called with: nothing of it is read."""
+
+        async def turned_away(context: Context) -> None:
+            raise refused
+
+        kind, handle = _streaming(turned_away)
+        return kind(_logged(path, handle) if self._is_logged else handle)
 
 
 def _authorization(metadata: Any) -> bytes:
@@ -132,19 +144,13 @@ def shown(message: str) -> str:
     return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
 
 
-def _turning_away(why: str) -> Any:
-    async def turned_away(_: Any, context: Context) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-
-    return grpc.stream_stream_rpc_method_handler(turned_away)
-
-
 # --- the access log --------------------------------------------------------------------------------------------------
 
 
 def _logged(path: str, handle: Handle) -> Handle:
     async def logged(first: Any, context: Context) -> Any:
         start, status = time.monotonic_ns(), "CANCELLED"
+        client = client_of(context.peer())  # of a call that is over, gRPC tells no more
         try:
             answer = await handle(first, context)
             status = "OK"
@@ -155,6 +161,11 @@ def _logged(path: str, handle: Handle) -> Handle:
         finally:
             spent = (time.monotonic_ns() - start) / 1e6
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-            sys.stderr.write(f"{when}Z {context.peer()} GRPC {path} {status} {spent:.3f} ms\n")
+            sys.stderr.write(f"{when}Z {client} GRPC {quote(path)} {status} {spent:.3f} ms\n")
 
     return logged
+
+
+def client_of(peer: str) -> str:
+    """HOST:PORT out of gRPC's ipv4:HOST:PORT and ipv6:%5BHOST%5D:PORT."""
+    return unquote(peer).partition(":")[2] or "-"

@@ -25,12 +25,17 @@ _LOOK_S = 0.5
 class Health:
     """`set_serving` is heard by all who watch, at once."""
 
-    def __init__(self, is_ready: Callable[[str], bool], names: Callable[[], list[str]]) -> None:
-        self._is_ready, self._names = is_ready, names
+    def __init__(self, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]) -> None:
+        self._is_ready, self._is_known = is_ready, is_known
         self._serving = True
         self._closed = False
         self._changed: set[asyncio.Event] = set()
-        self.service = Service(SERVICE, unary={"Check": self._check}, streaming={"Watch": self._watch}, open=True)
+        self.service = Service(
+            SERVICE,
+            unary={"Check": self._check},
+            streaming={"Watch": self._watch},
+            open=frozenset(("Check", "Watch")),
+        )
 
     def set_serving(self, serving: bool) -> None:
         self._serving = serving
@@ -48,7 +53,7 @@ class Health:
     def status(self, service: str) -> int:
         if service in ("", KSERVE_SERVICE, OWN_SERVICE):
             return SERVING if self._serving else NOT_SERVING
-        if service not in self._names():
+        if not self._is_known(service):
             return SERVICE_UNKNOWN
         return SERVING if self._serving and self._is_ready(service) else NOT_SERVING
 

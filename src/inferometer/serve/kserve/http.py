@@ -6,6 +6,7 @@ are sent from where they lie. What is wrong with a request raises Refused, in Tr
 """
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -15,12 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
-from inferometer.serve.models.types import Facts, Output, Parameter, Parameters, Placed, Refused, Tensors, Wanted
+from inferometer.serve.models.regions import AT_ONCE, Place
+from inferometer.serve.models.types import (
+    Facts,
+    Output,
+    Parameter,
+    Parameters,
+    Placed,
+    Refused,
+    Tensors,
+    Unread,
+    Wanted,
+)
 from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, shown, to_numpy
 
 Data = bytes | memoryview
-Read = Callable[[str, int, int], memoryview]
-"""read(region, byte_size, offset): what lies in a registered region of shared memory."""
+Find = Callable[[str, int, int], Place]
+"""find(region, byte_size, offset): the place in a registered region of shared memory."""
 
 _OWN = ("binary_data_output",)
 _INT64 = 2**63 - 1
@@ -45,6 +57,8 @@ class Asked(msgspec.Struct, frozen=True):
     parameters: Parameters = {}
     binary: bool = False
     """Answers as binary data, where no outputs are named."""
+    unread: dict[str, Unread] = {}
+    """Large inputs in shared memory."""
 
 
 class _InputParameters(msgspec.Struct):
@@ -94,13 +108,14 @@ _encode = msgspec.json.encode
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def request(body: Data, header: bytes, model: str, read: Read, facts: Facts | None = None) -> Asked:
+def request(body: Data, header: bytes, model: str, find: Find, facts: Facts | None = None) -> Asked:
     """`header` is the value of Inference-Header-Content-Length, "" where it is missing."""
     end = json_length(header, len(body))
     if not end:
         return _raw(body, model, facts)
     asked = _parsed(memoryview(body)[:end])
     inputs: Tensors = {}
+    unread: dict[str, Unread] = {}
     place = end
     for given in asked.inputs:
         if given.name in inputs:
@@ -115,7 +130,7 @@ def request(body: Data, header: bytes, model: str, read: Read, facts: Facts | No
                 "INVALID_ARGUMENT",
                 f"unexpected size for input '{given.name}', expecting {missing} additional bytes for model '{model}'",
             )
-        inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], read)
+        inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
         place += size
     if place != len(body):
         raise Refused("INVALID_ARGUMENT", f"unexpected additional input data for model '{model}'")
@@ -125,6 +140,7 @@ def request(body: Data, header: bytes, model: str, read: Read, facts: Facts | No
         tuple(map(_wanted, asked.outputs)),
         parameters({name: value for name, value in asked.parameters.items() if name not in _OWN}),
         asked.parameters.get("binary_data_output") is True,
+        unread,
     )
 
 
@@ -196,7 +212,7 @@ def _with_nan(data: memoryview, error: Exception) -> _Body:
     if b"NaN" not in text and b"Infinity" not in text:
         raise Refused("INVALID_ARGUMENT", why)
     try:
-        tree = json.loads(text)
+        tree = json.loads(text, parse_float=_float)
         for given in tree["inputs"]:
             if "data" in given:
                 given["data"] = msgspec.Raw(json.dumps(given["data"]).encode())
@@ -205,6 +221,13 @@ def _with_nan(data: memoryview, error: Exception) -> _Body:
         raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {invalid}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise Refused("INVALID_ARGUMENT", why) from None
+
+
+def _float(text: str) -> float:
+    """Not what is beyond all floats: Python's json would make Infinity of it, which nobody said."""
+    if math.isinf(value := float(text)):
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {text:.40} does not fit into FP64")
+    return value
 
 
 def _binary_size(given: _Input) -> int:
@@ -231,7 +254,7 @@ def _binary_size(given: _Input) -> int:
     return 0
 
 
-def _tensor(given: _Input, raw: memoryview, read: Read) -> Tensor:
+def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
     if given.datatype not in DATATYPES:
         raise Refused(
             "INVALID_ARGUMENT",
@@ -241,8 +264,16 @@ def _tensor(given: _Input, raw: memoryview, read: Read) -> Tensor:
     if isinstance(given.data, msgspec.Raw):
         return _from_json(given.name, given.datatype, given.shape, given.data)
     if isinstance(places.shared_memory_region, str):
-        raw = read(places.shared_memory_region, places.shared_memory_byte_size, places.shared_memory_offset)
+        place = find(places.shared_memory_region, places.shared_memory_byte_size, places.shared_memory_offset)
+        raw = _read(given.name, place, unread)
     return Tensor(given.name, given.datatype, given.shape, raw)
+
+
+def _read(name: str, place: Place, unread: dict[str, Unread]) -> bytes:
+    if place.byte_size <= AT_ONCE:
+        return place.read()
+    unread[name] = Unread(place.read, place.byte_size)
+    return b""
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.Raw) -> Tensor:
@@ -254,7 +285,7 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.R
         values = _values(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
-            values = json.loads(bytes(data))
+            values = json.loads(bytes(data), parse_float=_float)
         except (ValueError, RecursionError):
             raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data' of input '{name}': {error}") from None
     if not isinstance(values, list):

@@ -22,6 +22,7 @@ ModelConfig = _class("inference.ModelConfig")
 ModelStatistics = _class("inference.ModelStatistics")
 ModelInferRequest = _class("inference.ModelInferRequest")
 ModelInferResponse = _class("inference.ModelInferResponse")
+InferTensorContents = _class("inference.InferTensorContents")
 ModelStreamInferResponse = _class("inference.ModelStreamInferResponse")
 
 ServerLiveResponse = _class("inference.ServerLiveResponse")

@@ -65,6 +65,9 @@ class UnderWay:
     def ended(self, refused: Refused | None) -> None:
         try:
             self._finish(refused)
+        except BaseException:
+            self._connection.hang_up()  # or the client would wait for ever, and the end of the server for it
+            raise
         finally:
             self.let_go()
 
@@ -128,13 +131,18 @@ class Infer(UnderWay):
 
 
 class Generate(UnderWay):
-    """generate: one answer, as JSON."""
+    """generate: one answer, as JSON. A second one is the end of it: the model may never come to one."""
 
     __slots__ = ()
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
-        if len(self._outputs) < 2:  # one too many is all that there is to know of the others
-            self._outputs.append(outputs)
+        super().answer(outputs)
+        if len(self._outputs) > 1:
+            self._web.models.cancel(self.inference)
+
+    def _finish(self, refused: Refused | None) -> None:
+        is_too_much = len(self._outputs) > 1
+        super()._finish(Refused("INVALID_ARGUMENT", generate.NOT_ONE) if is_too_much else refused)
 
     def _made(self) -> tuple[Callable[[], Body], int]:
         inference, headers = self.inference, self._timing()
@@ -188,6 +196,7 @@ class GenerateStream(UnderWay):
         if not self._has_begun:
             self._has_begun = True
             data = self._head(status) + data
+            self._connection.between = answers.NO_EVENT
         self._connection.write(data)
 
     def _head(self, status: int) -> bytes:

@@ -147,13 +147,10 @@ class Kserve:
         if what == b"unload":
             self._later(connection, request, self.models.unload(name))
             return
+        control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
             raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration's JSON as a text")
-        if any(key.startswith("file:") for key in given):
-            raise Refused(
-                "UNIMPLEMENTED", "this server loads models from its repository alone, not files out of requests"
-            )
         self._later(connection, request, self.models.load(name, config))
 
     def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
@@ -268,13 +265,13 @@ class Kserve:
     # --- inference ---------------------------------------------------------------------------------------------------
 
     def _infer(self, connection: Connection, request: Request, name: str, version: str) -> None:
-        model = self._find(name, version)
+        model = self._find(request, name, version)
         if model.decoupled:
             raise Refused("UNIMPLEMENTED", _DECOUPLED)
-        json_length, read, facts = request.headers.get(_JSON_LENGTH, b""), self.models.regions.read, model.facts
+        json_length, find, facts = request.headers.get(_JSON_LENGTH, b""), self.models.regions.find, model.facts
 
         def parse(body: Data) -> Asked:
-            return http.request(body, json_length, name, read, facts)
+            return http.request(body, json_length, name, find, facts)
 
         self._read(
             connection, request, json_length, parse, partial(self._submit, connection, request, name, version, Infer)
@@ -283,7 +280,7 @@ class Kserve:
     def _generate(
         self, connection: Connection, request: Request, name: str, version: str, kind: type[Generate | GenerateStream]
     ) -> None:
-        model = self._find(name, version)
+        model = self._find(request, name, version)
         submit = partial(self._submit, connection, request, name, version, kind)
         self._read(connection, request, b"", lambda body: generate.request(body, model), submit)
 
@@ -299,14 +296,14 @@ class Kserve:
         encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
         body = _small(request.body, encoding, json_length, limit)
         if body is not None:
-            submit(parse(body), False)
+            submit(parse(body), request.was_let_in)
             return
         self.models.check_room(len(self.aside))
         aside = Aside(self, connection, request, lambda asked: submit(asked, True))
         aside.begin(lambda: parse(http.unpacked(request.body, encoding, limit)))
 
-    def _find(self, name: str, version: str) -> Model:
-        if self.draining:
+    def _find(self, request: Request, name: str, version: str) -> Model:
+        if self.draining and not request.was_let_in:
             raise Refused("UNAVAILABLE", "the server is shutting down and takes no new requests")
         return self.models.find(name, version)
 
@@ -331,6 +328,7 @@ class Kserve:
             id=asked.id,
             wanted=asked.wanted,
             parameters=asked.parameters,
+            unread=asked.unread,
         )
         under_way.inference = inference
         connection.gone = partial(self.models.cancel, inference)

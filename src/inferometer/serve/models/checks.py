@@ -1,13 +1,19 @@
-"""Is a request what the model takes? Checked before it is queued; the messages are Triton's, with the expected and the given."""
+"""Is a request what the model takes? Checked before it is queued; the messages are Triton's, with the expected and the given
+after them where it leaves one out.
+
+`check` never takes long. What does is left to `read`, which may be called in a thread: many strings have to be walked through
+one by one, and large inputs may still lie in shared memory.
+"""
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import NoReturn
 
 import msgspec
 
-from inferometer.serve.models.types import Facts, Inference, Refused, Wanted
+from inferometer.serve.models.types import Facts, Inference, Refused, Tensors, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
 NOT_FOR_THE_MODEL = frozenset(
@@ -19,6 +25,8 @@ NOT_FOR_THE_MODEL = frozenset(
     }
 )
 """Parameters that are the server's business: requests may share a batch although they differ in these."""
+MANY = 4096
+"""Strings that are looked at at once: some 2 ms of work."""
 _LENGTH = struct.Struct("<I")
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
@@ -51,30 +59,46 @@ def taken(model: str, max_batch: int, facts: Facts, keyed: bool) -> Taken:
     )
 
 
-def check(inference: Inference, model: Taken) -> None:
-    """Fills in `rows` and `key`, or raises Refused."""
+def check(inference: Inference, model: Taken) -> bool:
+    """Fills in `rows` and `key`, or raises Refused. False where `read` has to look at the inputs, too."""
     inputs, specs = inference.inputs, model.inputs
     if not (model.required <= inputs.keys() <= specs.keys()):
         _wrong_names(inference, model)
-    rows = 0
+    rows, is_whole = 0, not inference.unread
     for name, tensor in inputs.items():
-        _check_one(inference, model, tensor, specs[name])
+        is_whole &= _check_one(inference, model, tensor, specs[name])
         if not model.max_batch:
             continue
         given = tensor.shape[0]
         if rows and given != rows:
-            _refuse(inference, f"input '{name}' batch size does not match other inputs for '{model.model}'")
+            words = f"input '{name}' batch size does not match other inputs for '{model.model}'"
+            _refuse(inference, f"{words}: expected {rows}, got {given}")
         rows = given
     if rows > model.max_batch > 0:
-        _refuse(inference, f"inference request batch-size must be <= {model.max_batch} for '{model.model}'")
+        _refuse(inference, f"inference request batch-size must be <= {model.max_batch} for '{model.model}', got {rows}")
     inference.rows = rows or 1
     if inference.wanted:
         _check_outputs(inference, model)
     if model.keyed:
         inference.key = _key(inference)
+    return is_whole
 
 
-def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorSpec) -> None:
+def read(inference: Inference, model: Taken) -> Tensors:
+    """The inputs, all of them there and looked at; or Refused. The request is left as it is."""
+    inputs = dict(inference.inputs)
+    for name, unread in inference.unread.items():
+        tensor = inputs[name]
+        inputs[name] = Tensor(name, tensor.datatype, tensor.shape, unread.read())
+        _check_size(inference, model, inputs[name], len(inputs[name].data))
+    for tensor in inputs.values():
+        if tensor.datatype == "BYTES":
+            _check_strings(inference, model, tensor)
+    return inputs
+
+
+def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorSpec) -> bool:
+    """False where there is more to look at."""
     shape = tensor.shape
     if tensor.datatype != spec.datatype:
         _refuse(
@@ -90,15 +114,33 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
             f"{_shown(shape)}{note}",
         )
     if model.max_batch and shape[0] < 1:
-        _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}'")
-    if spec.datatype == "BYTES":
+        _refuse(inference, f"inference request batch-size must be >= 1 for '{model.model}', got {shape[0]}")
+    if inference.unread and spec.name in inference.unread:
+        _check_size(inference, model, tensor, inference.unread[spec.name].size)
+        return False
+    if spec.datatype == "BYTES" and math.prod(shape) <= MANY:
         _check_strings(inference, model, tensor)
+        return True
+    _check_size(inference, model, tensor, len(tensor.data))
+    return spec.datatype != "BYTES"
+
+
+def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) -> None:
+    """`given` bytes; -1: nobody knows yet."""
+    expected, size = math.prod(tensor.shape), DATATYPES[tensor.datatype].size
+    if given < 0:
         return
-    expected, given = math.prod(shape) * DATATYPES[spec.datatype].size, len(tensor.data)
-    if expected != given:
+    if size and expected * size != given:
         _refuse(
             inference,
-            f"input byte size mismatch for input '{spec.name}' for model '{model.model}'. Expected {expected}, got {given}",
+            f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'. Expected {expected * size}, "
+            f"got {given}",
+        )
+    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least its length
+        _refuse(
+            inference,
+            f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}', expecting "
+            f"{expected}: {given} bytes hold no more than {given // _LENGTH.size}",
         )
 
 
@@ -113,7 +155,7 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
     data, place, found = tensor.data, 0, 0
     expected, end = math.prod(tensor.shape), len(tensor.data)
     where = f"for inference input '{tensor.name}'"
-    while place < end:
+    while place < end and found <= expected:
         if place + 4 > end:
             _refuse(
                 inference,
@@ -129,10 +171,13 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
             )
         place += size
         found += 1
+        if not found % MANY and inference.is_over:
+            return  # nobody waits any longer
     if found != expected:
+        more = " or more" if place < end else ""
         _refuse(
             inference,
-            f"unexpected number of string elements {found} {where} for model '{model.model}', expecting {expected}",
+            f"unexpected number of string elements {found}{more} {where} for model '{model.model}', expecting {expected}",
         )
 
 
@@ -141,7 +186,8 @@ def _check_outputs(inference: Inference, model: Taken) -> None:
     for each in inference.wanted:
         spec = model.outputs.get(each.name)
         if spec is None:
-            raise Refused("INVALID_ARGUMENT", f"unexpected inference output '{each.name}' for model '{model.model}'")
+            words = f"unexpected inference output '{each.name}' for model '{model.model}'"
+            raise Refused("INVALID_ARGUMENT", f"{words}, which has {_few(model.outputs)}")
         if each.classes > 0 and each.placed is not None:
             raise Refused("INVALID_ARGUMENT", "Output can't set both 'shared_memory_region' and 'classification'")
         if each.classes > 0 and spec.datatype == "BYTES":
@@ -155,11 +201,13 @@ def _wrong_names(inference: Inference, model: Taken) -> NoReturn:
     missing = [name for name in model.inputs if name in model.required and name not in given]
     unknown = next((name for name in given if name not in model.inputs), None)
     if unknown is not None and len(given) <= len(model.inputs):
-        raise Refused("INVALID_ARGUMENT", f"unexpected inference input '{unknown}' for model '{model.model}'")
+        words = f"unexpected inference input '{unknown}' for model '{model.model}'"
+        raise Refused("INVALID_ARGUMENT", f"{words}, which has {_few(model.inputs)}")
     _refuse(
         inference,
         f"expected {len(model.inputs)} inputs but got {len(given)} inputs for model '{model.model}'. Got input(s) "
-        f"[{_quoted(given)}], but missing required input(s) [{_quoted(missing)}]. Please provide all required input(s).",
+        f"[{_quoted(given)}], but missing required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
+        + (f" The model has {_few(model.inputs)}." if unknown is not None else ""),
     )
 
 
@@ -187,3 +235,7 @@ def _shown(shape: Sequence[int]) -> str:
 
 def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
+
+
+def _few(names: Collection[str]) -> str:
+    return (_quoted(islice(names, 16)) + (",..." if len(names) > 16 else "")) or "none"

@@ -20,6 +20,7 @@ _NOT_OFFERED = {
     "ensemble_scheduling": "ensembles are not offered",
     "sequence_batching": "sequence batching is not offered",
 }
+_MOST_INSTANCES = 1000
 
 
 def read(path: Path) -> Any:
@@ -37,6 +38,8 @@ def from_pbtxt(text: str, where: str = "the configuration") -> Any:
         text_format.Parse(text, config, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise UserError(f"{where}: {error}", "mend it; it is a ModelConfig in protobuf's text format") from None
+    except RecursionError:
+        raise _too_deep(where) from None
     return config
 
 
@@ -45,6 +48,8 @@ def from_yaml(text: str, where: str = "the configuration") -> Any:
         return from_tree(yaml.safe_load(text), where)
     except yaml.YAMLError as error:
         raise UserError(f"{where} is no YAML: {' '.join(str(error).split())}", "mend it") from None
+    except RecursionError:
+        raise _too_deep(where) from None
 
 
 def from_json(text: str) -> Any:
@@ -53,6 +58,8 @@ def from_json(text: str) -> Any:
         config = from_tree(json.loads(text))
     except ValueError as error:
         raise UserError(f"the configuration is no JSON: {error}", "give a ModelConfig as JSON") from None
+    except RecursionError:
+        raise _too_deep("the configuration") from None
     if "hub" in config.parameters:
         raise UserError("parameters.hub: whether the hub may be asked is not a client's to say", "leave it out")
     return config
@@ -66,19 +73,27 @@ def from_tree(tree: Any, where: str = "the configuration") -> Any:
         raise UserError(
             f"{where} is not a mapping", "it has the fields of Triton's ModelConfig, such as max_batch_size"
         )
-    parameters = tree.get("parameters")
-    if isinstance(parameters, dict):
-        plain = {
-            name: value if isinstance(value, dict) else {"string_value": _text(value)}
-            for name, value in parameters.items()
-        }
-        tree = {**tree, "parameters": plain}
     config: Message = ModelConfig()
     try:
-        json_format.ParseDict(tree, config, ignore_unknown_fields=True)
+        json_format.ParseDict(with_texts(tree), config, ignore_unknown_fields=True)
     except (json_format.ParseError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {' '.join(str(error).split())}", "mend it; it is a ModelConfig") from None
     return config
+
+
+def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
+    """Parameters are texts; where they are plain values, they are made the messages that protobuf has for that."""
+    parameters = tree.get("parameters")
+    if not isinstance(parameters, dict):
+        return tree
+    texts = {
+        name: value if isinstance(value, dict) else {"string_value": _text(value)} for name, value in parameters.items()
+    }
+    return {**tree, "parameters": texts}
+
+
+def _too_deep(where: str) -> UserError:
+    return UserError(f"{where} is nested too deeply", "mend it; it is a ModelConfig")
 
 
 def _text(value: Any) -> str:
@@ -106,8 +121,7 @@ def facts(config: Any) -> Facts:
 
 
 def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
-    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-    short = name.removeprefix("TYPE_")
+    short = _called(tensor, "data_type").removeprefix("TYPE_")
     datatype = _BY_TYPE.get(short, short)
     if not tensor.name or datatype not in DATATYPES:
         raise UserError(
@@ -162,13 +176,27 @@ def devices(config: Any, default: str) -> list[str]:
     """One for each instance."""
     found: list[str] = []
     for group in config.instance_group:
-        if group.count < 0:
-            raise UserError(f"the model {config.name}: instance_group.count is {group.count}", "1 or more")
-        kind = group.DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        kind = _called(group, "kind")
+        if not kind:
+            raise UserError(
+                f"the model {config.name}: there is no instance_group.kind {group.kind}", "KIND_CPU or KIND_GPU"
+            )
         places = {"KIND_CPU": ["cpu"], "KIND_GPU": [f"cuda:{gpu}" for gpu in group.gpus] or ["cuda"]}
         for place in places.get(kind, [default]):
-            found += [place] * (group.count or 1)
+            count = group.count or 1
+            if not 1 <= count <= _MOST_INSTANCES - len(found):
+                raise UserError(
+                    f"the model {config.name}: instance_group.count is {group.count}",
+                    f"1 or more, and up to {_MOST_INSTANCES} instances of a model in all",
+                )
+            found += [place] * count
     return found or [default]
+
+
+def _called(message: Any, field: str) -> str:
+    """The name of an enum's value; "" where it has none."""
+    known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
+    return str(known.name) if known is not None else ""
 
 
 def _whole(config: Any, name: str) -> int:

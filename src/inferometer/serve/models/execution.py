@@ -1,6 +1,7 @@
 """A batch on an instance: begun in the loop or run in a thread, answered, ended.
 
-Whatever a model raises is an answer to its requests (INTERNAL, in one line); the instance takes the next batch.
+Whatever a model raises is an answer to its requests (INTERNAL, in one line); the instance takes the next batch. The requests
+of a batch that fails in a thread are tried again, each alone: only the one that it is about fails.
 """
 
 import asyncio
@@ -12,9 +13,10 @@ from typing import Protocol
 
 from inferometer.errors import UserError
 from inferometer.serve.models.batches import join, split
-from inferometer.serve.models.outputs import select
-from inferometer.serve.models.regions import Regions
-from inferometer.serve.models.types import Inference, Loaded, Output, Refused, Tensors
+from inferometer.serve.models.outputs import check, check_complete, select
+from inferometer.serve.models.regions import AT_ONCE, Regions
+from inferometer.serve.models.types import HTTP_STATUS, Facts, Inference, Loaded, Output, Refused, Tensors
+from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
 
 Job = Callable[[], None]
@@ -24,6 +26,10 @@ Shares = list[tuple[Output, ...] | Refused]
 """For each request of a batch."""
 _AHEAD = 256
 """Answers that a model may be ahead of the loop."""
+_LARGE = 16 << 10
+"""Bytes that may be so many strings that it takes some ms to find them."""
+_LENGTH = 1000
+"""Characters of a reason."""
 
 
 class Owner(Protocol):
@@ -33,6 +39,9 @@ class Owner(Protocol):
     labels: Mapping[str, tuple[str, ...]]
     batched: bool
     decoupled: bool
+    facts: Facts
+    aside: Threads
+    """One: answers keep their order."""
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None: ...
     def succeeded(self, inference: Inference, compute: Compute) -> None: ...
@@ -100,11 +109,13 @@ def _quietly(close: Job) -> None:
 class Execution:
     __slots__ = (
         "_answered",
+        "_aside",
         "_began",
         "_cancel",
         "_computed",
         "_is_over",
         "_joined",
+        "_last",
         "_split",
         "batch",
         "instance",
@@ -116,6 +127,10 @@ class Execution:
         self._cancel: Callable[[], None] | None = None
         self._is_over = False
         self._answered = False
+        self._aside = 0
+        """Answers that a thread is at."""
+        self._last: tuple[Refused | None] | None = None
+        """What it is to finish with once they are there."""
         self._began = self._joined = self._computed = self._split = 0
 
     def start(self) -> None:
@@ -155,6 +170,10 @@ class Execution:
             return
         self._computed = now()
         try:
+            if self._aside or self._takes_long(outputs):
+                self.owner.aside.do(lambda: self._shares(outputs), self._shared)
+                self._aside += 1
+                return
             made = self._shares(outputs)
         except Exception as error:
             self._finish(reason(error))
@@ -162,8 +181,35 @@ class Execution:
         self._split = now()
         self._answer(made)
 
+    def _takes_long(self, outputs: Tensors) -> bool:
+        """To find many strings in a batch, to order a large output's classes or to copy it: in a thread, the loop goes on."""
+        size = max([len(tensor.data) for tensor in outputs.values()], default=0)
+        if size <= _LARGE:
+            return False
+        if len(self.batch) > 1 and any(tensor.datatype == "BYTES" for tensor in outputs.values()):
+            return True
+        return size > AT_ONCE and any(
+            each.classes or each.placed is not None for inference in self.batch for each in inference.wanted
+        )
+
+    def _shared(self, made: Shares, error: BaseException | None) -> None:
+        if self._is_over:
+            return
+        self._aside -= 1
+        if error is not None:
+            self._aside = 0
+            self._finish(reason(error))
+            return
+        self._split = now()
+        self._answer(made)
+        if self._last is not None:
+            self._finish(*self._last)
+
     def _finish(self, why: Refused | None) -> None:
         if self._is_over:
+            return
+        if self._aside:
+            self._last = (why,)
             return
         if why is None and not self._answered and not self.owner.decoupled:
             why = Refused("INTERNAL", "the model gave no answer")
@@ -184,33 +230,42 @@ class Execution:
 
     def _compute(self) -> Compute:
         begin = now()
-        inputs = join(self.batch)
-        joined = now()
-        assert self.instance.loaded.run is not None
-        made: Shares | None = None
-        try:
-            outputs = self.instance.loaded.run(inputs, self.batch[0].parameters)
-        except Refused:
-            if len(self.batch) == 1:
-                raise
-            outputs, made = {}, [self._alone(inference) for inference in self.batch]
+        outputs, joined = self._together()
+        if outputs is None:  # by now, what the failure held is freed: it may have been short of memory
+            self._tell(self._answer, [self._alone(inference) for inference in self.batch])
+            return joined - begin, now() - joined, 0
         if not isinstance(outputs, dict):
             self._iterate(outputs)
             return joined - begin, now() - joined, 0
         computed = now()
-        made = made or self._shares(outputs)
-        self._tell(self._answer, made)
+        self._tell(self._answer, self._shares(outputs))
         return joined - begin, computed - joined, now() - computed
 
-    def _alone(self, inference: Inference) -> tuple[Output, ...] | Refused:
-        """A request of a batch that was refused: what is wrong with one of them is no reason to refuse the others."""
+    def _together(self) -> tuple[Tensors | Iterator[Tensors] | None, int]:
+        """What the model makes of the batch, None where it fails with more than one request; and when it began with it."""
         assert self.instance.loaded.run is not None
+        joined = now()
+        try:
+            inputs = join(self.batch)
+            joined = now()
+            return self.instance.loaded.run(inputs, self.batch[0].parameters), joined
+        except BaseException:
+            if len(self.batch) == 1:
+                raise
+        return None, joined
+
+    def _alone(self, inference: Inference) -> tuple[Output, ...] | Refused:
+        """A request of a batch that failed: what is wrong with one of them is no reason to refuse the others."""
+        assert self.instance.loaded.run is not None
+        if inference.is_over:
+            return Refused("CANCELLED", "the request was cancelled")
         try:
             outputs = self.instance.loaded.run(join([inference]), inference.parameters)
-        except Exception as error:
+            if not isinstance(outputs, dict):
+                return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
+            check(outputs, self.owner.facts.outputs, inference.rows if self.owner.batched else None)
+        except BaseException as error:
             return reason(error)
-        if not isinstance(outputs, dict):
-            return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
         return self._selected(inference, outputs)
 
     def _iterate(self, answers: Iterator[Tensors]) -> None:
@@ -245,7 +300,8 @@ class Execution:
 
     def _shares(self, outputs: Tensors) -> Shares:
         """Each request's outputs, as it wants them; one's trouble with its shared memory is not the others'."""
-        batch = self.batch
+        batch, owner = self.batch, self.owner
+        check(outputs, owner.facts.outputs, sum([inference.rows for inference in batch]) if owner.batched else None)
         if len(batch) == 1:
             return [self._selected(batch[0], outputs)]
         shares = split(outputs, [inference.rows for inference in batch])
@@ -254,6 +310,8 @@ class Execution:
     def _selected(self, inference: Inference, outputs: Tensors) -> tuple[Output, ...] | Refused:
         owner = self.owner
         try:
+            if len(outputs) < len(owner.facts.outputs) and not owner.decoupled:
+                check_complete(outputs, inference, owner.facts)
             return select(outputs, inference.wanted, owner.labels, owner.regions, owner.batched)
         except Exception as error:
             return reason(error)
@@ -289,6 +347,11 @@ class Execution:
 def reason(error: BaseException) -> Refused:
     """An exception as an answer, in one line; without the frames that it came through, and the tensors that they hold."""
     if isinstance(error, Refused):
-        return Refused(error.code, error.message)
+        if error.code in tuple(HTTP_STATUS):
+            return Refused(error.code, error.message)
+        return Refused("INTERNAL", f"{error.message} (refused with {error.code!r:.60}, which is no code)")
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return Refused("INTERNAL", " ".join(text.split())[:1000])
+    text = " ".join(text.split())
+    if len(text) > _LENGTH:  # libraries tell the cause at the end of what may be long
+        text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
+    return Refused("INTERNAL", text)

@@ -16,9 +16,9 @@ from inferometer.serve.models.overrides import override
 from inferometer.serve.models.queue import Clock
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.repository import Definition
-from inferometer.serve.models.types import Facts, Loaded, Loading, Tensors
+from inferometer.serve.models.types import Facts, Loaded, Loading
 from inferometer.serve.threads import in_thread
-from inferometer.tensors import zeros
+from inferometer.tensors import TensorSpec, zeros
 
 
 async def bring_up(
@@ -106,15 +106,11 @@ async def _warm_up(name: str, loaded: Loaded, facts: Facts) -> None:
     has nothing to warm up."""
     if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):
         return
-    inputs = {
-        spec.name: zeros(spec.name, spec.datatype, [size if size >= 0 else 1 for size in spec.shape])
-        for spec in facts.inputs
-        if spec.datatype != "BYTES"
-    }
-    if not inputs:
+    specs = [spec for spec in facts.inputs if spec.datatype != "BYTES"]
+    if not specs:
         return
     try:
-        await in_thread(_run, loaded, inputs)
+        await in_thread(_run, loaded, specs)
     except Exception as error:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too
@@ -124,9 +120,12 @@ async def _warm_up(name: str, loaded: Loaded, facts: Facts) -> None:
             ) from None
 
 
-def _run(loaded: Loaded, inputs: Tensors) -> None:
+def _run(loaded: Loaded, specs: list[TensorSpec]) -> None:
     """Of a stream, the first answer will do."""
     assert loaded.run is not None
+    inputs = {
+        spec.name: zeros(spec.name, spec.datatype, [size if size >= 0 else 1 for size in spec.shape]) for spec in specs
+    }
     try:
         answers = loaded.run(inputs, {})
         if isinstance(answers, dict):

@@ -7,11 +7,12 @@ from typing import Any
 
 from inferometer.serve.models import checks
 from inferometer.serve.models.checks import named
-from inferometer.serve.models.execution import Compute, Execution, Instance
+from inferometer.serve.models.execution import Compute, Execution, Instance, reason
 from inferometer.serve.models.queue import UNLIMITED, Clock, Policy, Queue
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.statistics import Reason, Statistics
-from inferometer.serve.models.types import NEVER, Facts, Inference, Output, Refused
+from inferometer.serve.models.types import NEVER, Facts, Inference, Output, Refused, Tensors
+from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
 
 _REASONS: dict[str, Reason] = {
@@ -22,6 +23,17 @@ _REASONS: dict[str, Reason] = {
 }
 _THREADS = 64
 """Of an instance without a limit of its own."""
+_READERS = 2
+"""Threads that read large inputs. Python computes in one at a time, but while one copies, another can."""
+
+
+class _Reading:
+    """What has an inference while its inputs are read in a thread."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: "Model") -> None:
+        self.owner = owner
 
 
 class Model:
@@ -58,6 +70,9 @@ class Model:
         self._queue = Queue(policy, clock, now, self._start, self._expired, slots, self)
         self._over = over
         self._running: set[Execution] = set()
+        self._reading: set[Inference] = set()
+        self._readers = Threads(instances[0].loop, _READERS, f"{name} inputs")
+        self.aside = Threads(instances[0].loop, 1, f"{name} outputs")
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -71,10 +86,42 @@ class Model:
     # --- requests ---
 
     def submit(self, inference: Inference) -> None:
-        checks.check(inference, self._taken)
+        is_whole = checks.check(inference, self._taken)
         for wanted in inference.wanted:
             if wanted.placed is not None:
-                self.regions.read(wanted.placed.region, wanted.placed.byte_size, wanted.placed.offset)
+                self.regions.find(wanted.placed.region, wanted.placed.byte_size, wanted.placed.offset)
+        if is_whole:
+            self._accept(inference)
+        else:
+            self._read(inference)
+
+    def _read(self, inference: Inference) -> None:
+        """In a thread: what is still to be read or looked at of its inputs. It is accepted, or ends, after that."""
+        try:
+            self._readers.do(
+                lambda: None if inference.is_over else checks.read(inference, self._taken),
+                lambda inputs, error: self._was_read(inference, inputs, error),
+            )
+        except RuntimeError as error:
+            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"its inputs cannot be read: {error}")) from None
+        inference.place = _Reading(self)
+        self._reading.add(inference)
+
+    def _was_read(self, inference: Inference, inputs: Tensors, error: BaseException | None) -> None:
+        self._reading.discard(inference)
+        if inference.is_over:
+            return
+        try:
+            if error is not None:
+                raise reason(error)
+            inference.inputs, inference.unread = inputs, {}
+            self._accept(inference)
+        except Refused as why:
+            self._end(inference)
+            self._tell_end(inference, Refused(why.code, why.message))
+        self._check_drained()
+
+    def _accept(self, inference: Inference) -> None:
         inference.queued = t = now()
         if inference.deadline <= t:
             raise self._rejected(inference, Refused("DEADLINE_EXCEEDED", named(inference, "Request timeout expired")))
@@ -93,6 +140,7 @@ class Model:
         place = inference.place
         if isinstance(place, Queue):
             place.remove(inference)
+        self._reading.discard(inference)
         self.failed(inference, Refused("CANCELLED", named(inference, "the request was cancelled")))
         if isinstance(place, Execution) and all(one.is_over for one in place.batch):
             place.cancel()
@@ -169,13 +217,16 @@ class Model:
         await asyncio.shield(self._drained)
 
     def close(self) -> None:
+        self._readers.close()
+        self.aside.close()
         for instance in self._instances:
             instance.close()
 
     def refuse_all(self, why: Refused) -> None:
         """Ends what is under way."""
-        waiting = list(self._queue.waiting)
+        waiting = [*self._queue.waiting, *self._reading]
         self._queue.waiting.clear()
+        self._reading.clear()
         for inference in waiting:
             if not inference.is_over:
                 self.failed(inference, why)
@@ -186,7 +237,7 @@ class Model:
             execution.cancel()
 
     def _check_drained(self) -> None:
-        if self._drained is None or self._drained.done() or self._running or self._queue.waiting:
+        if self._drained is None or self._drained.done() or self._running or self._queue.waiting or self._reading:
             return
         self._drained.set_result(None)
 

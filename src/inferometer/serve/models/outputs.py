@@ -1,4 +1,5 @@
-"""What of a model's outputs a request gets: those it asked for, as they are, as classes, or in shared memory."""
+"""Is what a model gave what its configuration says, and what of it does a request get: the outputs that it asked for, as they
+are, as classes, or in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +8,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.serve.models.regions import Regions
-from inferometer.serve.models.types import Output, Placed, Refused, Tensors, Wanted
-from inferometer.tensors import Tensor, from_numpy, to_numpy
+from inferometer.serve.models.types import Facts, Inference, Output, Placed, Refused, Tensors, Wanted
+from inferometer.tensors import Tensor, TensorSpec, from_numpy, shown, to_numpy
 
 Labels = Mapping[str, Sequence[str]]
+
+
+def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> None:
+    """Each is as it is configured, and has the batch's rows; None: the model knows no batches."""
+    known = 0
+    for spec in specs:
+        name, wanted, tensor = spec.name, spec.shape, tensors.get(spec.name)
+        if tensor is None:
+            continue
+        known += 1
+        shape = tensor.shape
+        if rows is not None and (not shape or shape[0] != rows):
+            raise Refused(
+                "INTERNAL",
+                f"output '{name}' of a batch of {rows} has the shape {shown(shape)}: the first dimension is the batch",
+            )
+        if len(shape) != len(wanted) or not _fits(shape, wanted):
+            raise Refused(
+                "INTERNAL",
+                f"the model gave output '{name}' with the shape {shown(shape)}, its configuration says {shown(wanted)}",
+            )
+    if known < len(tensors):
+        names = {spec.name for spec in specs}
+        other = next(name for name in tensors if name not in names)
+        raise Refused("INTERNAL", f"the model gave an output '{other:.60}', which its configuration does not have")
+
+
+def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    for size, wanted in zip(shape, expected, strict=True):  # noqa: SIM110  (a generator costs more than what it looks at)
+        if wanted not in (size, -1):
+            return False
+    return True
+
+
+def check_complete(tensors: Tensors, inference: Inference, facts: Facts) -> None:
+    """All outputs are there; but a request that asked for some gets no others, and one that left out inputs may miss some."""
+    if inference.wanted or len(inference.inputs) < len(facts.inputs):
+        return
+    missing = [spec.name for spec in facts.outputs if spec.name not in tensors]
+    raise Refused(
+        "INTERNAL", f"the model gave no output {', '.join(repr(name) for name in missing)}, which its configuration has"
+    )
 
 
 def select(
@@ -64,5 +107,5 @@ def _place(tensor: Tensor, placed: Placed, regions: Regions) -> Tensor:
             f"shared memory size specified with the request for output '{tensor.name}' ({placed.byte_size} bytes) should be "
             f"at least {size} bytes to hold the results",
         )
-    regions.write(placed.region, placed.offset, placed.byte_size, tensor.data)
+    regions.find(placed.region, placed.byte_size, placed.offset).write(tensor.data)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")

@@ -1,10 +1,11 @@
-"""System shared memory that clients registered: inputs are read from it and outputs written to it without a copy on the wire.
+"""System shared memory that clients registered: inputs are read from it and outputs written to it, and nothing on the wire.
 
-A key is the name of a POSIX shared memory object, which is a file in /dev/shm: no other folder can be reached with it.
-The messages are Triton's.
+A key is the name of a POSIX shared memory object, which is a file in /dev/shm: no other folder can be reached with it. It is
+read and written as a file and never mapped: a client may make it smaller at any instant, and to touch a mapping of what is
+gone would end the process. The messages are Triton's.
 """
 
-import mmap
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,6 +15,25 @@ import msgspec
 from inferometer.serve.models.types import Refused
 
 FOLDER = Path("/dev/shm")
+AT_ONCE = 1 << 20
+"""Bytes that are copied in the time that it takes to have a thread do it."""
+_MOST = 4 << 30
+"""Bytes of an input: an object may say that it is larger than all memory, and what is read needs some."""
+_PIECE = 1 << 30
+"""Bytes at a time; the system has an end at twice that."""
+
+
+class _File:
+    """Open until nobody knows it any longer: it may be unregistered while a request reads it."""
+
+    __slots__ = ("_close", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._close = os.close
+
+    def __del__(self) -> None:
+        self._close(self.number)
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -21,8 +41,60 @@ class Region(msgspec.Struct, frozen=True):
     key: str
     offset: int
     byte_size: int
-    memory: mmap.mmap
-    """The object from its start; the region is `byte_size` bytes from `offset`."""
+    file: _File
+    """The object that was registered, whoever has its name now; the region is `byte_size` bytes from `offset`."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A tensor's bytes in a region. It may be read and written in any thread."""
+
+    region: Region
+    offset: int
+    byte_size: int
+
+    def read(self) -> bytes:
+        """A copy: what the client does to its memory afterwards is nothing to the request."""
+        if self.byte_size > _MOST:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"a tensor of {self.byte_size} bytes in shared memory region '{self.region.name}': {_MOST} are the most",
+            )
+        at, left = self.region.offset + self.offset, self.byte_size
+        parts: list[bytes] = []
+        while left:
+            try:
+                part = os.pread(self.region.file.number, min(left, _PIECE), at)
+            except (OSError, MemoryError) as error:
+                raise self._refused("read", error) from None
+            if not part:
+                raise self._smaller()
+            parts.append(part)
+            at, left = at + len(part), left - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """At its start; the rest, if there is any, stays as it is."""
+        view, at = memoryview(data).cast("B"), self.region.offset + self.offset
+        try:
+            # What is written behind an object's end would make it larger again.
+            if at + len(view) > os.fstat(self.region.file.number).st_size:
+                raise self._smaller()
+            while len(view):
+                written = os.pwrite(self.region.file.number, view[:_PIECE], at)
+                if not written:
+                    raise OSError(errno.EIO, "it takes no more bytes")
+                at, view = at + written, view[written:]
+        except OSError as error:
+            raise self._refused("written", error) from None
+
+    def _smaller(self) -> Refused:
+        return Refused(
+            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was made smaller after it was registered"
+        )
+
+    def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
+        why = error.strerror if isinstance(error, OSError) else "there is not enough memory"
+        return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be {done}: {why}")
 
 
 class Regions:
@@ -38,13 +110,13 @@ class Regions:
                 "INVALID_ARGUMENT",
                 f"failed to register shared memory region '{name}': its size must be at least 1 byte, not {byte_size}",
             )
-        memory = self._map(key)
-        if offset < 0 or offset + byte_size > len(memory):
+        file = self._open(key)
+        if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
             raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
-        self._regions[name] = Region(name, key, offset, byte_size, memory)
+        self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str = "") -> None:
-        """All of them where no name is given. The memory stays mapped until requests under way are done with it."""
+        """All of them where no name is given. The object stays open until requests under way are done with it."""
         if name:
             self._regions.pop(name, None)
         else:
@@ -57,38 +129,23 @@ class Regions:
             raise Refused("NOT_FOUND", f"Unable to find system shared memory region: '{name}'")
         return [self._regions[name]]
 
-    def read(self, region: str, byte_size: int, offset: int = 0) -> memoryview:
-        """The memory itself: it changes when the client changes it."""
+    def find(self, region: str, byte_size: int, offset: int = 0) -> Place:
         found = self._regions.get(region)
         if found is None:
             raise Refused("NOT_FOUND", f"Unable to find shared memory region: '{region}'")
         if offset < 0 or byte_size < 0 or offset + byte_size > found.byte_size:
             raise Refused("INVALID_ARGUMENT", f"Invalid offset + byte size for shared memory region: '{region}'")
-        start, end = found.offset + offset, found.offset + offset + byte_size
-        if end > found.memory.size():  # to touch what is gone would end the process
-            raise Refused(
-                "INVALID_ARGUMENT", f"shared memory region '{region}' was made smaller after it was registered"
-            )
-        return memoryview(found.memory)[start:end]
+        return Place(found, offset, byte_size)
 
-    def write(self, region: str, offset: int, byte_size: int, data: bytes | memoryview) -> None:
-        """`data` at the place that was meant for up to `byte_size` bytes."""
-        self.read(region, byte_size, offset)[: len(data)] = data
-
-    def _map(self, key: str) -> mmap.mmap:
+    def _open(self, key: str) -> _File:
         name = key.removeprefix("/")
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
         try:
             # Not through links, and without waiting for whoever may be at the other end of a pipe.
-            file = os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = _File(os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
         except (OSError, ValueError):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'") from None
-        try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
-            return mmap.mmap(file, 0)
-        except (OSError, ValueError):  # an empty file cannot be mapped
-            raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'") from None
-        finally:
-            os.close(file)
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
+        return file

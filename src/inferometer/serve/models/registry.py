@@ -9,11 +9,12 @@ from inferometer.errors import UserError
 from inferometer.serve.models import overrides as overriding
 from inferometer.serve.models import repository
 from inferometer.serve.models.alarms import Alarms
+from inferometer.serve.models.execution import reason
 from inferometer.serve.models.loading import bring_up
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.repository import Source
-from inferometer.serve.models.types import Inference, Loader, Refused
+from inferometer.serve.models.types import Inference, Loader, Refused, sendable
 from inferometer.serve.threads import in_thread
 
 __all__ = ["IndexEntry", "Model", "Models"]
@@ -63,10 +64,11 @@ class Models:
         self._add(Source(name, config=config, loader=loader))
 
     def _add(self, source: Source) -> None:
-        if source.name in self._entries:
+        name = sendable(source.name)
+        if name in self._entries:
             where = source.path or "the server's own"
-            raise UserError(f"two models are called {source.name}: the second is {where}", "rename one of them")
-        self._entries[source.name] = _Entry(source)
+            raise UserError(f"two models are called {name}: the second is {where}", "rename one of them")
+        self._entries[name] = _Entry(source)
 
     async def start(self) -> None:
         """Load and warm up all. One that does not load is in the index with its reason, unless it is the only one."""
@@ -87,6 +89,10 @@ class Models:
     def names(self) -> list[str]:
         """Those that are served."""
         return sorted(name for name, entry in self._entries.items() if entry.model is not None)
+
+    def is_known(self, name: str) -> bool:
+        """Served or not: whether it is loaded, or was, or was to be."""
+        return name in self._entries
 
     def find(self, name: str, version: str = "") -> Model:
         entry = self._entries.get(name)
@@ -219,11 +225,10 @@ class Models:
                 over=self._over,
             )
         except BaseException as error:
+            why = _why(entry.source.name, error) if isinstance(error, Exception) else error
             if entry.model is None:
-                entry.state, entry.reason = "UNAVAILABLE", " ".join(str(error).split())
-            if isinstance(error, OSError):
-                raise UserError(f"the model {entry.source.name} cannot be read: {error}") from None
-            raise
+                entry.state, entry.reason = "UNAVAILABLE", sendable(" ".join(str(why).split()))
+            raise why from None
         old, entry.model = entry.model, model
         entry.state, entry.reason = "READY", ""
         if old is not None:
@@ -276,6 +281,15 @@ class _Entry:
         self.state = "UNAVAILABLE"
         self.reason = "not loaded"
         self.lock = asyncio.Lock()
+
+
+def _why(name: str, error: Exception) -> UserError:
+    """Whatever a model does not load for is a matter of that model."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        return UserError(f"the model {name} cannot be read: {error}")
+    return UserError(f"the model {name} does not load: {reason(error).message}")
 
 
 def _heard(task: asyncio.Task[None]) -> None:

@@ -17,7 +17,7 @@ from inferometer.errors import UserError
 from inferometer.serve import backends
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs
-from inferometer.serve.models.types import Loader
+from inferometer.serve.models.types import Loader, sendable
 
 _SUFFIXES = {".onnx": "onnxruntime", ".pt": "torch", ".pt2": "torch", ".py": "python"}
 _TRANSFORMERS = "config.json"
@@ -68,7 +68,7 @@ def sources(given: str) -> tuple[list[Source], Path | None]:
         )
     if _is_model(path):
         return [Source(path.resolve().name, path)], None
-    found = [Source(name, path / name, path) for name in listed(path)]
+    found = [Source(name, path / name, path) for name in _names(path)]
     if not found:
         raise UserError(
             f"{given} is neither a model nor a repository of models",
@@ -78,7 +78,11 @@ def sources(given: str) -> tuple[list[Source], Path | None]:
 
 
 def listed(repository: Path) -> list[str]:
-    """The names of its models."""
+    """The names of its models, as they can be sent."""
+    return [sendable(name) for name in _names(repository)]
+
+
+def _names(repository: Path) -> list[str]:
     return sorted(
         path.name for path in repository.iterdir() if is_name(path.name) and path.is_dir() and _is_model(path)
     )
@@ -122,6 +126,8 @@ def define(source: Source, config_json: str = "") -> Definition:
         config.name = source.name
         backend = config.backend if source.loader else backends.backend_of(config)
         return Definition(source.name, "1", config, backend, loader=source.loader)
+    if source.name != sendable(source.name):
+        raise UserError(f"the name of {source.path} is not UTF-8 text, and no client could ask for it", "rename it")
     if not source.path.exists():
         raise UserError(f"{source.path} is not there any more")
     if source.path.is_file():
@@ -215,6 +221,10 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
         if Path(output.label_filename).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"the label_filename {output.label_filename!r:.{_SHOWN}} is outside of {folder}")
         try:
+            if file.exists() and not file.is_file():
+                raise UserError(
+                    f"the labels {file} are not in a file", "label_filename names a text, a line for each class"
+                )
             labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"the labels {file} cannot be read: {error}") from None

@@ -48,7 +48,12 @@ class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code: Code = code
-        self.message = message
+        self.message = sendable(str(message))
+
+
+def sendable(text: str) -> str:
+    """As UTF-8 can have it: half a character of UTF-16, as file names that are not UTF-8 have some, is written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 # --- one request -----------------------------------------------------------------------------------------------------
@@ -60,6 +65,16 @@ class Placed(msgspec.Struct, frozen=True):
     region: str
     byte_size: int
     offset: int = 0
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """An input's bytes that are still to be got, from shared memory or out of a message's typed contents: many, and therefore
+    got in a thread, once all else is found to be right."""
+
+    read: Callable[[], bytes | memoryview]
+    """In any thread; Refused where they are not what they should be."""
+    size: int = -1
+    """Bytes that they will be, where that is known."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -86,7 +101,7 @@ class Inference:
 
     __slots__ = (
         "answer", "arrived", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
-        "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "version", "wanted",
+        "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "unread", "version", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -102,12 +117,15 @@ class Inference:
         wanted: tuple[Wanted, ...] = (),
         parameters: Parameters = {},  # noqa: B006  (never written to)
         deadline: int = NEVER,
+        unread: Mapping[str, Unread] = {},
     ) -> None:
         self.model = model
         self.version = version
         """"" for the newest; `submit` puts the one in that it chose."""
         self.id = id
         self.inputs = inputs
+        self.unread = unread
+        """Of which inputs the data is not there yet (b"")."""
         self.wanted = wanted
         self.parameters = parameters
         self.arrived = arrived
@@ -169,7 +187,8 @@ class Loaded(msgspec.Struct):
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
     """Computes, in a thread of the instance's own; an iterator where the model is decoupled. Refused and UserError are
-    answers; whatever else it raises is INTERNAL, and the server goes on."""
+    answers; whatever else it raises is INTERNAL, and the server goes on. A batch of several requests that fails is run again,
+    each of them alone."""
     begin: Begin | None = None
     slots: int = 1
     """Executions at the same time; 0: no limit."""

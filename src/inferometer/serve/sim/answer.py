@@ -76,6 +76,8 @@ class Answer(Job):
         if self.ask.stream:
             head = answers.stream_head(self._keep_alive, self._promise())
             self._write(head + self._style.role(self._prefix) if self.ask.chat else head)
+            if self._write == self._connection.write:  # whole chunks
+                self._connection.between = answers.NO_EVENT
 
     def emit(self, count: int, due: int) -> None:
         if self._careful:

@@ -1,0 +1,116 @@
+"""Inputs that take long to read are in a thread's hands, however they come: others are answered meanwhile."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from waiting import until
+
+from inferometer.serve.kserve import grpc_typed, messages
+from inferometer.serve.models import checks
+from inferometer.tensors import from_numpy
+
+COUNT = grpc_typed.LARGE
+WORDS = [b"", b"a", b"bcd", b""] * (COUNT // 4)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stub(served: Served) -> Iterator[Stub]:
+    with dialled(served.place) as one:
+        yield one
+
+
+class Held:
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.is_there, self.may_go = threading.Event(), threading.Event()
+        self.thread = ""
+
+    def __call__(self, *words: Any) -> Any:
+        self.thread = threading.current_thread().name
+        self.is_there.set()
+        assert self.may_go.wait(PATIENCE_S)
+        return self._function(*words)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """What reads large inputs, and stands still."""
+    made = Held(checks.read)
+    monkeypatch.setattr(checks, "read", made)
+    yield made
+    made.may_go.set()
+
+
+def raw(words: list[bytes], count: int | None = None) -> Any:
+    made = messages.ModelInferRequest(model_name="all_types", id="large")
+    made.inputs.add(name="IN_BYTES", datatype="BYTES", shape=[len(words) if count is None else count])
+    made.raw_input_contents.append(bytes(from_numpy("x", np.array([*words, None], object)[:-1]).data))
+    return made
+
+
+def typed(words: list[bytes], count: int | None = None) -> Any:
+    made = messages.ModelInferRequest(model_name="all_types", id="large")
+    one = made.inputs.add(name="IN_BYTES", datatype="BYTES", shape=[len(words) if count is None else count])
+    one.contents.bytes_contents.extend(words)
+    return made
+
+
+KINDS = {"raw": raw, "typed": typed}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_are_answered_while_many_strings_are_read(stub: Stub, held: Held, kind: str) -> None:
+    call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
+    assert held.is_there.wait(PATIENCE_S)
+    assert held.thread.startswith("all_types inputs")
+    assert stub.ServerLive(messages.SCHEMA.message("inference.ServerLiveRequest")()).live
+    assert len(stub.ModelInfer(a_request()).outputs) == 1
+    held.may_go.set()
+    assert list(call.result().raw_output_contents) == list(raw(WORDS).raw_input_contents)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_streams_answers_keep_their_order(stub: Stub, held: Held, kind: str) -> None:
+    def requests() -> Iterator[Any]:
+        yield KINDS[kind](WORDS)
+        assert held.is_there.wait(PATIENCE_S)
+        yield a_request(id="small")
+        held.may_go.set()
+        yield KINDS[kind](WORDS, COUNT - 1)
+
+    answers = list(stub.ModelStreamInfer(requests(), timeout=PATIENCE_S))
+    assert [one.infer_response.id for one in answers] == ["large", "small", "large"]
+    assert [one.error_message for one in answers[:2]] == ["", ""]
+    assert f"unexpected number of string elements {COUNT} for" in answers[2].error_message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_is_cancelled_while_its_inputs_are_read_frees_its_work(
+    served: Served, stub: Stub, held: Held, kind: str
+) -> None:
+    call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
+    assert held.is_there.wait(PATIENCE_S)
+    call.cancel()
+    until(lambda: served.in_flight() == 0, "its work is over")
+    held.may_go.set()
+    assert len(stub.ModelInfer(a_request()).outputs) == 1
+
+
+@pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_strings_of_another_number_are_refused(stub: Stub, kind: str, count: int) -> None:
+    code, said = failure(lambda: stub.ModelInfer(KINDS[kind](WORDS, count)))
+    assert (code, f"unexpected number of string elements {COUNT} for inference input 'IN_BYTES'" in said) == (
+        "INVALID_ARGUMENT",
+        True,
+    ), said

@@ -1,0 +1,158 @@
+"""--max-requests, --max-streams and --max-header over gRPC: what is beyond them, and what they do not touch."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from raw_grpc import RawGrpc
+from waiting import until
+
+from inferometer.serve.kserve import messages
+from inferometer.serve.settings import Limits
+
+OK, RESOURCE_EXHAUSTED = 0, 8
+CHECK = "/grpc.health.v1.Health/Check"
+FULL = "the server has 2 requests under way"
+
+
+def own(channel: grpc.Channel) -> Stub:
+    return Stub(channel, messages.OWN_SERVICE)
+
+
+def a_head(size: int = 4) -> Any:
+    """Of a request in pieces: a row for `identity`, without its bytes."""
+    made = messages.Chunk()
+    made.head.request.CopyFrom(a_request(values=bytes(size)))
+    del made.head.request.raw_input_contents[:]
+    made.head.sizes.append(size)
+    return made
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two() -> Iterator[Served]:
+    with serving(limits=Limits(requests=2)) as one:
+        yield one
+
+
+@pytest.fixture
+def channel(two: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(two.place) as one:
+        yield one
+
+
+def test_questions_are_no_requests(channel: grpc.Channel) -> None:
+    """Health's and the others are answered whatever is watched, and they leave the models' room as it is."""
+    health, stub = health_pb2_grpc.HealthStub(channel), Stub(channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S) for _ in range(5)]
+    assert [next(watch).status for watch in watches] == [1] * 5
+    assert health.Check(health_pb2.HealthCheckRequest()).status == 1
+    assert stub.ServerReady(b"").ready
+    assert stub.ModelInfer(a_request()).raw_output_contents
+
+
+def test_all_kinds_of_inference_are_refused_where_there_is_no_room_and_no_question_is(
+    two: Served, channel: grpc.Channel
+) -> None:
+    stub = Stub(channel)
+    under_way = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
+    until(lambda: two.in_flight() == 2)
+    ask: dict[str, Any] = {"timeout": PATIENCE_S}
+    for call in (
+        lambda: stub.ModelInfer(a_request(), **ask),
+        lambda: list(own(channel).InferStream(a_request(), **ask)),
+        lambda: list(own(channel).InferChunked(iter([a_head(), messages.Chunk(data=bytes(4))]), **ask)),
+    ):
+        code, words = failure(call)
+        assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
+    (answer,) = stub.ModelStreamInfer(iter([a_request()]), **ask)
+    assert FULL in answer.error_message
+    assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), **ask).status == 1
+    assert stub.ServerReady(b"", **ask).ready
+    assert stub.ModelReady(messages.SCHEMA.message("inference.ModelReadyRequest")(name="identity"), **ask).ready
+    assert not any(call.done() for call in under_way)
+
+
+def test_requests_that_come_in_pieces_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
+    """What is announced is kept from then on, and may be large."""
+
+    async def receiving() -> int:
+        return len(two.server._receiving)
+
+    sent: list[queue.Queue[Any]] = [queue.Queue() for _ in range(2)]
+    calls = [own(channel).InferChunked(iter(one.get, None), timeout=2 * PATIENCE_S) for one in sent]
+    for one in sent:
+        one.put(a_head())
+    until(lambda: two.run(receiving) == 2)
+    code, words = failure(lambda: list(own(channel).InferChunked(iter([a_head()]), timeout=PATIENCE_S)))
+    assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
+    for one, call in zip(sent, calls, strict=True):
+        one.put(messages.Chunk(data=bytes(4)))
+        one.put(None)
+        assert [piece.WhichOneof("piece") for piece in call] == ["head", "data"]
+    assert two.run(receiving) == 0
+
+
+def test_calls_that_wait_to_be_begun_may_be_more_than_the_requests(two: Served, channel: grpc.Channel) -> None:
+    """As many as come while the server is busy: gRPC has them, and does not refuse them by itself."""
+    check = health_pb2_grpc.HealthStub(channel).Check
+    check(health_pb2.HealthCheckRequest())
+    busy, go_on = threading.Event(), threading.Event()
+
+    async def hold_up() -> None:
+        busy.set()
+        go_on.wait(PATIENCE_S)
+
+    holding = threading.Thread(target=two.run, args=(hold_up,))
+    holding.start()
+    assert busy.wait(PATIENCE_S)
+    calls = [check.future(health_pb2.HealthCheckRequest(), timeout=2 * PATIENCE_S) for _ in range(20)]
+    go_on.wait(0.2)  # they are on their way; one that comes later is answered in any case
+    go_on.set()
+    assert [call.result().status for call in calls] == [1] * 20
+    holding.join(PATIENCE_S)
+
+
+# --- streams of a connection -----------------------------------------------------------------------------------------
+
+
+def test_a_connection_has_no_more_calls_at_a_time_than_the_limit_and_others_wait(tmp_path: Path) -> None:
+    """They are begun when others are over, and none of them is refused."""
+    peak, go_on = 0, tmp_path / "go on"
+    with serving(limits=Limits(streams=3)) as one, dialled(one.place) as stub:
+        submit = one.models.submit
+
+        def counted(*words: Any) -> None:
+            nonlocal peak
+            submit(*words)
+            peak = max(peak, one.models.in_flight)
+
+        one.models.submit = counted  # type: ignore[method-assign]
+        calls = [stub.ModelInfer.future(a_request("held", until=str(go_on)), timeout=PATIENCE_S) for _ in range(12)]
+        until(lambda: peak >= 3)
+        go_on.touch()
+        assert all(call.result().raw_output_contents for call in calls)
+        with RawGrpc(one.place) as raw:
+            assert raw.max_streams == 3
+    assert peak == 3
+
+
+# --- metadata --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [4 << 10, 64 << 10])
+def test_metadata_up_to_the_limit_is_taken_and_more_is_refused(limit: int) -> None:
+    """HTTP/2 counts 32 bytes more for each entry; the others are some 300 bytes. gRPC's own limits are others, and soft: beyond
+    them it refuses now and then."""
+    with serving(limits=Limits(head=limit)) as one, RawGrpc(one.place) as raw:
+        for _ in range(2):
+            assert raw.ask(CHECK, ("padding", "x" * (limit - 500))) == OK
+            assert raw.ask(CHECK, ("padding", "x" * (limit + 1))) == RESOURCE_EXHAUSTED

@@ -1,0 +1,44 @@
+"""Streams of events to a client that closes its own side in the midst of them: they go on to their end."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from raw_client import RawClient, request
+from served import serving
+
+from inferometer.serve.settings import Settings
+from inferometer.serve.sim.settings import Fixed, Sim
+
+WORDS = """
+backend: "sim" max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [{ name: "text_input" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "text_output" data_type: TYPE_STRING dims: [1] }]
+parameters { key: "answers" value { string_value: "3" } }
+parameters { key: "delay" value { string_value: "200ms" } }
+"""
+ASKS = {
+    "generate_stream": request("/v2/models/words/generate_stream", {"text_input": "a"}),
+    "simulator": request("/v1/completions", {"prompt": "a", "stream": True, "max_tokens": 3}),
+}
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_a_stream_comes_to_its_end(tmp_path: Path, what: str):
+    (tmp_path / "words/1").mkdir(parents=True)
+    (tmp_path / "words/config.pbtxt").write_text(WORDS)
+    settings = Settings(sim=Sim(timing=Fixed(ttft=0.2, itl=0.2)))
+    with serving(settings, tmp_path) as server, RawClient(server.url) as web:
+        web.send(ASKS[what])
+        assert web._more()  # the head, and perhaps an event
+        web.sock.shutdown(socket.SHUT_WR)
+        answer = web.response()
+        assert (answer.status, answer.complete) == (200, True)
+        frames = answer.body.decode().removesuffix("\n\n").split("\n\n")
+        told = [frame for frame in frames if frame != ":"]
+        assert all(frame.startswith("data: ") for frame in told)
+        assert len(told) >= 3
+        assert web.at_end()
+        server.until(lambda: not server.listener.connections)
+        assert server.models.in_flight == 0

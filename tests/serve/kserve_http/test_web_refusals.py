@@ -1,0 +1,169 @@
+"""Whatever a model says instead of an answer, the client hears something, and the next request is served."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raw_client import RawClient
+from served import Served, make_repository, serving
+
+from inferometer.serve.kserve import web as kserve_web
+from inferometer.serve.models.execution import reason
+from inferometer.serve.models.types import Refused
+from inferometer.serve.settings import Settings
+
+RAISES = """
+import numpy as np
+from inferometer.serve.models.types import Refused
+
+CONFIG = {
+    "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+def infer(inputs, parameters):
+    if "code" in parameters:
+        raise Refused(parameters["code"], "my \\udce9 message")
+    if "text" in parameters:
+        raise ValueError("schlimm: \\udce9 \\u732b")
+    return {"Y": inputs["X"]}
+"""
+STREAMS = """
+import numpy as np
+from inferometer.serve.models.types import Refused
+
+CONFIG = {
+    "input": [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}],
+    "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}],
+    "model_transaction_policy": {"decoupled": True},
+}
+
+
+def infer(inputs, parameters):
+    count = parameters.get("count", 1)
+    while count:
+        yield {"text_output": np.array([b"x"], dtype=object)}
+        count -= 1
+    if "code" in parameters:
+        raise Refused(parameters["code"], "x")
+    if "text" in parameters:
+        raise ValueError("mid \\udce9")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = make_repository(tmp_path_factory.mktemp("models"), "echo")
+    for name, code in (("raises", RAISES), ("streams", STREAMS)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1/model.py").write_text(code)
+    with serving(Settings(control=True), folder) as made:
+        yield made
+
+
+@pytest.fixture
+def web(server: Served) -> Iterator[RawClient]:
+    with RawClient(server.url) as client:
+        yield client
+
+
+def body(**parameters: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}], "parameters": parameters}
+
+
+# --- what a model raises ---------------------------------------------------------------------------------------------
+
+
+def test_a_code_that_is_none_is_an_internal_error(web: RawClient):
+    answer = web.ask("/v2/models/raises/infer", body(code="BLAH"))
+    assert answer.status == 500
+    assert answer.json == {"error": r"my \udce9 message (refused with 'BLAH', which is no code)"}
+    assert web.ask("/v2/models/raises/infer", body()).status == 200
+
+
+def test_a_message_that_is_no_text_is_written_out(web: RawClient):
+    answer = web.ask("/v2/models/raises/infer", body(text=True))
+    assert (answer.status, answer.json) == (500, {"error": "ValueError: schlimm: \\udce9 猫"})
+    answer = web.ask("/v2/models/raises/infer", body(code="NOT_FOUND"))
+    assert (answer.status, answer.json) == (404, {"error": "my \\udce9 message"})
+
+
+@pytest.mark.parametrize(("parameter", "said"), [("code", "which is no code"), ("text", r"mid \\udce9")])
+def test_a_stream_that_ends_so_ends(web: RawClient, parameter: str, said: str):
+    answer = web.ask("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
+    assert (answer.status, answer.complete, len(answer.events)) == (200, True, 2)
+    assert said in answer.events[1]
+
+
+@pytest.mark.parametrize("code", ["BLAH", None, ["a"]])
+def test_a_reason_has_a_code_of_grpcs(code: Any):
+    assert reason(Refused(code, "x")).code == "INTERNAL"
+
+
+def test_a_connection_is_closed_where_not_even_the_refusal_can_be_said(
+    server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch
+):
+    """Rather than left waiting for ever."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("nothing can be said")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kserve_web.Kserve, "refuse", fail)
+        assert web.ask("/v2/models/raises/infer", body(text=True)).status == 0
+    server.until(lambda: not server.listener.in_flight)
+    (told,) = server.errors
+    assert str(told["exception"]) == "nothing can be said"
+    server.errors.clear()
+    with RawClient(server.url) as other:
+        assert other.ask("/v2/models/raises/infer", body()).status == 200
+
+
+# --- generate --------------------------------------------------------------------------------------------------------
+
+
+def test_generate_ends_with_the_second_answer_of_a_model_that_never_does(server: Served, web: RawClient):
+    answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "count": -1})
+    assert answer.status == 400
+    assert "exactly 1 response" in answer.json["error"]
+    server.until(lambda: server.models.in_flight == 0)
+    again = web.ask("/v2/models/streams/generate", {"text_input": "a", "count": 1})  # its one instance is free
+    assert (again.status, again.json["text_output"]) == (200, "x")
+    assert web.ask("/v2/models/streams/generate", {"text_input": "a", "count": 0}).status == 400
+
+
+def test_generate_that_fails_after_its_answer_says_why(web: RawClient):
+    answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "text": True})
+    assert (answer.status, answer.json) == (500, {"error": r"ValueError: mid \udce9"})
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "said"),
+    [
+        ({"file:1/model.py": "eA=="}, 501, "not files out of requests"),
+        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is not known: there is 'config'"),
+        ({"config": 5}, 400, "Unable to parse 'config'"),
+    ],
+)
+def test_a_load_has_a_configuration_and_nothing_else(
+    web: RawClient, parameters: dict[str, Any], status: int, said: str
+):
+    answer = web.ask("/v2/repository/models/echo/load", {"parameters": parameters})
+    assert answer.status == status
+    assert said in answer.json["error"]
+
+
+def test_the_index_is_there_with_a_model_whose_reason_is_no_text(tmp_path: Path):
+    folder = make_repository(tmp_path, "echo")
+    (folder / "bad/1").mkdir(parents=True)
+    (folder / "bad/1/model.py").write_text('raise ValueError("caf\\udce9")')
+    with serving(Settings(), folder) as server, RawClient(server.url) as web:
+        answer = web.ask("/v2/repository/index", b"")
+        assert answer.status == 200
+        reasons = {entry["name"]: entry.get("reason", "") for entry in answer.json}
+        assert r"caf\udce9" in reasons["bad"]

@@ -1,0 +1,235 @@
+"""What a model raises is the error of the request that it is about, not of those that shared its batch; and what a model gives is
+checked against its configuration."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models_fakes import Call, fp32, run, serving, wants
+
+from inferometer.serve import backends
+from inferometer.serve.models.execution import reason
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+RAISED: dict[str, BaseException] = {
+    "an error": ValueError("negative"),
+    "no memory": MemoryError("no room for all"),
+    "a refusal": Refused("INVALID_ARGUMENT", "negative"),
+    "its exit": SystemExit(3),
+    "an interruption": KeyboardInterrupt("negative"),
+}
+TOLD = {
+    "an error": ("INTERNAL", "ValueError: negative"),
+    "no memory": ("INTERNAL", "MemoryError: no room for all"),
+    "a refusal": ("INVALID_ARGUMENT", "negative"),
+    "its exit": ("INTERNAL", "SystemExit: 3"),
+    "an interruption": ("INTERNAL", "KeyboardInterrupt: negative"),
+}
+CONFIG = """
+max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 30000000 }
+input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ 1 ] }]
+output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ 1 ] }]
+parameters { key: "warmup" value { string_value: "0" } }
+"""
+
+
+class Watched:
+    """What the models below saw."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.begun, self.may = threading.Event(), threading.Event()
+        self.held: weakref.ref[Any] | None = None
+        self.was_freed: list[bool] = []
+
+
+WATCHED = Watched()
+
+
+class Big:
+    """Memory that a model needs for a batch."""
+
+
+def picky(loading: Loading) -> Loaded:
+    """Raises what the request says where there is a value below 0."""
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        values = to_numpy(inputs["INPUT0"])
+        WATCHED.rows.append(len(values))
+        if (values < 0).any():
+            raise RAISED[str(parameters["kind"])]
+        return {"OUTPUT0": from_numpy("OUTPUT0", values * 2)}
+
+    return Loaded(run=compute)
+
+
+def greedy(loading: Loading) -> Loaded:
+    """Has no memory for batches; waits before it says so."""
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        values = to_numpy(inputs["INPUT0"])
+        WATCHED.rows.append(len(values))
+        if len(values) > 1:
+            big = Big()
+            WATCHED.held = weakref.ref(big)
+            WATCHED.begun.set()
+            assert WATCHED.may.wait(30)
+            raise MemoryError("no room")
+        assert WATCHED.held is not None
+        WATCHED.was_freed.append(WATCHED.held() is None)
+        return {"OUTPUT0": from_numpy("OUTPUT0", values)}
+
+    return Loaded(run=compute)
+
+
+@pytest.fixture(autouse=True)
+def models_of_this_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("picky", "greedy", "loose"):
+        monkeypatch.setitem(backends.LOADERS, name, f"{__name__}:{name}")
+    monkeypatch.setattr(f"{__name__}.WATCHED", Watched())
+    yield
+    WATCHED.may.set()
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_only_the_request_that_an_error_is_about_fails(tmp_path: Path, kind: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
+            calls = [Call("m", fp32([value]), parameters={"kind": kind}) for value in (1, -1, 2, 3)]
+            for call in calls:
+                call.on(models)
+            why = await calls[1].refused()
+            assert (why.code, why.message) == TOLD[kind]
+            good = [calls[i] for i in (0, 2, 3)]
+            assert [(await call.outputs())["OUTPUT0"].tolist() for call in good] == [[[2]], [[4]], [[6]]]
+            assert WATCHED.rows == [4, 1, 1, 1, 1]
+            call = Call("m", fp32([-1], [1], [1], [1]), parameters={"kind": kind}).on(models)
+            assert (await call.refused()).message == TOLD[kind][1]
+            assert WATCHED.rows[5:] == [4]  # of a request that is alone there is nothing to find out
+
+    run(test())
+
+
+def test_what_a_batch_that_failed_held_is_freed_before_its_requests_are_tried_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
+            WATCHED.may.set()
+            calls = [Call("m", fp32([value])).on(models) for value in range(4)]
+            assert [(await call.outputs())["OUTPUT0"].tolist() for call in calls] == [[[i]] for i in range(4)]
+            assert WATCHED.was_freed == [True] * 4
+
+    run(test())
+
+
+def test_a_request_that_was_cancelled_is_not_tried_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
+            calls = [Call("m", fp32([value])).on(models) for value in range(4)]
+            await asyncio.get_running_loop().run_in_executor(None, WATCHED.begun.wait, 30)
+            models.cancel(calls[2].inference)
+            WATCHED.may.set()
+            assert (await calls[3].outputs())["OUTPUT0"].tolist() == [[3]]
+            assert ((await calls[2].refused()).code, WATCHED.rows) == ("CANCELLED", [4, 1, 1, 1])
+
+    run(test())
+
+
+def test_of_a_long_reason_its_beginning_and_its_end_are_told() -> None:
+    told = reason(ValueError("it began so " + "and went on " * 1000 + "and ended so")).message
+    assert told.startswith("ValueError: it began so and")
+    assert told.endswith("went on and ended so")
+    assert len(told) < 1010
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+TWO = """
+backend: "loose"
+input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }, { name: "MORE", data_type: TYPE_FP32, dims: [ 1 ], optional: true }]
+output [{ name: "A", data_type: TYPE_FP32, dims: [ -1, 2 ] }, { name: "B", data_type: TYPE_FP32, dims: [ 3 ] }]
+parameters { key: "warmup" value { string_value: "0" } }
+"""
+
+
+def loose(loading: Loading) -> Loaded:
+    """Gives outputs of the shapes that it is told: A=5,2 B=3."""
+    decoupled = loading.config.model_transaction_policy.decoupled
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
+        made = {
+            name: from_numpy(name, np.zeros([int(size) for size in shape.split(",") if size], np.float32))
+            for name, _, shape in (one.partition("=") for one in str(parameters["gives"]).split())
+        }
+        return iter([made]) if decoupled else made
+
+    return Loaded(run=compute)
+
+
+def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
+    given = inputs or (from_numpy("INPUT0", np.zeros(1, np.float32)), from_numpy("MORE", np.zeros(1, np.float32)))
+    return Call("m", *given, parameters={"gives": gives}, **words)
+
+
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [
+        ("A=5,2", "the model gave no output 'B', which its configuration has"),
+        ("", "the model gave no output 'A', 'B', which its configuration has"),
+        ("A=5,3 B=3", "the model gave output 'A' with the shape [5, 3], its configuration says [-1, 2]"),
+        ("A=5,2 B=3,1", "the model gave output 'B' with the shape [3, 1], its configuration says [3]"),
+        ("A=5,2 B=", "the model gave output 'B' with the shape [], its configuration says [3]"),
+        ("A=5,2 B=3 C=1", "the model gave an output 'C', which its configuration does not have"),
+    ],
+)
+def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: Path, gives: str, why: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": TWO}) as models:
+            refused = await asked(gives).on(models).refused()
+            assert (refused.code, refused.message) == ("INTERNAL", why)
+            found = await asked("A=0,2 B=3").on(models).outputs()
+            assert {name: array.shape for name, array in found.items()} == {"A": (0, 2), "B": (3,)}
+
+    run(test())
+
+
+def test_outputs_may_be_missing_that_nobody_asked_for_or_whose_inputs_are(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": TWO}) as models:
+            assert list(await asked("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
+            refused = await asked("A=1,2", wanted=wants("B")).on(models).refused()
+            assert refused.message == "the model gave no output 'B', which was asked for"
+            without = from_numpy("INPUT0", np.zeros(1, np.float32))
+            assert list(await asked("B=3", without).on(models).outputs()) == ["B"]
+
+    run(test())
+
+
+def test_an_answer_of_a_decoupled_model_may_have_some_outputs_but_no_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
+            assert list(await asked("B=3").on(models).outputs()) == ["B"]
+            assert "with the shape [4]" in (await asked("B=4").on(models).refused()).message
+
+    run(test())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, count: int) -> None:
+    config = TWO.replace('"loose"', '"loose" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 1000 }')
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            inputs = fp32([0]), fp32([0], name="MORE")
+            calls = [asked("A=7,5,2 B=7,3", *inputs).on(models) for _ in range(count)]
+            for call in calls:
+                why = (await call.refused()).message
+                assert why.startswith("output 'A' of a batch of ")
+                assert why.endswith("has the shape [7, 5, 2]: the first dimension is the batch")
+
+    run(test())

@@ -1,0 +1,144 @@
+"""A model that does not load, for whatever reason, is a matter of that model: the others are served, and the index says why."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from models_fakes import WAIT_S, run
+
+from inferometer.errors import UserError
+from inferometer.serve.kserve import control
+from inferometer.serve.models import configs
+from inferometer.serve.models.registry import Models
+from inferometer.serve.models.types import Refused
+
+TENSORS = (
+    'input [{ name: "X", data_type: TYPE_FP32, dims: [ 1 ] }] output [{ name: "Y", data_type: TYPE_FP32, dims: [ 1 ] }]'
+)
+CODE = 'CONFIG = {{"input": [{x}], "output": [{x}]}}\ndef infer(inputs, parameters): return inputs\n'
+HUGE = CODE.format(x='{"name": "X", "data_type": "TYPE_FP32", "dims": [9223372036854775807]}')
+UNTYPED = CODE.format(x='{"name": "X", "data_type": 99, "dims": [1]}')
+DEEP_YAML = "input: " + "[" * 5000 + "]" * 5000
+DEEP_PBTXT = f'backend: "identity" {TENSORS} zzz ' + "{ a " * 5000 + "}" * 5000
+
+BROKEN = {
+    "an unknown kind of instance": (
+        "config.pbtxt",
+        f'backend: "identity" {TENSORS} instance_group [{{ kind: 77 }}]',
+        "kind 77",
+    ),
+    "an unknown data_type": (
+        "config.pbtxt",
+        f'backend: "identity" {TENSORS.replace("TYPE_FP32", "77")}',
+        "no data_type",
+    ),
+    "an unknown data_type in CONFIG": ("1/model.py", UNTYPED, "no data_type"),
+    "more than there can be": ("1/model.py", HUGE, "fails at its warm-up"),
+    "deep YAML": ("config.yaml", DEEP_YAML, "nested too deeply"),
+    "deep text": ("config.pbtxt", DEEP_PBTXT, "nested too deeply"),
+    "a reason that is not UTF-8": ("1/model.py", 'raise ValueError("caf\\udce9")', r"ValueError: caf\udce9"),
+    "too many instances": (
+        "config.pbtxt",
+        f'backend: "identity" {TENSORS} instance_group [{{ count: 100000000 }}]',
+        "up to 1000 instances",
+    ),
+}
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def index_of(folder: Path) -> dict[str, tuple[str, str]]:
+    """What the server says of the models of a repository once it has started."""
+    found: dict[str, tuple[str, str]] = {}
+
+    async def main() -> None:
+        models = Models(asyncio.get_running_loop(), device="cpu")
+        models.add(str(folder))
+        await asyncio.wait_for(models.start(), WAIT_S)
+        try:
+            told = control.repository_index(models)
+            found.update(
+                {one.name: (one.state, one.reason) for one in type(told).FromString(told.SerializeToString()).models}
+            )
+        finally:
+            await models.close()
+
+    run(main())
+    return found
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_the_others_are_served_and_the_index_says_why(tmp_path: Path, case: str) -> None:
+    file, text, said = BROKEN[case]
+    put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
+    (tmp_path / "bad/1").mkdir(parents=True)
+    put(tmp_path / "bad" / file, text)
+    index = index_of(tmp_path)
+    assert index["good"] == ("READY", "")
+    state, reason = index["bad"]
+    assert state == "UNAVAILABLE"
+    assert said in reason
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_and_not_loaded(tmp_path: Path) -> None:
+    put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
+    put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
+    index = index_of(tmp_path)
+    assert index["good"] == ("READY", "")
+    assert set(index) == {"good", r"caf\udce9"}
+    state, reason = index[r"caf\udce9"]
+    assert (state, "not UTF-8" in reason) == ("UNAVAILABLE", True)
+
+
+def test_the_only_model_is_refused_in_words(tmp_path: Path) -> None:
+    put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
+    with pytest.raises(UserError, match="not UTF-8"):
+        index_of(tmp_path / os.fsdecode(b"caf\xe9"))
+
+
+def test_labels_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
+    put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
+    labelled = TENSORS.replace('name: "Y",', 'name: "Y", label_filename: "labels",')
+    put(tmp_path / "bad/config.pbtxt", f'backend: "identity" {labelled}')
+    os.mkfifo(tmp_path / "bad/labels")
+    index = index_of(tmp_path)
+    assert index["good"] == ("READY", "")
+    assert "are not in a file" in index["bad"][1]
+
+
+def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "m/config.pbtxt", f'backend: "identity" {TENSORS}')
+    put(tmp_path / "other/config.pbtxt", f'backend: "identity" {TENSORS}')
+
+    async def main() -> None:
+        models = Models(asyncio.get_running_loop(), device="cpu")
+        models.add(str(tmp_path))
+        await models.start()
+        try:
+            with pytest.raises(Refused) as raised:
+                await models.load("m", '{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+            assert (raised.value.code, "nested too deeply" in raised.value.message) == ("INTERNAL", True)
+            assert models.is_ready("m")
+        finally:
+            await models.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("groups", "count"), [("[{ count: 1000 }]", 1000), ("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)]
+)
+def test_as_many_instances_as_the_groups_say(groups: str, count: int) -> None:
+    config = configs.from_pbtxt(f"instance_group {groups}")
+    assert len(configs.devices(config, "cpu")) == count
+
+
+@pytest.mark.parametrize("groups", ["[{ count: 1001 }]", "[{ count: 600 }, { count: 600 }]", "[{ count: -1 }]"])
+def test_no_more_instances_than_a_model_may_have(groups: str) -> None:
+    with pytest.raises(UserError, match=r"instance_group\.count"):
+        configs.devices(configs.from_pbtxt(f"instance_group {groups}"), "cpu")

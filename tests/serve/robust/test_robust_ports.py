@@ -1,0 +1,83 @@
+"""Ports that several want: each is named, with its option, whoever has it and since when."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from robust_peer import PATIENCE_S, PYTHON, launched, write_models
+
+from inferometer.cli.serve import _port
+from inferometer.errors import UserError
+from inferometer.serve.settings import Settings, check
+
+LOADS_SLOWLY = """
+import time
+from pathlib import Path
+
+print("loading", flush=True)
+while not Path({until!r}).exists():
+    time.sleep(0.005)
+
+
+def infer(inputs, parameters):
+    return {{"OUTPUT0": inputs["INPUT0"]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ports", "named"),
+    [
+        ({"http": 8000, "grpc": 8000}, "--http and --grpc are both port 8000"),
+        ({"http": 8000, "metrics": 8000}, "--http and --metrics are both port 8000"),
+        ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics are both port 8002"),
+    ],
+)
+def test_two_of_our_own_that_are_the_same(ports: dict[str, int], named: str) -> None:
+    with pytest.raises(UserError) as error:
+        check(Settings(**ports))
+    assert error.value.what == named
+    assert "give each its own" in error.value.remedy
+
+
+def test_any_free_one_and_none_may_be_said_twice() -> None:
+    check(Settings(http=0, grpc=0, metrics=0))
+    check(Settings(http=8000, grpc=None, metrics=None))
+
+
+@pytest.mark.parametrize(("http", "further"), [(65535, 1), (65534, 2)])
+def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
+    with pytest.raises(UserError, match=f"--http is {http}") as error:
+        _port(None, http, further)
+    assert "--grpc" in error.value.remedy
+    assert _port(None, http - further, further) == http
+    assert _port(-1, http, further) is None
+    assert _port(5000, http, further) == 5000
+
+
+@pytest.mark.parametrize("option", ["--http", "--metrics"])
+def test_one_that_another_takes_while_models_are_loaded(tmp_path: Path, option: str) -> None:
+    """Bound, it is not held: who binds it too and listens first has it."""
+    go_on = tmp_path / "go on"
+    models = write_models(tmp_path / "models", slow=PYTHON)
+    (tmp_path / "models/slow/1/model.py").write_text(LOADS_SLOWLY.format(until=str(go_on)))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        ports = {"--http": 0, "--grpc": 0, "--metrics": 0} | {option: port}
+        arguments = [f"{name}={number}" for name, number in ports.items()]
+        process = launched("identity", models, *arguments, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "loading\n"
+            other.listen()
+            go_on.touch()
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    assert process.returncode == 2
+    assert said.splitlines()[0] == f"inferometer: 127.0.0.1 port {port} is in use"
+    assert f"choose another with {option}" in said
