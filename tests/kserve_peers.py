@@ -8,6 +8,7 @@ many      N INT32 [1] -> N answers (decoupled)
 import base64
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent import futures
 from typing import Any
@@ -178,6 +179,8 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
             context.abort(grpc.StatusCode.INTERNAL, "told to fail")
         if "late" in request.parameters:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
+        if "never" in request.parameters:
+            wait_for_the_end(context)
         tensors = {
             one.name: Tensor(one.name, one.datatype, tuple(one.shape), raw)
             for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
@@ -194,6 +197,8 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
                 yield {"infer_response": tree_of("many", [made])}
             if "fail" in request.parameters:
                 yield {"error_message": "told to fail"}
+            if "never" in request.parameters:
+                wait_for_the_end(context)
 
     handlers = [
         handler("ServerLive", lambda *_: {"live": True}),
@@ -212,6 +217,13 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
         yield f"grpc://127.0.0.1:{port}"
     finally:
         server.stop(0).wait()
+
+
+def wait_for_the_end(context: Any) -> None:
+    """Of the call, which the client has to bring about."""
+    over = threading.Event()
+    if context.add_callback(over.set):  # and it is not over yet
+        over.wait(30)
 
 
 def tree_of(model: str, outputs: list[Tensor]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ BASE = {"errors", "units", "tensors", "types", "records", "timing", "config", ""
 MAY_IMPORT = {
     "errors": set(),
     "units": set(),
-    "tensors": {"errors"},
+    "tensors": {"errors", "units"},
     "types": {"tensors"},
     "records": set(),
     "timing": set(),
@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "calibrate": BASE | {"conduct", "analysis"},
     "simple_perf": BASE | {"wire", "engine", "conduct", "analysis"},
     "protocols": BASE | {"engine", "conduct", "analysis", "store", "simple_perf"},
-    "byhand": BASE | {"wire", "engine", "report"},
+    "byhand": BASE | {"workload", "wire", "engine", "report"},
     "cli": BASE | {"conduct", "calibrate", "simple_perf", "protocols", "serve", "report", "byhand"},
     "__main__": {"cli"},
 }

@@ -17,9 +17,10 @@ def until(condition: Callable[[], bool], what: str = "what the test waits for", 
 
 
 def still(ask: Callable[[], T]) -> T:
-    """What is said once it stays the same for a tenth of a second: Triton counts a request after it has answered it."""
-    found, since = ask(), time.monotonic()
-    while time.monotonic() < since + 0.1:
+    """What is said three times in a row and for a tenth of a second: Triton counts a request after it has answered it."""
+    found, since, alike = ask(), time.monotonic(), 1
+    while alike < 3 or time.monotonic() < since + 0.1:
+        alike += 1
         if (latest := ask()) != found:
-            found, since = latest, time.monotonic()
+            found, since, alike = latest, time.monotonic(), 1
     return found

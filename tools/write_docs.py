@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.config.reference import markdown
@@ -13,6 +14,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 def metrics() -> str:
     rows = [f"| `{metric.name}` | {metric.unit} | {metric.definition} |" for metric in METRICS.values()]
     rates = [f"| `throughput.{name}` | {definition} |" for name, definition in RATES.items()]
+    parts = [f"| `breakdown.{name}` | {definition} |" for name, definition in PARTS.items()]
     checks = [f"| `{rule.name}` | {rule.definition} |" for rule in CHECKS.values()]
     failures = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
     return "\n".join(
@@ -24,6 +26,8 @@ def metrics() -> str:
             *rows,
             "\n## Rates\n\n| name | definition |\n|---|---|",
             *rates,
+            "\n## Where the time went\n\nMeans, where the server tells: see [tensors.md](tensors.md).\n\n| name | definition |\n|---|---|",
+            *parts,
             "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it asks |\n|---|---|",
             *checks,
             "\n## Failures\n\n`http_NNN` stands for every status that is not 200. Each keeps the server's own message, bounded.\n\n"

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,14 +22,15 @@ import msgspec
 from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.config.schema import Config, Measure, Tensors
-from inferometer.config.secret import hidden, words
+from inferometer.config.load import check_waiting
+from inferometer.config.schema import Closed, Config, Measure, Stages, Tensors
+from inferometer.config.secret import hidden, hide, words
 from inferometer.engine import before, shared_memory, spool
 from inferometer.engine.exchange import Place
 from inferometer.engine.shared_memory import Served
 from inferometer.errors import UserError
 from inferometer.fleet.crew import Crew, Snapshot
-from inferometer.fleet.job import Job, how_many, portions, prepared
+from inferometer.fleet.job import Job, how_many, longest_sequence, portions, prepared
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import Watch
 from inferometer.records import Manifest, Outcome, Run, StagePlan
@@ -45,6 +47,9 @@ SPOOL = "spool"
 _DRAFT = "draft.json"
 _PATIENCE = 2.0
 """Seconds for a server's statistics: the run goes on meanwhile, and nobody looks at it."""
+
+_TOGETHER = 0.1
+"""Seconds in which signals count as one: `timeout` sends its signal to the command and to the command's group."""
 
 
 class Show(Protocol):
@@ -104,7 +109,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
     if not crew.t0:
         _forget_if_empty(folder, shards)
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
-    finished = _finished(draft.manifest, crew, statistics)
+    finished = _finished(draft.manifest, crew, statistics, words(config.server, reached.secrets))
     drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
 
@@ -114,14 +119,44 @@ def _completed(config: Config, reached: before.Reached) -> Config:
     if not isinstance(config.data, Tensors):
         return config
     assert reached.facts is not None
+    config = _sequenced(config, reached)
+    assert isinstance(config.data, Tensors)
+    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
+    facts = reached.facts
+    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message)
+    completed = msgspec.structs.replace(config, data=data)
+    _check_streams(completed)
+    return completed
+
+
+def _sequenced(config: Config, reached: before.Reached) -> Config:
+    """Where the model keeps sequences and data.sequence does not say how long they are, the file's streams do."""
+    assert isinstance(config.data, Tensors) and reached.facts is not None
     known = reached.facts.config
-    if known is not None and known.sequence_batching and not config.data.sequence:
+    if known is None or not known.sequence_batching or config.data.sequence:
+        return config
+    if not tensors.has_streams(config.data):
         raise UserError(
             f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it wants a correlation id",
             "set data.sequence to the number of requests in one",
         )
-    data = tensors.complete(config.data, reached.facts.metadata.inputs, reached.facts.max_batch)
+    data = msgspec.structs.replace(config.data, sequence="streams")
     return msgspec.structs.replace(config, data=data)
+
+
+def _check_streams(config: Config) -> None:
+    """The load is one for the sequences that the file has."""
+    longest = longest_sequence(config)
+    if not longest or not isinstance(config.data, Tensors) or config.data.sequence != "streams":
+        return
+    check_waiting(config.load, f"data.fill: {config.data.fill[1:]} has sequences")
+    for stage in config.load.stages if isinstance(config.load, Stages) else [config.load]:
+        least = longest * stage.concurrency if isinstance(stage, Closed) else 0
+        if 0 < stage.requests < least:
+            raise UserError(
+                f"load.requests: {stage.requests} are fewer than a sequence for each user: the file's longest has {longest}",
+                f"give {least} or more",
+            )
 
 
 def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
@@ -234,17 +269,19 @@ def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> 
     )
 
 
-def _finished(head: Manifest, crew: Crew, statistics: Watch | None) -> Manifest:
+def _finished(head: Manifest, crew: Crew, statistics: Watch | None, secrets: tuple[str, ...]) -> Manifest:
     wall = crew.t0 + wall_offset()
     facts = crew.facts[0] if crew.facts else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
+    given_up = {stage for one in crew.facts for stage in one.given_up}
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
         t0_wall_ns=wall,
         clock=head.clock | ({"stamps": facts.stamps, "timer": facts.timer, "loop": facts.loop} if facts else {}),
         statistics=statistics.stages() if statistics else (),
-        outcome=Outcome(crew.interrupted, errors),
+        no_statistics=tuple(hide(why, secrets) for why in statistics.reasons()) if statistics else (),
+        outcome=Outcome(crew.interrupted, errors, tuple(sorted(given_up))),
     )
 
 
@@ -264,10 +301,13 @@ def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         yield
         return
     count = 0
+    last = -_TOGETHER
 
     def heard(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
+        nonlocal count, last
+        if time.monotonic() - last < _TOGETHER:
+            return
+        count, last = count + 1, time.monotonic()
         if count > 2:
             raise KeyboardInterrupt
         stop()

@@ -28,6 +28,10 @@ KEY_WANTED = ("http_401", "http_403", "grpc_UNAUTHENTICATED", "grpc_PERMISSION_D
 
 ANOTHER_FOLDER = "give another folder: --set output=DIR, or `output` in the file"
 GIVE_KEY = "set server.api_key_env or server.api_key_file"
+OTHER_GRPC = "check the URL; any other gRPC service is asked with server.api grpc and server.method"
+OTHER_HTTP = "check the URL and its path; OpenAI's endpoints are asked with server.api chat or completions"
+CHECK_VERSION = "check server.version"
+SEND_LESS = "send smaller tensors, or take the server's HTTP port, or server.shared_memory"
 TRUST = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
 """Remedies as `run` has them, for which another command has a flag of its own, or none (`reworded`)."""
 

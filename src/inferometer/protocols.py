@@ -8,7 +8,8 @@ favour one of them.
     mean = server + network
 
 server   queue and compute as the server tells them, of each request or as averages (see analysis/breakdown.py)
-network  the rest: the way there and back, and the handling of the protocol as far as the server does not count it as compute
+network  the rest: the way there and back, and the handling of the protocol as far as the server does not count it as compute;
+         0 where the server says that it took longer than the client saw (`excess`)
 
 Requests are encoded before t=0 and answers are not taken apart into numbers, so what a client's own JSON costs is in neither.
 """

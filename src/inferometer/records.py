@@ -68,6 +68,8 @@ DROPPED = "dropped"
 """The failure code of a request that the cap kept from being sent."""
 CANCELLED = "cancelled"
 """The failure code of a request that was in flight, or still to be sent, when the run was ended."""
+UNREACHED = 30
+"""Seconds on end without a connection after which a closed stage that only a number of requests would end is given up."""
 
 
 _CACHE_LINE = 64
@@ -224,6 +226,8 @@ class Outcome(msgspec.Struct, frozen=True):
     interrupted: bool = False
     errors: tuple[str, ...] = ()
     """Workers that died or hung, one line each."""
+    given_up: tuple[int, ...] = ()
+    """Stages (the first is 0) that were ended before all was sent, since the server could not be reached for UNREACHED s."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +252,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """KServe: the server's name and version, the model's inputs, outputs and batch size."""
     statistics: tuple[StageStatistics | None, ...] = ()
     """KServe: for each stage, as far as the server says."""
+    no_statistics: tuple[str, ...] = ()
+    """For each stage why there are none; empty where there are."""
     outcome: Outcome = Outcome()
 
 

@@ -6,6 +6,7 @@ not fit raises a UserError that says what was expected and what was given.
 """
 
 import math
+import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.errors import UserError
+from inferometer.errors import SEND_LESS, UserError
+from inferometer.units import format_bytes
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -90,6 +92,54 @@ def datatype_of(name: str, datatype: str) -> Datatype:
     return DATATYPES[datatype]
 
 
+GRPC_MESSAGE = 2**31 - 1
+"""Bytes of the largest message that protobuf and most servers can take at all."""
+_COPIES = 4
+"""How often a tensor is in memory while it is made and encoded, about."""
+_BYTES_ELEMENT = 12
+"""What a made-up string takes, about."""
+_LARGEST_SIZE = 2**63 - 1
+
+
+def size_of(spec: TensorSpec) -> int:
+    """Bytes of a tensor of this full shape; of BYTES, about."""
+    return elements(spec.shape) * (datatype_of(spec.name, spec.datatype).size or _BYTES_ELEMENT)
+
+
+def check_room(specs: Iterable[TensorSpec], where: str, in_grpc_message: bool) -> None:
+    """One request with tensors of these full shapes can be made and sent; asked before any memory is."""
+    sizes = [(size_of(spec), spec) for spec in specs]
+    total = sum(size for size, _ in sizes)
+    too_long = next((spec for _, spec in sizes if max(spec.shape, default=0) > _LARGEST_SIZE), None)
+    if too_long is not None:
+        raise UserError(
+            f"{where}: {too_long.name}: {shown(too_long.shape)} has a size that no protocol can say", "lower it"
+        )
+    memory = _memory() // _COPIES
+    if total <= memory and not (in_grpc_message and total > GRPC_MESSAGE):
+        return
+    size, largest = max(sizes, key=lambda one: one[0])
+    all_of_it = f", {_about(total)} with the other inputs" if total > size else ""
+    limit = (
+        "a gRPC message holds 2 GiB"
+        if in_grpc_message and total > GRPC_MESSAGE
+        else f"this machine has memory for {format_bytes(memory)} in a request"
+    )
+    raise UserError(
+        f"{where}: {largest.name}: {largest.datatype} {shown(largest.shape)} is {_about(size)}{all_of_it}; {limit}",
+        SEND_LESS if in_grpc_message and total <= memory else "take a smaller shape, or a smaller batch",
+    )
+
+
+def _memory() -> int:
+    """Bytes that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _about(size: int) -> str:
+    return format_bytes(size) if size < 2**60 else "more than 2^60 bytes"
+
+
 def to_send(specs: Sequence[TensorSpec], wanted: Collection[str]) -> list[TensorSpec]:
     """The inputs of a request, by the names of those that it wants.
 
@@ -127,7 +177,10 @@ def misfit(tensor: Tensor, spec: TensorSpec) -> str:
 
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
-    """`array` as a tensor of `datatype` (its own where none is given). Values that the datatype cannot hold are refused."""
+    """`array` as a tensor of `datatype` (its own where none is given). Values that the datatype cannot hold are refused.
+
+    Floats are rounded to the nearest of a narrower type; whole numbers are not, whatever they are to become.
+    """
     array = np.asarray(array)
     if datatype is None:
         datatype = _datatype_for(name, array)
@@ -135,9 +188,13 @@ def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> T
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _join(name, array.reshape(-1).tolist()))
     if datatype == "BF16":
-        return Tensor(name, datatype, shape, _bfloat16(name, _cast(name, array, _FLOAT, datatype)))
-    assert kind.dtype is not None
-    return Tensor(name, datatype, shape, _cast(name, array, kind.dtype, datatype).tobytes())
+        made = Tensor(name, datatype, shape, _bfloat16(name, _cast(name, array, _FLOAT, datatype)))
+    else:
+        assert kind.dtype is not None
+        made = Tensor(name, datatype, shape, _cast(name, array, kind.dtype, datatype).tobytes())
+    if array.dtype.kind in "iu" and (kind.dtype or _FLOAT).kind == "f":
+        _check_exact(array.reshape(-1), to_numpy(made).reshape(-1), made)
+    return made
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
@@ -186,6 +243,19 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any], datatype: str) -
     if lost.any():
         raise UserError(f"tensor {name}: {array[lost].flat[0]} does not fit into {datatype}")
     return cast
+
+
+def _check_exact(whole: NDArray[Any], floats: NDArray[Any], made: Tensor) -> None:
+    """Whole numbers are the same as floats."""
+    floats = floats.astype(np.float64)
+    too_large = 2.0 ** (8 * whole.dtype.itemsize - (whole.dtype.kind == "i"))  # for the way back: it is rounded up to
+    held = floats < too_large
+    lost = ~held | (np.where(held, floats, 0).astype(whole.dtype) != whole)
+    if lost.any():
+        raise UserError(
+            f"tensor {made.name}: {whole[lost][0]} does not fit into {made.datatype}: the nearest is {floats[lost][0]:.0f}",
+            "give floats if they may be rounded",
+        )
 
 
 def _bfloat16(name: str, array: NDArray[Any]) -> bytes:

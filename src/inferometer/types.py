@@ -181,7 +181,8 @@ class Calls(msgspec.Struct, frozen=True):
     """What makes a connection's decoder."""
     answer: Callable[[], StreamAnswer] | None = None
     """What makes a stream's."""
-    sequence: int = 0
-    """Tails lie in sequences of so many, each sent by one user from its first to its last; 0: there are none."""
+    sequences: tuple[int, ...] = ()
+    """Tails lie in sequences of so many each, one after the other. One user sends a sequence from its first to its last; or, to
+    close it early, some of it and then its last. Empty: there are none."""
     is_text: bool = True
     """Answers are text, whose tokens are counted where the server does not say."""

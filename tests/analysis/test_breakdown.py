@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import synthetic_run as made
 
-from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, Breakdown, breakdown
+from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST, Breakdown, breakdown, split
 from inferometer.analysis.summary import summarise
 from inferometer.records import Run, Spent, StagePlan, StageStatistics
 
@@ -43,7 +43,8 @@ def found(run: Run, stage: int | None = None) -> Breakdown | None:
 
 
 def adds_up(split: Breakdown) -> bool:
-    return split.client + split.network + split.queue + split.compute == pytest.approx(split.e2e)
+    parts = split.client + split.network + split.queue + split.compute
+    return parts == pytest.approx(split.e2e + split.excess) and min(split.network, split.excess) == 0
 
 
 def test_nobody_says_anything() -> None:
@@ -106,3 +107,97 @@ def test_stages_are_split_each_for_itself_and_a_missing_one_spoils_the_whole() -
     assert [stage.breakdown for stage in summarise(run).stages] == [first, second]
     gap = made.run(rows, plan=plan, statistics=(sums(50), None))
     assert found(gap) is None and found(gap, 0) == first and found(gap, 1) is None
+
+
+# --- what the server says beyond what the client saw ------------------------------------------------------------------
+
+
+def test_sums_beyond_what_the_client_saw_leave_no_network_and_an_excess() -> None:
+    """10 ms were seen; the sums have 2 ms of queue and 1 + 3 + 9 ms of compute."""
+    longer = sums(100, compute_output=Spent(100, 100 * 9 * MS))
+    split = found(made.run(unary(open_loop=True), statistics=(longer,)))
+    assert split is not None and adds_up(split)
+    assert (split.e2e, split.client, split.network) == pytest.approx((0.011, 0.001, 0))
+    assert (split.queue, split.compute, split.excess) == pytest.approx((0.002, 0.013, 0.005))
+
+
+def test_a_request_that_took_the_server_longer_than_the_client_is_no_less() -> None:
+    rows = unary()
+    rows["queue"], rows["compute"] = 4 * MS, 7 * MS
+    split = found(made.run(rows))
+    assert split is not None and adds_up(split) and split.source == PER_REQUEST
+    assert (split.network, split.queue, split.compute, split.excess) == pytest.approx((0, 0.004, 0.007, 0.001))
+
+
+def test_what_is_beyond_is_defined_where_there_is_a_split() -> None:
+    assert (
+        "after an answer has left"
+        in summarise(made.run(unary(), statistics=(sums(100),))).definitions["breakdown.excess"]
+    )
+    assert not [name for name in summarise(made.run(unary())).definitions if name.startswith("breakdown.")]
+
+
+# --- why there is none ------------------------------------------------------------------------------------------------
+
+KSERVE = {"name": "s"}
+NONE = "the server offers no statistics"
+
+
+def test_why_there_is_no_split() -> None:
+    def why(run: Run) -> str | None:
+        summary = summarise(run)
+        assert summary.breakdown is None
+        return summary.no_breakdown
+
+    failed = unary()
+    made.fail(failed, slice(0, 100))
+    uncounted = sums(100, success=Spent(0, 0))
+    assert why(made.run(unary())) == "the server does not say how long it took: its answers have no server-timing"
+    assert why(made.run(unary(), server=KSERVE)) == "the server's statistics were not read"
+    assert why(made.run(unary(), server=KSERVE, statistics=(None,), no_statistics=(NONE,))) == NONE
+    assert why(made.run(unary(), server=KSERVE, statistics=(uncounted,))) == (
+        "the server's statistics count no request as answered"
+    )
+    assert why(made.run(unary(), server={"decoupled": True}, statistics=(sums(100),))) == (
+        "the statistics of a decoupled model end before its answers"
+    )
+    assert why(made.run(failed, statistics=(sums(100),))) == "no request was answered"
+
+
+def test_a_split_has_no_reason_why_not() -> None:
+    summary = summarise(made.run(unary(), statistics=(sums(100),)))
+    assert summary.breakdown is not None and summary.no_breakdown is None
+
+
+def test_the_stage_that_spoils_the_whole_is_named() -> None:
+    rows = unary()
+    rows["stage"] = rows["id"] >= 50
+    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
+    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50), None), no_statistics=("", NONE))
+    summary = summarise(run)
+    assert summary.no_breakdown == f"stage 2: {NONE}"
+    assert [stage.no_breakdown for stage in summary.stages] == [None, NONE]
+    early = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50),), no_statistics=("",))
+    assert split(early, early.records.rows["failure"] == 0, 1) == "the server's statistics were not read"
+
+
+def test_a_stage_of_which_nothing_was_answered_has_none() -> None:
+    rows = unary()
+    rows["stage"] = rows["id"] >= 50
+    made.fail(rows, slice(50, 100))
+    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
+    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50), sums(9)))
+    assert split(run, run.records.rows["failure"] == 0, 1) == "no request of the stage was answered"
+
+
+def test_a_stage_that_is_over_before_it_is_seen_spoils_nothing_but_itself() -> None:
+    """All that was answered in both is counted in the first."""
+    rows = unary()
+    rows["stage"] = rows["id"] >= 50
+    plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
+    run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(100), sums(0)))
+    whole, first = found(run), found(run, 0)
+    assert whole is not None and first is not None and (whole.requests, first.requests) == (100, 100)
+    assert split(run, run.records.rows["failure"] == 0, 1) == (
+        "the stage was too short for the server's statistics to tell it from its neighbours"
+    )

@@ -109,3 +109,22 @@ def test_a_comparison_is_valid_if_all_its_cells_are_and_it_went_to_its_end() -> 
 def test_a_comparison_goes_through_json_unchanged() -> None:
     whole = Comparison(model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in WAYS))
     assert msgspec.json.decode(msgspec.json.encode(whole), type=Comparison) == whole
+
+
+def test_a_server_that_says_more_than_the_client_saw_leaves_no_network_and_an_excess() -> None:
+    found = cell(measured(2.0, sums=(0.25, 2.5)))
+    assert found.mean is not None and found.server is not None
+    assert (found.network, found.server) == (0, pytest.approx(2.75e-3))
+    assert found.excess == pytest.approx(found.server - found.mean)
+
+
+def test_rounds_make_up_for_one_another_as_every_request_counts_the_same() -> None:
+    found = cell(measured(2.0, sums=(0.0, 3.0)), measured(4.0, sums=(0.0, 3.0)))
+    assert (found.network, found.excess) == (pytest.approx(0.2495e-3), 0)
+
+
+def test_where_there_is_no_split_there_is_a_reason() -> None:
+    silent, told = measured(2.0), measured(2.0, told=(0.25, 0.5))
+    assert cell(told, silent).no_split == "the server does not say how long it took: its answers have no server-timing"
+    assert "some rounds only" in (cell(told, measured(2.0, sums=(0.1, 0.1))).no_split or "")
+    assert cell(told).no_split is None

@@ -598,3 +598,81 @@ def test_help_teaches_by_example() -> None:
     for word in ("--prompt", "--image cat.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
         assert word in said.out
     assert max(map(len, said.out.splitlines())) <= 100
+
+
+# --- advice in this command's own words ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://127.0.0.1:8001", "localhost"])
+def test_a_url_without_a_scheme_is_said_to_be_one_before_anything_else(url: str) -> None:
+    assert_one_line(infer(url, "--model", "m"), f"URL: '{url}' starts with no scheme", "grpc://HOST:PORT")
+
+
+def test_a_file_that_describes_no_service_is_named(till: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("print('hello')\n")
+    said = infer(till[0], "--method", "shop.Till/One", "--proto", tmp_path / "server.py")
+    assert_one_line(said, f"--proto: {tmp_path}/server.py is not a descriptor set", "give a .proto file")
+
+
+def test_an_encoded_message_from_a_file_is_sent_as_it_is(till: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "ask.bin").write_bytes(b"\x0a\x03Ada")
+    (tmp_path / "broken.bin").write_bytes(b"\x0a\x09Ada")
+    tree = in_json(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.bin")
+    assert [one["message"] for one in tree["messages"]] == [{"said": "hello Ada"}]
+    said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/broken.bin")
+    assert_one_line(said, "5 bytes are no shop.Ask")
+
+
+def test_a_grpc_service_that_is_no_kserve_server_is_told_how_to_be_asked(till: tuple[str, str]) -> None:
+    assert_one_line(infer(till[0], "--model", "foo"), "it is no KServe v2 server", "asked with --method")
+
+
+@pytest.fixture(scope="module")
+def identity() -> Iterator[dict[str, str]]:
+    """Our own server's identity model: its URLs."""
+    with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
+        assert server.grpc is not None
+        yield {"http": server.url, "grpc": server.grpc}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_version_that_is_not_there_is_said_with_the_flag(identity: dict[str, str], protocol: str) -> None:
+    said = infer(identity[protocol], "--api", "kserve", "--model", "identity", "--version", "9")
+    assert_one_line(said, "check --version: the server has 1")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_shape_that_is_too_large_is_one_line(identity: dict[str, str], protocol: str) -> None:
+    said = infer(identity[protocol], "--model", "identity", "--shape", "1,99999999999999")
+    assert_one_line(said, "--shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB", "take a smaller shape")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "shared", "limit"),
+    [
+        ("http", "false", "this machine has memory for"),
+        ("grpc", "false", "a gRPC message holds 2 GiB"),
+        ("grpc", "true", "this machine has memory for"),
+    ],
+)
+def test_and_so_it_is_to_a_run(
+    identity: dict[str, str], tmp_path: Path, protocol: str, shared: str, limit: str
+) -> None:
+    given = ["server.api=kserve", "data.shape={INPUT0: [1, 99999999999999]}", f"server.shared_memory={shared}"]
+    settings = [word for one in [*given, f"output={tmp_path}/runs"] for word in ("--set", one)]
+    said = cli("run", identity[protocol], "--model", "identity", "--requests", "1", "-q", *settings)
+    assert_one_line(said, f"data.shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB; {limit}", "take a smaller shape")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_compressed_answers_are_smaller_and_read_all_the_same(
+    identity: dict[str, str], protocol: str, encoding: str
+) -> None:
+    zeros = ("--model", "identity", "--fill", "zeros", "--shape", "1,10000")
+    plain = in_json(identity[protocol], *zeros)
+    packed = in_json(identity[protocol], *zeros, "--header", f"accept-encoding: {encoding}")
+    assert packed["responses"][0]["outputs"] == plain["responses"][0]["outputs"]
+    assert plain["timing"]["bytes_in"] > 40_000
+    assert packed["timing"]["bytes_in"] < 2_000

@@ -270,3 +270,33 @@ def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol:
 def test_a_url_of_the_other_protocol_is_refused() -> None:
     assert_one_line(cli("triton", "-m", "m", "-u", "grpc://127.0.0.1:1", "-i", "http"), "-i", "http://HOST:PORT")
     assert_one_line(cli("triton", "-m", "m", "-u", "http://127.0.0.1:1", "-i", "gRPC"), "grpc://HOST:PORT")
+
+
+# --- advice in this command's own words ------------------------------------------------------------------------------
+
+
+def test_a_version_that_is_not_there_is_said_with_the_flag(
+    url: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = model._answer
+
+    def answer(path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        if path == "/v2/models/m/versions/9":
+            return 404, {"error": "Request for unknown model: 'm' version 9 is not found"}
+        if path == "/v2/repository/index":
+            return 200, [{"name": "m", "version": version, "state": "READY"} for version in ("1", "3")]
+        return usual(path, headers, body)
+
+    monkeypatch.setattr(model, "_answer", answer)
+    assert_one_line(triton(url, "-x", "9"), "version 9 is not found", "next: check -x: the server has 1, 3")
+
+
+def test_a_size_that_no_memory_holds(url: str, tmp_path: Path) -> None:
+    said = triton(url, "-s", "99999999999999")
+    assert_one_line(said, "IN: FP32 [1, 99999999999999] is 364 TiB", "take a smaller shape")
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_server_that_is_no_kserve_server(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_answer", lambda *_: (404, {"error": "not found"}))
+    assert_one_line(triton(url), "it is no KServe v2 server", "check -u")

@@ -200,7 +200,7 @@ def test_a_method_that_the_server_does_not_have(tmp_path: Path) -> None:
 # --- what is sent along ----------------------------------------------------------------------------------------------
 
 
-def test_the_deadline_is_told_to_the_server_which_keeps_it(tmp_path: Path) -> None:
+def test_the_deadline_is_told_to_the_server(tmp_path: Path) -> None:
     remaining: list[float] = []
 
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:

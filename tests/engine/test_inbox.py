@@ -136,6 +136,42 @@ def test_one_that_broke_is_read_to_its_end_and_all_of_that_is_settled_together(
     assert wire.error is broke
 
 
+@pytest.mark.parametrize(
+    ("then", "decoded"),
+    [
+        ([b"more", BlockingIOError()], ["x0", "more"]),
+        ([b"more", b"", b"never"], ["x0", "more", ""]),
+        ([ConnectionResetError(), b"never"], ["x0", ""]),
+    ],
+    ids=["empty", "closed", "broken"],
+)
+def test_what_lies_unread_is_read_on_demand_and_settled_together(
+    world: World, then: list[bytes | OSError], decoded: list[str]
+) -> None:
+    (wire,) = world.wires(1)
+    wire.then = then
+    world.inbox.read_until(0, now() + 10**12)
+    assert world.happened() == ["read 0"] * (len(decoded) + (decoded[-1] != "")) + [
+        *(f"decode {data}" for data in decoded),
+        "settle",
+    ]
+
+
+def test_on_demand_nothing_is_read_after_what_came_too_late(world: World) -> None:
+    (wire,) = world.wires(1)
+    wire.stamp = now() - 1_000
+    world.inbox.read_until(0, wire.stamp - 1)
+    assert world.happened() == ["read 0", "decode x0", "settle"]
+    assert wire.heard[0][0] == wire.stamp
+
+
+def test_on_demand_there_may_be_nothing(world: World) -> None:
+    world.wires(1)[0].comes = BlockingIOError()
+    world.inbox.read_until(0, now())
+    world.inbox.read_until(5, now())
+    assert world.happened() == ["read 0"]
+
+
 def test_bytes_count_from_the_kernels_stamp_on_our_timeline(world: World) -> None:
     (wire,) = world.wires(1)
     world.clock.offset = STAMPED - now()

@@ -1,36 +1,52 @@
 """Sequences of a KServe model in a run: nobody is in one at the same time as another, and each that is begun is ended."""
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers import Client, measure, scripted
 from kserve_peers import config, metadata
+
+from inferometer import conduct
+from inferometer.analysis.summary import Summary
+from inferometer.errors import UserError
+from inferometer.fleet.crew import Crew
 
 ANSWER = b'{"model_name":"pair","model_version":"1","outputs":[]}'
 TOLD = {"/v2": {"name": "t"}, "/v2/models/pair": metadata("pair"), "/v2/models/pair/config": config("pair")}
 
 
-def serving(inferred: Callable[[dict[str, Any]], None]) -> Callable[[Client], None]:
-    """A script for helpers.scripted; `inferred` hears each inference's parameters before it is answered."""
+Inferred = Callable[[dict[str, Any]], int | None]
+"""Hears each inference's parameters, and as `sent` the first number (JSON), before it is answered; may say with which status."""
+
+
+def serving(inferred: Inferred, told: dict[str, Any] = TOLD) -> Callable[[Client], None]:
+    """A script for helpers.scripted."""
 
     def script(client: Client) -> None:
         while request := client.request():
             first, headers, body = request
             path = first.split()[1]
-            content = json.dumps(TOLD.get(path, {})).encode()
-            if path.endswith("/infer"):
-                inferred(json.loads(body[: int(headers["inference-header-content-length"])])["parameters"])
-                content = ANSWER
+            content = json.dumps(told.get(path, {})).encode()
             status = 404 if path.endswith("/stats") else 200
+            if path.endswith("/infer"):
+                heard = json.loads(body[: int(headers.get("inference-header-content-length", len(body)))])
+                sent = heard["inputs"][0].get("data", [None])[0]
+                status = inferred(heard["parameters"] | {"sent": sent}) or 200
+                content = ANSWER
             client.send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
 
     return script
 
 
-def sequences(folder: Path, inferred: Callable[[dict[str, Any]], None], length: int, load: dict[str, Any]) -> None:
+def sequences(
+    folder: Path, inferred: Inferred, length: int, load: dict[str, Any], failed: int = 0, **more: Any
+) -> Summary:
     with scripted(serving(inferred)) as url:
         _, summary = measure(
             folder,
@@ -39,8 +55,10 @@ def sequences(folder: Path, inferred: Callable[[dict[str, Any]], None], length: 
             data={"type": "tensors", "sequence": length},
             load={"type": "closed"} | load,
             measure={"warmup": 0, "cooldown": 0},
+            **more,
         )
-    assert summary.counts.failed == 0
+    assert summary.counts.failed == failed
+    return summary
 
 
 def test_a_slow_sequence_is_its_users_alone_however_many_the_others_run_meanwhile(tmp_path: Path) -> None:
@@ -72,5 +90,176 @@ def test_a_sequence_is_ended_though_its_user_thinks_when_the_stage_is_over(tmp_p
     def inferred(parameters: dict[str, Any]) -> None:
         ends.append((parameters["sequence_start"], parameters["sequence_end"]))
 
-    sequences(tmp_path, inferred, 4, {"concurrency": 1, "duration": "150ms", "think": "100ms"})
-    assert ends == [(True, False), (False, False), (False, False), (False, True)]
+    sequences(tmp_path, inferred, 4, {"concurrency": 1, "duration": "150ms", "think": "60s"})
+    assert ends == [(True, False), (False, True)]
+
+
+# --- ended early -----------------------------------------------------------------------------------------------------
+
+
+def test_at_the_first_ctrl_c_each_open_sequence_is_ended_by_one_request(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    seen: list[dict[str, Any]] = []
+
+    def inferred(parameters: dict[str, Any]) -> None:
+        with lock:
+            seen.append(parameters)
+            is_time = len(seen) == 40
+        if is_time:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    summary = sequences(tmp_path, inferred, 500, {"concurrency": 3, "requests": 60_000})
+    starts = [parameters["sequence_id"] for parameters in seen if parameters["sequence_start"]]
+    ends = [parameters["sequence_id"] for parameters in seen if parameters["sequence_end"]]
+    assert len(seen) < 60_000 and len(starts) >= 3 and sorted(ends) == sorted(starts)
+    assert [check.name for check in summary.checks if check.status == "fail"][:1] == ["interrupted"]
+    assert summary.counts.ok == len(seen)  # those that end sequences are rows like others
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_second_ctrl_c_ends_the_run_and_not_the_sequences_unless_it_is_one_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    seen: list[dict[str, Any]] = []
+    is_heard, is_over = threading.Event(), threading.Event()
+    stop = Crew.stop
+    monkeypatch.setattr(conduct, "_TOGETHER", 60 if together else 0)
+
+    def heard(crew: Crew) -> None:
+        stop(crew)
+        is_heard.set()
+
+    def inferred(parameters: dict[str, Any]) -> None:
+        seen.append(parameters)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            is_heard.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
+            if not together:
+                is_over.wait(30)
+
+    monkeypatch.setattr(Crew, "stop", heard)
+    sequences(
+        tmp_path, inferred, 100, {"concurrency": 1, "requests": 100}, failed=int(not together), client={"grace": "10m"}
+    )
+    is_over.set()
+    assert seen[-1]["sequence_end"] == together
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def steps(seen: list[dict[str, Any]]) -> list[tuple[int, bool, bool]]:
+    """Which sequence (the first is 0), start and end of each request."""
+    ids = list(dict.fromkeys(parameters["sequence_id"] for parameters in seen))
+    return [(ids.index(one["sequence_id"]), one["sequence_start"], one["sequence_end"]) for one in seen]
+
+
+def test_after_a_start_that_failed_another_sequence_is_begun(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def inferred(parameters: dict[str, Any]) -> int:
+        seen.append(parameters)
+        return 503 if len(seen) == 1 else 200
+
+    sequences(tmp_path, inferred, 3, {"concurrency": 1, "requests": 6}, failed=1)
+    assert steps(seen) == [(0, True, False), (1, True, False), (1, False, False), (1, False, True)]
+
+
+def test_after_a_later_failure_the_sequence_is_ended_and_another_begun(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def inferred(parameters: dict[str, Any]) -> int:
+        seen.append(parameters)
+        return 503 if len(seen) == 2 else 200
+
+    sequences(tmp_path, inferred, 4, {"concurrency": 1, "requests": 8}, failed=1)
+    begun = [(0, True, False), (0, False, False), (0, False, True)]
+    assert steps(seen) == [*begun, (1, True, False), (1, False, False), (1, False, False), (1, False, True)]
+
+
+# --- a sequence is a stream of a file --------------------------------------------------------------------------------
+
+KEEPS = TOLD | {"/v2/models/pair/config": config("pair") | {"sequence_batching": {}}}
+NAMES = [one["name"] for one in metadata("pair")["inputs"]]
+
+
+def entry(value: int) -> dict[str, Any]:
+    return {name: [value] * 4 for name in NAMES}
+
+
+def from_file(
+    folder: Path,
+    data: object,
+    load: dict[str, Any],
+    told: dict[str, Any] = KEEPS,
+    client: dict[str, Any] | None = None,
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """What the server hears of a run with this file."""
+    seen: list[dict[str, Any]] = []
+    path = folder / "data.json"
+    path.write_text(json.dumps({"data": data}))
+    with scripted(serving(seen.append, told)) as url:
+        measure(
+            folder,
+            url,
+            server={"api": "kserve-json", "model": "pair"},
+            data={"type": "tensors", "fill": f"@{path}"} | more,
+            load={"type": "closed"} | load,
+            measure={"warmup": 0, "cooldown": 0},
+            client=client or {},
+        )
+    return seen
+
+
+STREAMS = [[entry(1), entry(2)], [entry(3), entry(4), entry(5)]]
+TWO_AND_THREE = [(0, True, False), (0, False, True), (1, True, False), (1, False, False), (1, False, True)]
+
+
+def test_each_stream_of_the_file_is_a_sequence_of_its_own_length(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 10})
+    assert steps(seen[:5]) == TWO_AND_THREE
+    assert [one["sent"] for one in seen] == [1, 2, 3, 4, 5] * 2
+
+
+def test_processes_have_different_streams(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, STREAMS, {"concurrency": 2, "requests": 6}, client={"processes": 2})
+    by_sequence: dict[int, list[int]] = {}
+    for one in seen:
+        by_sequence.setdefault(one["sequence_id"], []).append(one["sent"])
+    assert sorted(by_sequence.values()) == [[1, 2], [3, 4, 5]]
+
+
+def test_requests_in_no_list_are_one_stream(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, [entry(1), entry(2)], {"concurrency": 1, "requests": 4})
+    assert steps(seen) == [(0, True, False), (0, False, True), (1, True, False), (1, False, True)]
+
+
+def test_streams_can_be_asked_for_where_the_server_does_not_say_that_the_model_keeps_sequences(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 5}, TOLD, sequence="streams")
+    assert steps(seen) == TWO_AND_THREE
+
+
+def test_a_length_that_is_given_wins_over_the_streams_own(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 8}, sequence=4)
+    assert [one["sequence_end"] for one in seen] == [False, False, False, True] * 2
+    assert [one["sent"] for one in seen] == [1, 2, 1, 2, 3, 4, 5, 3]  # from its start again where a stream is shorter
+
+
+@pytest.mark.parametrize(
+    ("data", "load", "more", "problem", "remedy"),
+    [
+        (STREAMS, {"concurrency": 2, "requests": 5}, {}, "the file's longest has 3", "6 or more"),
+        (STREAMS, {"type": "constant", "rate": 5, "duration": 1}, {}, "waits for the last answer", "closed"),
+        (STREAMS, {"concurrency": 1, "requests": 5}, {"batch": 2}, "each request one inference", "at 1"),
+        (STREAMS, {"concurrency": 1, "requests": 5}, {"sequence": "streams", "fill": "zeros"}, "data.fill is zeros", "@FILE"),
+        ([[entry(1)], []], {"concurrency": 1, "requests": 5}, {}, "is not the JSON", "data"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_streams_is_refused(
+    tmp_path: Path, data: object, load: dict[str, Any], more: dict[str, Any], problem: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        from_file(tmp_path, data, load, **more)
+    assert problem in raised.value.what and remedy in raised.value.remedy

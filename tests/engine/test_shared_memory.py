@@ -106,6 +106,8 @@ class Fake:
     def _infer(self, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
         end = int(headers.get("inference-header-content-length", len(body)))
         tree, rest = json.loads(body[:end]), body[end:]
+        if not tree["inputs"]:
+            return 400, {"error": "expected 1 inputs but got 0 inputs for model 'm'"}
         (given,) = tree["inputs"]
         place = given.get("parameters", {})
         raw = self._read(place) if "shared_memory_region" in place else rest
@@ -496,3 +498,17 @@ def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypat
     placed = shared_memory._put(region, (Tensor("A", "FP32", (0,), b""), Tensor("B", "FP32", (1,), bytes(4))))
     region.remove()
     assert list(placed) == ["B"]
+
+
+@pytest.mark.parametrize("api", ["kserve", "kserve-json"])
+def test_inputs_without_any_elements_are_left_to_the_messages(tmp_path: Path, api: str) -> None:
+    """The first inference, which shows how large outputs are, has them too."""
+    with serving((-1, -1)) as (fake, url):
+        fake.input["shape"] = [-1, -1]
+        data = {"type": "tensors", "shape": {"INPUT": [1, 0]}}
+        run = shared_run(tmp_path, url, server={"api": api}, data=data, load={"type": "closed", "requests": 3})
+    assert failures(run) == 0
+    assert len(fake.inferred) == 4
+    assert all(one.body["inputs"][0]["shape"] == [1, 0] for one in fake.inferred)
+    assert all("outputs" in one.body for one in fake.inferred[1:])
+    assert fake.left_over() == []

@@ -9,6 +9,7 @@ import pytest
 
 from inferometer.engine import stages
 from inferometer.engine.flight import Flight
+from inferometer.engine.sequences import Sequences
 from inferometer.engine.stages import ClosedLoop, OpenLoop
 from inferometer.types import ClosedStage, End, Fail, OpenStage
 
@@ -22,8 +23,11 @@ class World:
 
     def __init__(self) -> None:
         self.now = T0
-        self.stopping = False
-        self.sequence = 0
+        self.stopping = self.is_halted = False
+        self.sequences: Sequences | None = None
+        self.given_up: list[int] = []
+        self.awaiting = False
+        self.places: list[int] = []
         self.agenda: Any = self
         self.released: list[Flight] = []
         self.sent_at: list[int] = []
@@ -37,6 +41,8 @@ class World:
         heapq.heappush(self._heap, (deadline, self._pushed, callback))
 
     def make(self, stage: int, ids: Sequence[int], asking: Sequence[tuple[int, int]]) -> list[Flight]:
+        if self.sequences is not None:
+            self.places += [self.sequences.take((stage, user)) for user, _ in asking]
         return [
             Flight(id=id, intended=intended, stage=stage, user=user)
             for id, (user, intended) in zip(ids, asking, strict=True)
@@ -50,6 +56,9 @@ class World:
     def launch(self, flights: Sequence[Flight]) -> None:
         self.released += flights
         self.sent_at += [self.now] * len(flights)
+
+    def is_awaiting(self) -> bool:
+        return self.awaiting
 
     def spin(self, deadline: int) -> None:
         self.now = max(self.now, deadline)
@@ -343,7 +352,78 @@ def test_closed_loop_that_is_ended_before_all_users_began_lets_no_more_begin(wor
     assert len(world.released) == 2
 
 
+# --- the server is gone ----------------------------------------------------------------------------------------------
+
+
+def refuse(world: World, loop: ClosedLoop, until: int, code: str = "connect_refused", first: int = 0) -> None:
+    """From the `first` request on nothing gets through until then: each that is sent fails at once."""
+    while world.now < until and not world.next_stage:
+        fresh, first = world.released[first:], len(world.released)
+        for flight in fresh:
+            flight.done = world.now
+        loop.freed([(flight, Fail(code, ""), None) for flight in fresh])
+        world.until(world.now + 5 * MS)
+
+
+def unreachable(world: World, plan: ClosedStage, code: str = "connect_refused") -> None:
+    loop = ClosedLoop(world, 3, plan)
+    loop.start(T0, world.then)
+    world.round()
+    refuse(world, loop, T0 + 60_000 * MS, code)
+
+
+@pytest.mark.parametrize("code", ["connect_refused", "connect_failed", "connect_timeout", "tls"])
+def test_a_stage_by_count_is_given_up_when_nothing_has_reached_the_server_for_30_s(world: World, code: str) -> None:
+    unreachable(world, ClosedStage(concurrency=4, requests=100_000), code)
+    assert world.given_up == [3]
+    (ended,) = world.next_stage
+    assert 30_000 * MS <= ended - T0 <= 31_100 * MS
+    sent = len(world.released)
+    world.until(world.now + 60_000 * MS)
+    assert len(world.released) == sent
+
+
+@pytest.mark.parametrize("duration", [0, 1 << 50])
+def test_a_stage_that_time_ends_goes_on_whether_the_server_is_there_or_not(world: World, duration: int) -> None:
+    """It may be a server's restart that is measured."""
+    unreachable(world, ClosedStage(concurrency=2, requests=0 if duration else 100_000, duration=duration))
+    assert bool(world.given_up) != bool(duration)
+    assert bool(world.next_stage) != bool(duration)
+
+
+def test_a_server_that_refuses_requests_is_reached_and_is_not_given_up(world: World) -> None:
+    unreachable(world, ClosedStage(concurrency=2, requests=100_000), "http_503")
+    assert (world.given_up, world.next_stage) == ([], [])
+
+
+@pytest.mark.parametrize("event", [OK, Fail("http_503", "")])
+def test_one_request_that_gets_through_starts_the_30_s_anew(world: World, event: Any) -> None:
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=100_000))
+    loop.start(T0, world.then)
+    world.round()
+    refuse(world, loop, T0 + 20_000 * MS)
+    world.until(world.now + 2_000 * MS)  # it has asked again
+    back, reached = world.now, len(world.released)
+    world.released[-1].done = back
+    loop.freed([(world.released[-1], event, None)])
+    refuse(world, loop, T0 + 90_000 * MS, first=reached)
+    (ended,) = world.next_stage
+    assert ended - back >= 30_000 * MS
+
+
+def test_a_stage_is_not_given_up_while_the_server_works_on_a_request(world: World) -> None:
+    world.awaiting = True
+    unreachable(world, ClosedStage(concurrency=2, requests=100_000))
+    assert (world.given_up, world.next_stage) == ([], [])
+
+
 # --- sequences -------------------------------------------------------------------------------------------------------
+
+
+def in_sequences(*lengths: int) -> World:
+    world = World()
+    world.sequences = Sequences(lengths)
+    return world
 
 
 def answered(world: World, loop: ClosedLoop, rounds: int) -> None:
@@ -356,9 +436,16 @@ def answered(world: World, loop: ClosedLoop, rounds: int) -> None:
         answer(world, loop, *fresh)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
+    return lambda world: monkeypatch.setattr(stages, "now", lambda: world.now)
+
+
+Clock = Callable[[World], None]
+
+
 def test_only_whole_sequences_are_sent_when_a_count_ends_them() -> None:
-    world = World()
-    world.sequence = 3
+    world = in_sequences(*[3] * 8)
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=14))
     loop.start(world.now, world.then)
     answered(world, loop, 20)
@@ -368,25 +455,132 @@ def test_only_whole_sequences_are_sent_when_a_count_ends_them() -> None:
     assert len(world.next_stage) == 1
 
 
-def test_a_sequence_that_was_begun_is_ended_after_the_stage_is_over() -> None:
-    world = World()
-    world.sequence = 5
+def test_sequences_are_of_their_own_lengths_and_no_longer_than_a_count_allows() -> None:
+    world = in_sequences(2, 3, 4)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=12))
+    loop.start(world.now, world.then)
+    answered(world, loop, 30)
+    assert world.places == [*range(9), 0, 1]  # 2, 3, 4 and 2 again; the next has 3, and one request is left
+    assert len(world.next_stage) == 1
+
+
+def test_a_sequence_is_closed_by_its_last_request_when_the_stage_is_over() -> None:
+    world = in_sequences(5, 5, 5, 5)
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=7 * MS))
     loop.start(world.now, world.then)
     answered(world, loop, 30)
-    assert len(world.released) == 10
+    assert world.places == [0, 1, 2, 3, 4, 5, 6, 9]
     assert world.next_stage == [T0 + 7 * MS]
 
 
-def test_whoever_thinks_within_a_sequence_is_still_waited_for() -> None:
-    world = World()
-    world.sequence = 2
-    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=3 * MS, think=5 * MS))
+def test_whoever_thinks_within_a_sequence_closes_it_when_the_stage_is_over(clock: Clock) -> None:
+    world = in_sequences(3, 3)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS))
     loop.start(world.now, world.then)
     world.until(T0 + MS)
     answer(world, loop, world.released[0])
     world.until(T0 + 4 * MS)
-    assert world.next_stage == [T0 + 3 * MS]
-    assert loop.is_within_sequences  # it thinks: nothing is in flight
-    world.until(T0 + 6 * MS)
-    assert len(world.released) == 2 and not loop.is_within_sequences
+    assert world.places == [0, 2]
+    assert world.sent_at == [T0, T0 + 3 * MS]
+    answer(world, loop, world.released[1])
+    world.until(T0 + 200 * MS)
+    assert len(world.released) == 2
+
+
+def test_the_closing_request_is_sent_before_the_next_stage_is_told_to_begin(clock: Clock) -> None:
+    """After the last stage the run is over as soon as nothing is in flight."""
+    world = in_sequences(3, 3)
+    clock(world)
+    sent: list[int] = []
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, duration=3 * MS, think=50 * MS))
+    loop.start(world.now, lambda at: sent.append(len(world.released)))
+    world.until(T0 + MS)
+    answer(world, loop, world.released[0])
+    world.until(T0 + 4 * MS)
+    assert sent == [2]
+
+
+def test_when_the_run_is_stopped_each_open_sequence_is_closed_and_none_begun(clock: Clock) -> None:
+    world = in_sequences(*[4] * 12)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=3, requests=1000, think=50 * MS))
+    loop.start(T0, world.then)
+    world.round()
+    answer(world, loop, world.released[0])
+    world.until(T0 + 60 * MS)  # the first user's second request is on its way, the others' first
+    answer(world, loop, world.released[1])
+    world.stopping = True
+    loop.close_sequences()
+    assert world.places == [0, 4, 8, 1, 7]  # who pauses closes at once
+    answer(world, loop, world.released[2], world.released[3])
+    assert world.places[5:] == [11, 3]  # the others when their answers are there
+    answer(world, loop, *world.released[4:])
+    world.until(world.now + 1_000 * MS)
+    assert len(world.released) == 7
+    assert world.next_stage
+
+
+def test_when_the_run_is_halted_no_sequence_is_closed(clock: Clock) -> None:
+    world = in_sequences(*[4] * 8)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=1000, think=50 * MS))
+    loop.start(T0, world.then)
+    world.round()
+    answer(world, loop, world.released[0])
+    world.stopping = world.is_halted = True
+    loop.close_sequences()
+    answer(world, loop, world.released[1], failed=True)
+    world.until(world.now + 1_000 * MS)
+    assert world.places == [0, 4]
+
+
+def run_with(world: World, loop: ClosedLoop, failing: set[int], rounds: int = 40) -> None:
+    """One request after the other, of which those fail that are the nth."""
+    done = 0
+    for _ in range(rounds):
+        world.until(world.now + 20 * MS)
+        if len(world.released) > done:
+            answer(world, loop, world.released[done], failed=done in failing)
+            done += 1
+
+
+def test_a_sequence_whose_start_failed_is_left_for_another(clock: Clock) -> None:
+    world = in_sequences(3, 3, 3, 3)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=8))
+    loop.start(T0, world.then)
+    run_with(world, loop, failing={0})
+    assert world.places == [0, 3, 4, 5, 6, 7, 8]  # 8 requests: the one that failed, two sequences, and one is left
+    assert len(world.next_stage) == 1
+
+
+def test_a_sequence_whose_later_request_failed_is_ended_and_another_begun(clock: Clock) -> None:
+    world = in_sequences(5, 5, 5, 5)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=8))
+    loop.start(T0, world.then)
+    run_with(world, loop, failing={1})
+    assert world.places == [0, 1, 4, 5, 6, 7, 8, 9]  # what was left out of the first is there for the second
+    assert len(world.next_stage) == 1
+
+
+def test_a_sequence_whose_end_failed_is_not_ended_again(clock: Clock) -> None:
+    world = in_sequences(3, 3, 3, 3)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=6))
+    loop.start(T0, world.then)
+    run_with(world, loop, failing={1, 2})
+    assert world.places == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sequence_that_failed_is_ended_at_once_when_the_run_is_stopped(clock: Clock) -> None:
+    world = in_sequences(4, 4, 4, 4)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=400))
+    loop.start(T0, world.then)
+    world.round()
+    answer(world, loop, world.released[0])
+    world.stopping = True
+    answer(world, loop, world.released[1], failed=True)
+    assert world.places == [0, 1, 3]

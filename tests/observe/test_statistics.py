@@ -7,7 +7,7 @@ from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.observe import statistics
 from inferometer.observe.statistics import Watch
-from inferometer.wire.kserve.control import ModelStatistics
+from inferometer.wire.kserve.control import ModelStatistics, NotOffered
 from inferometer.wire.target import parse
 
 
@@ -17,11 +17,13 @@ class Server:
 
     def __init__(self) -> None:
         self.counts: list[int] = []
+        self.stalls: list[float] = []
         self.asked = 0
         self.now = 0.0
 
     def question(self, *_: object) -> tuple[ModelStatistics, ...]:
         self.asked += 1
+        self.now += self.stalls.pop(0) if self.stalls else 0.0
         count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
         if count < 0:
             raise UserError("cut off")
@@ -103,3 +105,35 @@ def test_a_server_that_does_not_say_or_says_it_once(
 ) -> None:
     found = watch(server, *before)
     assert end(server, found, *after) == [told]
+
+
+@pytest.mark.parametrize("stall", [0.07, 0.7])
+def test_an_answer_before_a_standstill_is_not_taken_for_the_last(server: Server, stall: float) -> None:
+    """This process is kept from running when the server has answered for the first time, and that goes on counting."""
+    found = watch(server, 0)
+    asked, server.stalls = server.asked, [stall]
+    assert end(server, found, 9, 10) == [10]
+    assert server.asked - asked >= 3
+
+
+def test_why_a_stage_has_none(server: Server) -> None:
+    found = watch(server, 5)
+    mark(server, found, 10, missed=1)
+    mark(server, found, -1)
+    mark(server, found, 12)
+    mark(server, found, 3)
+    end(server, found, 4)
+    unsaid = "the server's statistics could not be read: cut off"
+    restarted = "the statistics of m went backwards: the server or the model was started anew in between"
+    assert found.reasons() == (statistics.UNSEEN, statistics.UNSEEN, unsaid, unsaid, restarted, "")
+    assert [stage is None for stage in found.stages()] == [True] * 5 + [False]
+
+
+def test_a_server_that_has_no_statistics_offers_none(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotOffered("http://127.0.0.1:8000: the server does not offer the statistics of m (404)")
+
+    monkeypatch.setattr(kserve, "question", refuse)
+    found = watch(server, 0)
+    found.end()
+    assert (found.stages(), found.reasons()) == ((None,), ("the server offers no statistics",))

@@ -143,6 +143,7 @@ def test_a_run_goes_on_without_configuration_and_statistics(tmp_path: Path, mlse
     assert sorted(rows["id"].tolist()) == list(range(200))
     assert run.manifest.statistics == (None,)
     assert breakdown(run, rows["failure"] == 0) is None
+    assert run.manifest.no_statistics == ("the server offers no statistics",)
     assert run.manifest.server["name"] == "mlserver"
 
 

@@ -99,11 +99,12 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
     """Its breakdown, whose parts have to add up."""
     found = breakdown(run, run.records.rows["failure"] == 0, stage)
     assert found is not None
-    assert found.e2e == pytest.approx(found.client + found.network + found.queue + found.compute, rel=1e-9)
+    parts = found.client + found.network + found.queue + found.compute
+    assert parts == pytest.approx(found.e2e + found.excess, rel=1e-9)
     assert found.source == AVERAGES
-    assert min(found.client, found.queue, found.compute) >= 0
+    assert min(found.client, found.network, found.queue, found.compute) >= 0
     assert found.compute_output is not None
-    assert found.network + found.compute_output >= -1e-4  # the answer leaves before the output's time is over
+    assert found.excess <= found.compute_output + 1e-4  # the answer leaves before the output's time is over
     return found
 
 
@@ -266,12 +267,15 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
 
 # --- streams ------------------------------------------------------------------------------------------------------------
 
+DECOUPLED = "the statistics of a decoupled model end before its answers"
+
 
 def test_as_many_arrivals_as_a_decoupled_model_gives_answers(tmp_path: Path, triton: Triton) -> None:
     sizes = [0, 1, 5, 17]
     data = input_data(tmp_path, *({"N": [size]} for size in sizes))
-    run, _ = measured(tmp_path, triton, "grpc stream", "square", closed(1, 100), data=data)
+    run, summary = measured(tmp_path, triton, "grpc stream", "square", closed(1, 100), data=data)
     check_ok(run, 100)
+    assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
     rows = run.records.rows
     assert rows["chunk_count"].tolist() == [sizes[id % 4] for id in rows["id"].tolist()]
     assert run.chunk_total == 25 * sum(sizes)
@@ -299,6 +303,7 @@ def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, trito
     assert ((rows["first_token"] - rows["sent"]) >= NS // 1000).all()
     assert summary.metrics["itl"].count == 600
     assert told(run)["success count"] > 0
+    assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
 
 
 def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
@@ -465,6 +470,17 @@ def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Trit
     assert split(run).counted == 80
 
 
+@pytest.mark.parametrize("protocol", BOTH)
+def test_one_server_behind_two_urls_counts_once(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    url = getattr(triton, protocol)
+    server = {"model": "identity", "api": "kserve"}
+    urls = [url, url.replace("127.0.0.1", "localhost")]
+    run, _ = helpers.measure(tmp_path, urls, server=server, data={"type": "tensors"}, load=closed(2, 80))
+    check_ok(run, 80)
+    assert set(run.records.rows["url"].tolist()) == {0, 1}
+    assert told(run)["success count"] == 80 == split(run).counted
+
+
 def test_a_stored_run_has_the_same_breakdown(tmp_path: Path, triton: Triton) -> None:
     run, _ = measured(tmp_path, triton, "grpc", "identity", closed(2, 50))
     again, _ = conduct.open_run(str(run.folder))
@@ -501,7 +517,7 @@ def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton
         assert set(run.records.rows["status"].tolist()) == {200, 400, 404, 500, 503}
 
 
-def test_a_deadline_is_the_servers_to_keep(tmp_path: Path, triton: Triton) -> None:
+def test_a_deadline_is_kept_by_whoever_comes_to_it_first(tmp_path: Path, triton: Triton) -> None:
     load = at_once(20)
     run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20), server={"deadline": "1ms"})
     assert kinds(run) == {"grpc_DEADLINE_EXCEEDED": 20}
@@ -543,6 +559,7 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
     assert failed["connect_refused"] > 0
     assert run.manifest.statistics == (None,)
     assert breakdown(run, run.records.rows["failure"] == 0) is None
+    assert summary.no_breakdown is not None and "statistics could not be read" in summary.no_breakdown
 
 
 # --- what is wrong before t=0 -------------------------------------------------------------------------------------------
@@ -643,3 +660,30 @@ def test_the_other_protocols_port(tmp_path: Path, triton: Triton, protocol: str)
     wrong = triton._replace(http=triton.grpc.replace("grpc:", "http:"), grpc=triton.http.replace("http:", "grpc:"))
     said = refused(tmp_path, wrong, protocol, "identity")
     assert ("grpc://" if protocol == "http" else "http://") in said
+
+
+# --- compressed answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("protocol", ["http", "http json"])
+def test_answers_over_http_are_compressed_where_a_header_asks_for_it(
+    tmp_path: Path, triton: Triton, protocol: str, encoding: str
+) -> None:
+    data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
+    server = {"headers": {"accept-encoding": encoding}}
+    plain, _ = measured(tmp_path / "plain", triton, protocol, "identity", closed(2, 10), data=data)
+    run, summary = measured(tmp_path / "packed", triton, protocol, "identity", closed(2, 10), data=data, server=server)
+    assert (summary.counts.ok, summary.counts.failed) == (10, 0)
+    assert summary.breakdown is not None
+    assert int(plain.records.rows["bytes_in"].min()) > 20_000
+    assert int(run.records.rows["bytes_in"].max()) < 2_000
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc stream"])
+def test_answers_over_grpc_that_the_server_compresses_are_read(tmp_path: Path, protocol: str) -> None:
+    data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
+    with running(["identity"], ["--grpc-infer-response-compression-level=high"]) as triton:
+        run, summary = measured(tmp_path, triton, protocol, "identity", closed(2, 10), data=data)
+    assert (summary.counts.ok, summary.counts.failed) == (10, 0)
+    assert int(run.records.rows["bytes_in"].max()) < 2_000

@@ -227,3 +227,20 @@ def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
 def inferences(url: str) -> int:
     (found,) = kserve.question(Place(parse(url)), {}, "statistics", "slow", "")
     return int(found.success.count)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("model", "shape", "outputs"),
+    [
+        ("identity", {"INPUT0": [1, 0]}, []),
+        ("all_types", {"IN_FP32": [0], "IN_INT32": [4]}, ["OUT_FP32", "OUT_INT32"]),
+    ],
+)
+def test_inputs_without_any_elements(
+    triton: Triton, tmp_path: Path, protocol: str, model: str, shape: dict[str, list[int]], outputs: list[str]
+) -> None:
+    data = {"type": "tensors", "shape": shape}
+    run = shared_run(tmp_path, getattr(triton, protocol), model, server={"outputs": outputs}, data=data)
+    assert run.records.failures == ()
+    assert len(run.records.rows) == 40

@@ -153,7 +153,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton counts a request after it has answered it: on a busy machine maybe later than users are kept waiting for that."""
     monkeypatch.setattr(statistics, "_STILL_S", 0.2)
     monkeypatch.setattr(statistics, "_PATIENCE_S", 10.0)
-    monkeypatch.setattr(spent, "_TRIES", 1000)
+    monkeypatch.setattr(spent, "_PATIENCE_S", 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import synthetic_run as made
@@ -43,6 +44,15 @@ def by_statistics() -> Run:
     return made.run(rows, chunks, plan=LEVELS, server={"batch": 4}, statistics=(statistics(300), statistics(300)))
 
 
+def beyond() -> Run:
+    """The first level is as above, in the second the server says that it took longer than the client saw."""
+    run = by_statistics()
+    first, second = run.manifest.statistics
+    assert second is not None
+    longer = msgspec.structs.replace(second, compute_output=Spent(300, 300 * 90 * made.MS))
+    return msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, statistics=(first, longer)))
+
+
 def by_request() -> Run:
     """An open loop, of a server that says of each request how long it waited and worked."""
     rows, chunks = made.open_rows()
@@ -56,7 +66,9 @@ def unsaid() -> Run:
     return made.run(rows, chunks, plan=(made.CLOSED, made.OPEN))
 
 
-RUNS: dict[str, Callable[[], Run]] = {"statistics": by_statistics, "request": by_request, "unsaid": unsaid}
+RUNS: dict[str, Callable[[], Run]] = {
+    "statistics": by_statistics, "request": by_request, "unsaid": unsaid, "beyond": beyond,
+}  # fmt: skip
 
 
 def written(run: Run) -> str:
@@ -82,6 +94,17 @@ def test_the_parts_add_up_to_the_mean_latency_and_inferences_are_batches_times_r
         assert sum(parts) == pytest.approx(stage.breakdown.e2e * 1e6, abs=4)
         assert float(line["Inferences/Second"]) == pytest.approx(4 * (stage.throughput.requests or 0), rel=1e-4)
         assert int(line["Server Compute Infer"]) == 60_500
+
+
+def test_what_a_server_says_beyond_the_latency_has_a_column_and_network_is_0() -> None:
+    run = beyond()
+    first, second = csv.DictReader(io.StringIO(written(run)))
+    assert (first[perf_csv.EXCESS], second["Network+Server Send/Recv"]) == ("0", "0")
+    split = summarise(run).stages[1].breakdown
+    assert split is not None
+    parts = sum(int(second[name]) for name in perf_csv.COLUMNS[1:8])
+    assert parts - int(second[perf_csv.EXCESS]) == pytest.approx(split.e2e * 1e6, abs=4)
+    assert perf_csv.EXCESS not in written(by_statistics())
 
 
 def test_nothing_answered_is_a_line_without_numbers() -> None:

@@ -68,8 +68,14 @@ def unsplit() -> Comparison:
     return with_cells({1_500: runs}, grpc=None, server="", interrupted=True)
 
 
+def beyond() -> Comparison:
+    """Over gRPC the server says that it took longer than the client saw, in the stream the most."""
+    runs = {way: measured(1.0, sums=(0.1, compute)) for way, compute in zip(WAYS, (1.2, 2.0, 0.5, 0.5), strict=True)}
+    return with_cells({1_000: runs})
+
+
 FOUND: dict[str, Callable[[], Comparison]] = {
-    "statistics": by_statistics, "request": by_request, "unsplit": unsplit,
+    "statistics": by_statistics, "request": by_request, "unsplit": unsplit, "beyond": beyond,
 }  # fmt: skip
 
 
@@ -158,9 +164,13 @@ def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() ->
     assert rows[1]["start"] == rows[0]["end"]
 
 
-def test_a_network_time_below_0_is_drawn_as_none() -> None:
-    cell = msgspec.structs.replace(by_request().cells[0], network=-0.001)
-    assert protocols.parts(cell) == [("server", pytest.approx(0.75e-3)), ("network", 0.0)]
+def test_what_a_server_says_beyond_the_mean_is_told_and_not_drawn() -> None:
+    unary, stream, *_ = beyond().cells
+    assert stream.mean is not None and stream.network == 0 == unary.network
+    assert protocols.parts(stream) == [("server", pytest.approx(stream.mean)), ("network", 0.0)]
+    text = " ".join(protocols.render(beyond(), width=100).split())
+    assert "took 0.850 ms longer than the client saw: gRPC stream, 1 kB (and less in 1 more)" in text
+    assert "longer than the client saw" not in protocols.render(by_statistics(), width=100)
 
 
 def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:

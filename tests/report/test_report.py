@@ -86,6 +86,22 @@ def tensors() -> Run:
     )
 
 
+def beyond() -> Run:
+    """The same, of a server whose sums are more than the client saw: others asked it too, and its output goes on."""
+    run = tensors()
+    (found,) = run.manifest.statistics
+    assert found is not None
+    sums = msgspec.structs.replace(found, success=Spent(650, 1), compute_output=Spent(650, 650 * 4 * made.MS))
+    return msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, statistics=(sums,)))
+
+
+def decoupled() -> Run:
+    """The same, of a model whose requests are counted before they are answered: there is no split, but a reason."""
+    run = tensors()
+    about = msgspec.structs.replace(run.manifest, server={"decoupled": True})
+    return msgspec.structs.replace(run, manifest=about)
+
+
 def stable_tensors() -> Run:
     """Two levels of a closed loop, each until it is stable: the first answers are slow."""
     rows = made.blank(600)
@@ -103,7 +119,7 @@ def stable_tensors() -> Run:
 
 RUNS: dict[str, Callable[[], Run]] = {
     "valid": valid, "invalid": invalid, "empty": empty, "not_streamed": not_streamed, "tensors": tensors,
-    "stable_tensors": stable_tensors,
+    "stable_tensors": stable_tensors, "beyond": beyond, "decoupled": decoupled,
 }  # fmt: skip
 
 

@@ -5,26 +5,44 @@ report, and the metrics `queue`, `compute` and `network` have their distribution
 statistics), these are averages over all requests that it counted in the stage, the warm-up included, and over whoever else
 asked the server.
 
-    e2e = client + network + queue + compute
+    e2e + excess = client + network + queue + compute
 
-client   from the intended instant to the send; 0 in closed loop, whose latencies count from the send
-queue    waiting in the server
-compute  in the model: input, inference and output, and the lookup in the server's cache
-network  the rest: the way there and back, and the server's own handling of the protocol
+Excess is 0 unless the server says that it took longer than the client saw; then network, which is the rest, is 0 (PARTS).
 
-Of a decoupled model the sums say nothing: they end when the model has taken the request, and its answers come later.
+Of a decoupled model the sums say nothing: they end when the model has taken the request, and its answers come later. Where
+there is no split, there is the reason.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis import metrics
-from inferometer.records import Columns, Run, Spent, StageStatistics
+from inferometer.records import Columns, Manifest, Run, Spent, StageStatistics
 from inferometer.units import NS
 
 PER_REQUEST = "each request"
 AVERAGES = "server statistics"
+
+PARTS = {
+    "client": "from the intended instant to the send; 0 in closed loop, whose latencies count from the send",
+    "network": "the rest: the way there and back, and the server's own handling of the protocol; never below 0",
+    "queue": "waiting in the server, as it says",
+    "compute": "in the model, as the server says: input, inference and output, and the lookup in its cache",
+    "excess": "how much longer the server says that it took than the client saw: its sums count work after an answer has left, "
+    "others' requests, and requests given up here; network is 0 then, and e2e + excess is the sum of the parts",
+}
+
+WHY_EXCESS = {
+    PER_REQUEST: "it may count work after an answer has left, or work at the same time twice",
+    AVERAGES: "its sums count work after an answer has left, others' requests, and requests given up here",
+}
+"""How a server can say that it took longer than the client saw."""
+
+LEAST_EXCESS = 1e-6
+"""Seconds: less is not worth words."""
 
 
 class Breakdown(msgspec.Struct, frozen=True):
@@ -46,21 +64,55 @@ class Breakdown(msgspec.Struct, frozen=True):
     """Inferences of an execution, on average: what the server's batcher made of the requests."""
     counted: int | None = None
     """Requests that the server counted: more than `requests` where others used it meanwhile."""
+    excess: float = 0.0
+    """By how much queue and compute exceed what the client saw."""
 
 
 def breakdown(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | None:
     """Of the rows of `ok`, which are those of `stage` where one is named; None where the server tells nothing."""
-    rows = run.records.rows
+    found = split(run, ok, stage)
+    return found if isinstance(found, Breakdown) else None
+
+
+def split(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | str:
+    """The same, or in words why there is none."""
+    rows, manifest = run.records.rows, run.manifest
     told = ok & (rows["queue"] >= 0) & (rows["compute"] >= 0)
     if told.any():
         return _of_each(rows[told])
-    found = run.manifest.statistics
-    chosen = found if stage is None else found[stage : stage + 1]
-    known = [one for one in chosen if one is not None and one.success.count]
-    if not known or len(known) != len(chosen) or run.manifest.server.get("decoupled"):
-        return None
-    counted = rows[rows["failure"] == 0 if stage is None else _counted_in(rows, found, stage)]
-    return _of_sums(counted, known) if len(counted) else None
+    stages = range(len(manifest.statistics)) if stage is None else (stage,)
+    if why := _why_unread(manifest, rows, stages):
+        return why
+    good = rows["failure"] == 0
+    sums = [one for each in stages if (one := manifest.statistics[each]) is not None and one.success.count]
+    counted = rows[good if stage is None else _counted_in(rows, manifest.statistics, stage)]
+    if sums and len(counted):
+        return _of_sums(counted, sums)
+    if stage is None or len(manifest.statistics) == 1:
+        return "the server's statistics count no request as answered"
+    if not (good & (rows["stage"] == stage)).any():
+        return "no request of the stage was answered"
+    return "the stage was too short for the server's statistics to tell it from its neighbours"
+
+
+def _why_unread(manifest: Manifest, rows: Columns, stages: Sequence[int]) -> str:
+    """Why not all of these stages have statistics that say something of them; empty where they have."""
+    if (rows["failure"] != 0).all():
+        return "no request was answered"
+    if manifest.server.get("decoupled"):
+        return "the statistics of a decoupled model end before its answers"
+    found = dict(enumerate(manifest.statistics))
+    missing = [each for each in stages if found.get(each) is None]
+    if not found or not missing:
+        return "" if found else _unread(manifest)
+    why = dict(enumerate(manifest.no_statistics)).get(missing[0]) or _unread(manifest)
+    return f"stage {missing[0] + 1}: {why}" if len(stages) > 1 else why
+
+
+def _unread(manifest: Manifest) -> str:
+    if not manifest.server:
+        return "the server does not say how long it took: its answers have no server-timing"
+    return "the server's statistics were not read"
 
 
 def _counted_in(rows: Columns, found: tuple[StageStatistics | None, ...], stage: int) -> NDArray[np.intp]:
@@ -81,7 +133,8 @@ def _counted_in(rows: Columns, found: tuple[StageStatistics | None, ...], stage:
 def _of_each(rows: Columns) -> Breakdown:
     e2e, service = float(metrics.e2e(rows).mean()), float(metrics.e2e_service(rows).mean())
     queue, compute = float(rows["queue"].mean()) / NS, float(rows["compute"].mean()) / NS
-    return Breakdown(PER_REQUEST, len(rows), e2e, e2e - service, service - queue - compute, queue, compute)
+    network, excess = rest(service - queue - compute)
+    return Breakdown(PER_REQUEST, len(rows), e2e, e2e - service, network, queue, compute, excess=excess)
 
 
 def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
@@ -92,13 +145,14 @@ def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         for name in ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
     )
     compute = given + inferred + taken + hit + missed
+    network, excess = rest(service - queue - compute)
     executions = sum(one.executions for one in stages)
     return Breakdown(
         AVERAGES,
         len(rows),
         e2e,
         e2e - service,
-        service - queue - compute,
+        network,
         queue,
         compute,
         given,
@@ -107,7 +161,13 @@ def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         hit + missed,
         sum(one.inferences for one in stages) / executions if executions else None,
         success,
+        excess,
     )
+
+
+def rest(left: float) -> tuple[float, float]:
+    """Network and excess, from what the server leaves of the time that the client saw: of the two at least one is 0."""
+    return max(0.0, left), max(0.0, -left)
 
 
 def _mean(spent: list[Spent], requests: int) -> float:

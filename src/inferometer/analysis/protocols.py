@@ -2,10 +2,11 @@
 
 A cell is one protocol with one size of tensor, in one run or one a round.
 
-    mean = server + network
+    mean + excess = server + network
 
 server   queue and compute as the server tells them, of each request or as averages (see breakdown.py)
 network  the rest: the way there and back, and the server's handling of the protocol
+excess   0 unless the server says that it took longer than the client saw; then network is 0
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from inferometer import __version__
 from inferometer.analysis import metrics
-from inferometer.analysis.breakdown import Breakdown
+from inferometer.analysis.breakdown import rest
 from inferometer.analysis.percentiles import Distribution, distribution
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
@@ -57,14 +58,18 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second."""
     e2e: Distribution
     mean: float | None = None
-    """Of the requests that `server` and `network` are about: mean = server + network."""
+    """Of the requests that `server` and `network` are about: mean + excess = server + network."""
     server: float | None = None
     network: float | None = None
+    excess: float = 0.0
+    """How much longer the server says that it took than the client saw: its sums count work after an answer has left too."""
     queue: float | None = None
     """`server` is queue and compute."""
     compute: float | None = None
     source: str | None = None
     """Where `server` comes from: `each request` or `server statistics`."""
+    no_split: str | None = None
+    """Why there is no `server`."""
     strangers: int = 0
     """Requests that the server counted and that were not ours: `server` is an average over them too."""
     bytes_out: float | None = None
@@ -106,7 +111,7 @@ def cell_of(way: str, size: int, measured: Sequence[Measured], kept: bool) -> Ce
     counted = [
         run.records.rows[(run.records.phase == STEADY) & (run.records.rows["failure"] == 0)] for run, _ in measured
     ]
-    split = _split([summary.breakdown for _, summary in measured])
+    split = _split([summary for _, summary in measured])
     return Cell(
         protocol=way,
         size=size,
@@ -141,21 +146,25 @@ def _mean(columns: Sequence[NDArray[Any]]) -> float | None:
     return float(together.mean()) if len(together) else None
 
 
-def _split(found: Sequence[Breakdown | None]) -> dict[str, Any]:
-    """Server and network; nothing unless all rounds know it, and from the same source."""
-    known = [one for one in found if one is not None]
-    if len(known) < len(found) or len({one.source for one in known}) != 1:
-        return {}
+def _split(found: Sequence[Summary]) -> dict[str, Any]:
+    """Server and network; nothing but the reason unless all rounds know it, and from the same source."""
+    known = [one.breakdown for one in found if one.breakdown is not None]
+    if len(known) < len(found):
+        return {"no_split": next(one.no_breakdown for one in found if one.breakdown is None)}
+    if len({one.source for one in known}) != 1:
+        return {"no_split": "the server told it for each request in some rounds only"}
     requests = sum(one.requests for one in known)
 
     def mean(name: str) -> float:
         return float(sum(getattr(one, name) * one.requests for one in known) / requests)
 
     server = mean("queue") + mean("compute")
+    network, excess = rest(mean("e2e") - server)
     return {
         "mean": mean("e2e"),
         "server": server,
-        "network": mean("e2e") - server,
+        "network": network,
+        "excess": excess,
         "queue": mean("queue"),
         "compute": mean("compute"),
         "source": known[0].source,

@@ -1,13 +1,14 @@
 """From a run to its summary: the numbers, the checks and the verdict. The structs are the shape of summary.json."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis import settings, stability
-from inferometer.analysis.breakdown import Breakdown, breakdown
+from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Facts, examine, verdict
 from inferometer.analysis.checks.facts import FailureCount, count_failures
 from inferometer.analysis.gaps import Gaps, gather
@@ -60,6 +61,8 @@ class StageSummary(msgspec.Struct, frozen=True):
     throughput: Throughput
     metrics: dict[str, Distribution]
     breakdown: Breakdown | None = None
+    no_breakdown: str | None = None
+    """Why there is none."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -78,6 +81,8 @@ class Summary(msgspec.Struct, frozen=True):
     inferometer: str
     definitions: dict[str, str]
     breakdown: Breakdown | None = None
+    no_breakdown: str | None = None
+    """Why there is none."""
 
 
 def summarise(run: Run) -> Summary:
@@ -95,6 +100,7 @@ def summarise(run: Run) -> Summary:
     window, throughput = _throughput(run, everything, range(len(run.manifest.plan)), settled)
     if settled and several:
         window, throughput = _together(window, stages)
+    parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
         schema=1,
@@ -109,8 +115,8 @@ def summarise(run: Run) -> Summary:
         tokens_counted_by={name: count for name, count in zip(COUNTED_BY, sources, strict=True) if count},
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
-        definitions=_definitions(checks),
-        breakdown=breakdown(run, steady & good),
+        definitions=_definitions(checks, isinstance(parts, Breakdown)),
+        **_split(parts),
     )
 
 
@@ -119,6 +125,7 @@ def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> 
     plan = run.manifest.plan[stage]
     window, throughput = _throughput(run, mask, range(stage, stage + 1), settled)
     own = gaps.values[gaps.stages.get(stage, slice(0, 0))]
+    good = mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0)
     return StageSummary(
         stage,
         plan.name or plan.type,
@@ -126,8 +133,12 @@ def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> 
         _counts(run, mask),
         throughput,
         _metrics(run, mask, own, as_inf),
-        breakdown(run, mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0), stage),
+        **_split(split(run, good, stage)),
     )
+
+
+def _split(found: Breakdown | str) -> dict[str, Any]:
+    return {"no_breakdown": found} if isinstance(found, str) else {"breakdown": found}
 
 
 def _counts(run: Run, mask: Mask) -> Counts:
@@ -218,10 +229,11 @@ def _total(tokens: NDArray[np.int32]) -> int | None:
     return int(known.sum(dtype=np.int64)) if len(known) or not len(tokens) else None
 
 
-def _definitions(checks: tuple[Check, ...]) -> dict[str, str]:
+def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:
     """What this summary means by its names."""
     return (
         {name: metric.definition for name, metric in METRICS.items()}
         | {f"throughput.{name}": words for name, words in RATES.items()}
+        | ({f"breakdown.{name}": words for name, words in PARTS.items()} if is_split else {})
         | {f"check.{check.name}": CHECKS[check.name].definition for check in checks}
     )

@@ -50,7 +50,9 @@ def _timing(result: Result) -> dict[str, Any]:
         "tls": instants.tls,
         "stamps": "kernel" if instants.by_kernel else "user",
     }
-    if server is not None:
+    if isinstance(server, str):
+        tree["no_server"] = server
+    elif server is not None:
         rest = spent.rest(instants, server)
         tree["server"] = {
             "queue": server.queue / NS if server.queue >= 0 else None,

@@ -35,6 +35,7 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
     """All inputs of the request, in the model's order."""
+    over_grpc = options.url.startswith("grpc")
     specs = facts.metadata.inputs
     config = facts.config.raw if facts.config is not None else {}
     shapes = _shapes(options, specs)
@@ -44,9 +45,14 @@ def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
         left = [spec for spec in specs if spec.name not in given]
         spec = _for_image(left, specs, formats, _optional(specs, config))
         wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
+        tensors.check_room([_sized(wanted)], "--image", over_grpc)
         given[spec.name] = Given(*image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, "")))
         _check_fit(given[spec.name].tensor, spec)
-    return _completed(options, specs, given, shapes, _optional(specs, config))
+    made_up = _to_make_up(options, specs, given, shapes, _optional(specs, config))
+    tensors.check_room(made_up, "--shape" if shapes else f"the model {facts.metadata.name}", over_grpc)
+    generator = np.random.default_rng()
+    given |= {spec.name: _made_up(spec, options.fill or "random", generator) for spec in made_up}
+    return tuple(given[spec.name] for spec in specs if spec.name in given)
 
 
 def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str]:
@@ -55,25 +61,27 @@ def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str
     return configured | {spec.name for spec in specs if spec.optional}
 
 
-def _completed(
-    options: Options, specs: Sequence[TensorSpec], given: dict[str, Given], shapes: Shapes, optional: set[str]
-) -> tuple[Given, ...]:
+def _to_make_up(
+    options: Options, specs: Sequence[TensorSpec], given: Mapping[str, Given], shapes: Shapes, optional: set[str]
+) -> list[TensorSpec]:
+    """The inputs that are wanted and not given, in full shapes."""
     wanted = {spec.name for spec in specs if spec.name not in optional or spec.name in shapes} | given.keys()
     needed = [spec for spec in tensors.to_send(specs, wanted) if spec.name not in given]
     if given and needed and options.fill is None:
         missing = ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in needed)
         raise UserError(f"the model also takes {missing}", f"give --input {needed[0].name}=..., or --fill zeros")
-    generator = np.random.default_rng()
-    for spec in needed:
-        given[spec.name] = _made_up(spec, shapes.get(spec.name), options.fill or "random", generator)
-    return tuple(given[spec.name] for spec in specs if spec.name in given)
+    return [_sized(TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))) for spec in needed]
 
 
-def _made_up(spec: TensorSpec, shape: tuple[int, ...] | None, fill: str, generator: np.random.Generator) -> Given:
-    full = shape or tuple(1 if size < 0 else size for size in spec.shape)
+def _sized(spec: TensorSpec) -> TensorSpec:
+    """With 1 where any size will do."""
+    return TensorSpec(spec.name, spec.datatype, tuple(1 if size < 0 else size for size in spec.shape))
+
+
+def _made_up(spec: TensorSpec, fill: str, generator: np.random.Generator) -> Given:
     if fill == "zeros":
-        return Given(tensors.zeros(spec.name, spec.datatype, full), "zeros")
-    return Given(tensors.random(spec.name, spec.datatype, full, generator), "random")
+        return Given(tensors.zeros(spec.name, spec.datatype, spec.shape), "zeros")
+    return Given(tensors.random(spec.name, spec.datatype, spec.shape, generator), "random")
 
 
 # --- names and shapes ------------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
         if spec.datatype == "BOOL":
             return np.array([_WORDS[part.lower()] for part in parts], np.bool_)
         if kind is None or kind.kind == "f":
-            return np.array([float(part) for part in parts], np.float64)
+            return np.array([_float(part, spec) for part in parts], np.float64)
         values = [int(part) for part in parts]
         return np.array(values, np.uint64 if max(values, default=0) >= 2**63 else np.int64)
     except (ValueError, KeyError, OverflowError):
@@ -218,6 +226,15 @@ def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
             f"tensor {spec.name}: the model expects {spec.datatype}; {text!r:.60} was given",
             f"write --input {spec.name}=1,2,3, or @FILE.npy",
         ) from None
+
+
+def _float(text: str, spec: TensorSpec) -> float:
+    value = float(text)
+    if math.isinf(value) and "inf" not in text.lower():
+        raise UserError(
+            f"tensor {spec.name}: {text:.60} does not fit into {spec.datatype}", "write inf if that is meant"
+        )
+    return value
 
 
 def _shaped(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:

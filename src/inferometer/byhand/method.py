@@ -1,4 +1,4 @@
-"""Any method of any gRPC service: JSON in, JSON out."""
+"""Any method of any gRPC service: JSON (or an encoded message) in, JSON out."""
 
 import json
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from inferometer.wire.calls import Asked
 from inferometer.wire.grpc import GrpcAnswer
 from inferometer.wire.kserve.calls import Sequenced
 from inferometer.wire.protobuf import Method
+from inferometer.workload.messages import is_encoded
 
 
 def ask(whom: Whom, data: str | None) -> tuple[Result, Fail | None]:
@@ -34,7 +35,7 @@ def ask(whom: Whom, data: str | None) -> tuple[Result, Fail | None]:
         timings.extend(event for event in events if isinstance(event, ServerTiming))
 
     answer = GrpcAnswer(method.server_streaming, None, kept)
-    instants, fail = exchange.over_grpc(whom.place, made.heads[0], made.tails[0], answer, note)
+    instants, fail = exchange.over_grpc(whom.place, made.heads[0], made.tails[0], answer, note, server.deadline)
     if not arrived:
         whom.raise_for(fail)
     result = Result(
@@ -51,13 +52,17 @@ def ask(whom: Whom, data: str | None) -> tuple[Result, Fail | None]:
 
 
 def messages(method: Method, data: str | None) -> list[Any]:
-    """The request's messages; a list is several, where the method takes a stream."""
-    text = files.read(data[1:], "--data").decode("utf-8", "replace") if data and data.startswith("@") else data
+    """The request's messages, as JSON or (a file as `run` has it) as bytes; a list is several, where the method takes a stream."""
+    read = files.read(data[1:], "--data") if data and data.startswith("@") else None
+    if read is not None and data and is_encoded(data):
+        return [read]
+    text = data if read is None else read.decode("utf-8", "replace")
     try:
         value = json.loads(text) if text else {}
     except ValueError as error:
         raise UserError(
-            f"--data is not JSON: {error}", 'write --data \'{"name": "x"}\', or --data @FILE.json'
+            f"--data is not JSON: {error}",
+            'write --data \'{"name": "x"}\', or --data @FILE.json; an encoded message is a @FILE.bin',
         ) from None
     if not isinstance(value, list):
         return [value]

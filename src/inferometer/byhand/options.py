@@ -11,8 +11,9 @@ import msgspec
 
 from inferometer.config import from_mapping
 from inferometer.config.schema import LLM_APIS, TENSOR_APIS, Server
-from inferometer.errors import GIVE_KEY, TRUST, UserError
+from inferometer.errors import CHECK_VERSION, GIVE_KEY, OTHER_GRPC, OTHER_HTTP, SEND_LESS, TRUST, UserError
 from inferometer.units import parse_seconds
+from inferometer.wire.target import parse
 
 _CONNECT_S = 10.0
 _USUAL_CLASSES = 5
@@ -82,7 +83,8 @@ def api_of(options: Options) -> str:
 
 
 def check(options: Options, api: str) -> None:
-    """The flags go together."""
+    """The URL is one, and the flags go together."""
+    parse(options.url)
     kinds = {"a prompt": _TEXT_FLAGS, "tensors": _TENSOR_FLAGS, "a gRPC method": _METHOD_FLAGS}
     own = "a prompt" if api in LLM_APIS else "tensors" if api in TENSOR_APIS else "a gRPC method"
     for kind, flags in kinds.items():
@@ -170,6 +172,10 @@ _SPOKEN = {
     "command line: ": "",
     TRUST: "give the CA's PEM file with --ca, or --insecure",
     GIVE_KEY: "give --api-key-env or --api-key-file",
+    CHECK_VERSION: "check --version",
+    OTHER_GRPC: "check the URL; any other gRPC service is asked with --method",
+    OTHER_HTTP: "check the URL and its path; OpenAI's endpoints are asked with --prompt",
+    SEND_LESS: "send smaller tensors, or take the server's HTTP port",
     "name the model: server.model, or --model on the command line": "name it: --model",
     "name the model: server.model, or --model": "name it: --model",
     "name the .proto file (server.proto)": "name the .proto file: --proto",

@@ -60,7 +60,8 @@ class Result(msgspec.Struct, frozen=True):
     model: str
     version: str
     instants: Instants
-    server: ServerSide | None = None
+    server: ServerSide | str | None = None
+    """Or why it is not known, though the server has statistics."""
     inputs: tuple[Given, ...] = ()
     responses: tuple[Response, ...] = ()
     spoken: Spoken | None = None

@@ -195,6 +195,9 @@ def _time(result: Result, style: Style, room: int) -> Iterable[str]:
     yield _row("total", total, " " * room, stamps, style)
     if server is None:
         return
+    if isinstance(server, str):
+        yield f" {style('of that in the server', bold=True)}, {style(f'not known: {server}', dim=True)}"
+        return
     average = f", the average of {server.requests:,} requests" if server.requests != 1 else ""
     known = [(name, value) for name, value in (("queue", server.queue), ("compute", server.compute)) if value >= 0]
     yield f" {style('of that in the server', bold=True)}, {style(f'as {server.source} say{_s(server.source)}{average}', dim=True)}"

@@ -13,8 +13,10 @@ from inferometer.records import Spent
 from inferometer.types import ServerTiming
 from inferometer.wire.kserve.control import ModelStatistics, difference
 
-_TRIES = 10
+_PATIENCE_S = 0.5
 _PAUSE_S = 0.01
+
+NOT_COUNTED = "its statistics did not count the request in time"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -46,20 +48,26 @@ class Statistics:
         self._whom = whom
         self._before = None if _is_decoupled(whom) else self._ask()
 
-    def since(self) -> ServerSide | None:
-        """What the model spent on the requests since; None where the server does not say.
+    def since(self) -> ServerSide | str | None:
+        """What the model spent on the requests since, or why that is not known; None where the server has no statistics.
 
         Servers count a request when they are rid of it, which may be after its answer has come: so they are asked again,
-        for a tenth of a second at the most.
+        for half a second, and once more when that is over.
         """
         if self._before is None:
             return None
-        for _ in range(_TRIES):
-            found = _between(self._before, self._ask())
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            is_last = time.monotonic() >= end
+            try:
+                found = _between(self._before, self._ask() or ())
+            except UserError as error:  # the server was started anew in between
+                return error.what
             if found is not None:
                 return found
+            if is_last:
+                return NOT_COUNTED
             time.sleep(_PAUSE_S)
-        return None
 
     def _ask(self) -> tuple[ModelStatistics, ...] | None:
         whom = self._whom
@@ -77,11 +85,9 @@ def _is_decoupled(whom: Whom) -> bool:
     return facts is not None and facts.config is not None and facts.config.decoupled
 
 
-def _between(before: tuple[ModelStatistics, ...], after: tuple[ModelStatistics, ...] | None) -> ServerSide | None:
-    try:
-        changes = difference(before, after or ())
-    except UserError:  # the server was started anew in between
-        return None
+def _between(before: tuple[ModelStatistics, ...], after: tuple[ModelStatistics, ...]) -> ServerSide | None:
+    """None while no request is counted."""
+    changes = difference(before, after)
     requests = sum(one.success.count + one.fail.count for one in changes)
     queued = _average(changes, "queue")
     computed = [_average(changes, name) for name in ("compute_input", "compute_infer", "compute_output")]

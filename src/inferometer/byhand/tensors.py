@@ -187,7 +187,7 @@ def _over_grpc(whom: Whom, tensors: list[Tensor], infer: InferOptions) -> tuple[
 
     check = grpc.stream_error if stream else None
     answer = GrpcAnswer(stream, check, kept)
-    instants, fail = exchange.over_grpc(whom.place, block, framed(message), answer, note)
+    instants, fail = exchange.over_grpc(whom.place, block, framed(message), answer, note, server.deadline)
     for at, one in arrived:
         read = _told(whom, grpc.stream_answer if stream else grpc.infer_answer, one)
         if isinstance(read, InferAnswer):  # else it is the error that `fail` says

@@ -13,9 +13,6 @@ from inferometer.errors import KEY_WANTED, UserError
 from inferometer.types import Fail
 from inferometer.wire.failures import meaning
 
-_DEADLINE_GRACE_S = 1.0
-"""What is waited beyond a deadline, for the server to say so itself."""
-
 
 class Whom(msgspec.Struct, frozen=True):
     server: Server
@@ -47,8 +44,6 @@ def reach(server: Server, timeout: float) -> Whom:
     reached = before.reach(server, timeout)
     target = reached.targets[0]
     context = before.tls_context(server) if target.tls else None
-    if server.deadline:
-        timeout = min(timeout or server.deadline + _DEADLINE_GRACE_S, server.deadline + _DEADLINE_GRACE_S)
     place = before.place_of(target, server, context, timeout)
     headers = before.request_headers(target, server, reached.secrets)
     return Whom(server, reached, place, headers, words(server, reached.secrets))
@@ -61,6 +56,7 @@ _WHO = {
     "malformed_http": "that is no HTTP/1.1",
     "not_grpc": "that is no gRPC",
     "not_json": "no JSON, but",
+    "grpc_DEADLINE_EXCEEDED": "not answered in time",
     "stream_reset": "the server gave the call up",
 }
 

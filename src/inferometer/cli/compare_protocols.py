@@ -6,9 +6,13 @@ from collections.abc import Iterator
 import click
 
 from inferometer.cli.settings import server_settings
-from inferometer.errors import ANOTHER_FOLDER, UserError, reworded
+from inferometer.errors import ANOTHER_FOLDER, OTHER_GRPC, OTHER_HTTP, UserError, reworded
 
-_SPOKEN = {ANOTHER_FOLDER: "give another folder: --out DIR"}
+_SPOKEN = {
+    ANOTHER_FOLDER: "give another folder: --out DIR",
+    OTHER_GRPC: "check --grpc",
+    OTHER_HTTP: "check the URL and its path",
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

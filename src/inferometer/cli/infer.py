@@ -78,7 +78,11 @@ Exit status: 0 answered, 2 not.
 @click.option("--labels", metavar="FILE", help="Tensors: names of the classes, one a line (default: Triton's own).")
 @click.option("--output", "outputs", multiple=True, metavar="NAME", help="Tensors: ask for this output. Repeatable.")
 @click.option("--method", metavar="PKG.SERVICE/METHOD", help="gRPC: call this method.")
-@click.option("--data", metavar="JSON|@FILE", help="gRPC: its request; a list is a stream of several (default: {}).")
+@click.option(
+    "--data",
+    metavar="JSON|@FILE",
+    help="gRPC: its request; a list is a stream of several; @FILE.bin is one encoded message (default: {}).",
+)
 @click.option("--proto", metavar="FILE", help="gRPC: a .proto file or a descriptor set (default: reflection).")
 @click.option(
     "--parameter", "parameters", multiple=True, metavar="NAME=VALUE",
@@ -90,7 +94,7 @@ Exit status: 0 answered, 2 not.
 @click.option(
     "--timeout", default="60s", show_default=True, metavar="TIME", help="The longest wait for bytes; 0: none."
 )
-@click.option("--deadline", metavar="TIME", help="gRPC: the call's deadline, which the server is told.")
+@click.option("--deadline", metavar="TIME", help="gRPC: how long the call may take, which the server is told.")
 @click.option("--insecure", is_flag=True, help="TLS: do not check the server's certificate.")
 @click.option("--ca", metavar="FILE", help="TLS: PEM file of the CA to trust.")
 @click.option("--cert", metavar="FILE", help="Mutual TLS: PEM file of your own certificate, with its key or see --key.")

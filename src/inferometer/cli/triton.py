@@ -5,10 +5,13 @@ import sys
 import click
 
 from inferometer.cli.settings import server_settings
-from inferometer.errors import ANOTHER_FOLDER, reworded
+from inferometer.errors import ANOTHER_FOLDER, CHECK_VERSION, OTHER_GRPC, OTHER_HTTP, reworded
 
 _SPOKEN = {
     ANOTHER_FOLDER: "start it elsewhere: its records go to runs/ in the folder that it is started in",
+    CHECK_VERSION: "check -x",
+    OTHER_GRPC: "check -u; `inferometer run` measures any other gRPC service",
+    OTHER_HTTP: "check -u; `inferometer run` measures OpenAI's endpoints",
 }
 
 

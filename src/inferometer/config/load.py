@@ -17,6 +17,7 @@ from inferometer.config.schema import (
     Bursts,
     Closed,
     Config,
+    Load,
     Messages,
     Ramp,
     Seconds,
@@ -261,22 +262,31 @@ def _check_protocol(config: Config, source: str) -> None:
             f"use {by_server}data.type: {fitting}",
         )
     if isinstance(data, Tensors) and data.sequence:
-        stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
-        if not all(isinstance(stage, Closed) for stage in stages):
-            raise UserError(
-                f"{source}: data.sequence: a sequence's next request waits for the last answer",
-                "use load.type: closed; its concurrency is the number of sequences at a time",
-            )
-        for stage in stages:
-            least = data.sequence * stage.concurrency if isinstance(stage, Closed) else 0
-            if stage.requests and (stage.requests < least or stage.requests % data.sequence):
-                raise UserError(
-                    f"{source}: load.requests: {stage.requests} are not whole sequences of {data.sequence}, one for each user at least",
-                    f"give a multiple of {data.sequence}, {least} or more",
-                )
+        _check_sequences(config.load, data.sequence, source)
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
             f"{source}: data: messages or path is needed, and not both", "give data.messages as JSON, or a file"
+        )
+
+
+def _check_sequences(load: Load, length: int | str, source: str) -> None:
+    check_waiting(load, f"{source}: data.sequence")
+    for stage in load.stages if isinstance(load, Stages) else [load]:
+        if isinstance(length, int) and isinstance(stage, Closed):
+            least = length * stage.concurrency
+            if stage.requests and (stage.requests < least or stage.requests % length):
+                raise UserError(
+                    f"{source}: load.requests: {stage.requests} are not whole sequences of {length}, one for each user at least",
+                    f"give a multiple of {length}, {least} or more",
+                )
+
+
+def check_waiting(load: Load, where: str) -> None:
+    """The load is one for sequences."""
+    if not all(isinstance(stage, Closed) for stage in (load.stages if isinstance(load, Stages) else [load])):
+        raise UserError(
+            f"{where}: a sequence's next request waits for the last answer",
+            "use load.type: closed; its concurrency is the number of sequences at a time",
         )
 
 

@@ -106,14 +106,20 @@ class Server(_Section):
         default_factory=list
     )
     compression: Annotated[
-        Literal["none", "gzip", "deflate"], Meta(description="KServe and gRPC: how requests are compressed.")
+        Literal["none", "gzip", "deflate"],
+        Meta(
+            description="KServe and gRPC: how requests are compressed. Answers over HTTP are where `headers` has `accept-encoding`."
+        ),
     ] = "none"
     shared_memory: Annotated[
         bool, Meta(description="KServe on the same machine: pass tensors through system shared memory.")
     ] = False
-    deadline: Annotated[Seconds, Meta(description="gRPC: sent with each call as `grpc-timeout`. 0 is none.")] = Seconds(
-        0
-    )
+    deadline: Annotated[
+        Seconds,
+        Meta(
+            description="gRPC: from sending a call to the end of its answer. It is sent along as `grpc-timeout`, and the client keeps it too: `grpc_DEADLINE_EXCEEDED`. 0 is none."
+        ),
+    ] = Seconds(0)
     method: Annotated[str | None, Meta(description="`api: grpc`: the method to call, `package.Service/Method`.")] = None
     proto: Annotated[
         str | None,
@@ -188,12 +194,14 @@ class Tensors(_Section, tag_field="type", tag="tensors"):
         dict[str, list[int]],
         Meta(description="Full shapes by input, batch included: `{INPUT0: [1, 1000]}`. Default: a dynamic size is 1."),
     ] = field(default_factory=dict)
-    batch: Annotated[Count, Meta(description="The batch size, where the model takes batches.")] = 1
+    batch: Annotated[
+        Count,
+        Meta(description="The batch size, where the model takes batches. Where `shape` has one too, it is the same."),
+    ] = 1
     sequence: Annotated[
-        int,
+        Annotated[int, Meta(ge=0)] | Literal["streams"],
         Meta(
-            description="Requests of a sequence, with one correlation id and start and end flags; a closed loop's users each run one at a time. 0: none.",
-            ge=0,
+            description="Requests of a sequence, with one correlation id and start and end flags; a closed loop's users each run one at a time. `streams`: each list in the JSON file is a sequence of its own length; so it is by itself where the model keeps sequences. 0: none."
         ),
     ] = 0
     inputs: Annotated[list[TensorInput], Meta(description="What the model takes. Default: asked of the server.")] = (
@@ -310,7 +318,13 @@ class Closed(_Stage, tag_field="type", tag="closed"):
     concurrency: Annotated[
         Count, Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included): a stage for each.')
     ] = 16
-    requests: Annotated[int, Meta(description="Ends after so many.", ge=0)] = 0
+    requests: Annotated[
+        int,
+        Meta(
+            description="Ends after so many; without a duration also when the server could not be reached for 30 s.",
+            ge=0,
+        ),
+    ] = 0
     duration: Annotated[Seconds, Meta(description="Ends after so long (requests in flight are finished).")] = Seconds(0)
     ramp_up: Annotated[Seconds, Meta(description="The users start evenly over this time.")] = Seconds(0)
     think: Annotated[Seconds, Meta(description="A user's pause between an answer and the next request.")] = Seconds(0)

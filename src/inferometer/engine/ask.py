@@ -148,7 +148,7 @@ def grpc(
         pieces.extend((at, message) for message in kept)
         kept.clear()
 
-    instants, fail = over_grpc(place, block, body, answer, heard)
+    instants, fail = over_grpc(place, block, body, answer, heard, deadline)
     if fail is not None and fail.code == "not_grpc":
         raise UserError(f"{target.url}: {fail.message}: that is no gRPC", "check the port and the URL's scheme")
     told = msgspec.structs.asdict(instants)

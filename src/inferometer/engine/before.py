@@ -175,9 +175,10 @@ def _descriptors(place: Place, server: Server, headers: dict[str, str]) -> bytes
     if server.proto:
         path = Path(server.proto).expanduser()
         descriptors = protobuf.compile(path) if path.suffix == ".proto" else _read(path)
+        called = f"server.proto: {path}"
     else:
-        descriptors = _reflected(place, server, headers)
-    protobuf.load(descriptors).method(server.method or "")
+        descriptors, called = _reflected(place, server, headers), "what the server describes itself with"
+    protobuf.load(descriptors, called=called).method(server.method or "")
     return descriptors
 
 

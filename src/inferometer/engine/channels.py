@@ -15,6 +15,8 @@ from inferometer.engine.flight import Flight
 from inferometer.engine.pool import Carrier, OnEnded
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamAnswer
+from inferometer.units import NS
+from inferometer.wire.grpc import deadline_passed
 
 _BEFORE_OPEN = {
     "closed": "the server closed the connection before it was ready for a request",
@@ -24,11 +26,16 @@ _BEFORE_OPEN = {
 
 
 class Channels:
-    def __init__(self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: OnEnded) -> None:
+    def __init__(
+        self, dial: Dial, head: bytes, answer: Callable[[], StreamAnswer], on_ended: OnEnded, deadline: float = 0
+    ) -> None:
+        """`deadline`: seconds from a call's sending in which its answer has to be complete; 0: none."""
         self._dial = dial
         self._head = head
         self._answer = answer
         self._on_ended = on_ended
+        self._deadline = int(deadline * NS)
+        self._late = deadline_passed(deadline)
         self._begun = Countdown(dial.loop)
         self._ready: list[Channel] = []
         self._idle: list[Channel] = []  # of those; the last used is the first to be used again
@@ -130,6 +137,8 @@ class Channels:
             self._let_go(self._waiting, channel)
         if not channel.calls:
             self._idle.append(channel)
+        if self._deadline and at > flight.sent + self._deadline:  # it came before anybody had looked for such
+            event = self._late
         self._on_ended(flight, at, event, answer)
 
     def refused(self, channel: Channel, flight: Flight) -> None:
@@ -224,6 +233,9 @@ class _Awaited(msgspec.Struct, frozen=True):
 
     connect_from: int
     is_ready: bool = False
+
+    def read_until(self, instant: int) -> None:
+        """Nothing comes over it."""
 
 
 class _Waiting(msgspec.Struct, frozen=True):

@@ -17,8 +17,9 @@ from inferometer.errors import TRUST, UserError
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Event, Fail, StreamAnswer
-from inferometer.units import format_seconds
+from inferometer.units import NS, format_seconds
 from inferometer.wire.failures import is_tls, meaning
+from inferometer.wire.grpc import deadline_passed
 from inferometer.wire.http1 import FRAME_HEAD, HTTP2, TLS, is_http2
 from inferometer.wire.http2 import Client, Data, GoAway, Headers, Http2Error, Reset, code_name
 from inferometer.wire.target import Target
@@ -28,6 +29,8 @@ Heard = Callable[[int, Sequence[Event]], None]
 """What bytes that came at an instant (CLOCK_MONOTONIC ns) mean."""
 
 _READ = 65_536  # below what malloc maps anew for every read
+_LEAST_S = 0.001
+"""What is waited when a deadline has passed: no time, but what came before it is still read."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -148,6 +151,10 @@ def _connected(place: Place) -> Iterator["_Wire"]:
         yield _Wire(place, sock, instants, offset if primed is not None else None)
 
 
+class _DeadlinePassed(Exception):  # noqa: N818 - nothing is wrong: that is how a call ends
+    pass
+
+
 class _Wire:
     """A connected socket, read with stamps where the kernel gives them (not through TLS)."""
 
@@ -157,17 +164,26 @@ class _Wire:
         self._place = place
         self._sock = sock
         self._offset = offset
+        self.until = 0  # the deadline; 0: none
+        self.is_cut = False  # it passed while something was written, of which a part is still to come
+        self._is_by_deadline = False  # what the next wait is limited by
         self._last = 0  # when bytes came
         self._is_refused = False  # the server has closed before it took all
+
+    @property
+    def target(self) -> Target:
+        return self._place.target
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
             while rest:  # sendall would have the timeout for all of it, however much that is
+                self._limit_wait()
                 count = self._sock.send(rest)
                 self.instants.bytes_out += count
                 rest = rest[count:]
         except TimeoutError:
+            self.is_cut = True
             raise self._late("took no more bytes") from None
         except OSError:
             self._is_refused = True  # what the server said before that is still to be read
@@ -179,6 +195,7 @@ class _Wire:
 
     def read(self) -> tuple[bytes, int]:
         """The next bytes and when they arrived; none: the server closed, and the instant is that of its last bytes."""
+        self._limit_wait()
         try:
             if self._offset is None:
                 data, stamp = self._sock.recv(_READ), 0
@@ -203,6 +220,8 @@ class _Wire:
             at = min(at, stamp - self._offset)
         self.instants.bytes_in += len(data)
         self._last = max(at, self._last, self.instants.connected)  # stamps are older than our clock's reading
+        if self.until and self._last > self.until:
+            raise _DeadlinePassed
         return data, self._last
 
     def ended(self, at: int) -> Instants:
@@ -213,7 +232,17 @@ class _Wire:
         found.done = at
         return found
 
-    def _late(self, what: str) -> UserError:
+    def _limit_wait(self) -> None:
+        """For the next read or write: the timeout, or what is left until the deadline."""
+        if self.until:
+            left = max((self.until - now()) / NS, _LEAST_S)
+            timeout = self._place.timeout or left
+            self._is_by_deadline = left <= timeout
+            self._sock.settimeout(min(left, timeout))
+
+    def _late(self, what: str) -> UserError | _DeadlinePassed:
+        if self._is_by_deadline:
+            return _DeadlinePassed()
         return UserError(
             f"{self._place.target.url}: the server {what} within {format_seconds(self._place.timeout)}",
             "check that it is alive, or raise server.timeouts.connect",
@@ -272,34 +301,46 @@ def _with_tls(target: Target) -> str:
 
 
 def over_grpc(
-    place: Place, block: bytes, body: bytes, answer: StreamAnswer, heard: Heard
+    place: Place, block: bytes, body: bytes, answer: StreamAnswer, heard: Heard, deadline: float = 0
 ) -> tuple[Instants, Fail | None]:
-    """Make one call and tell the answer's frames until it says how it ended."""
+    """Make one call and tell the answer's frames until it says how it ended; `deadline`: seconds from its sending in which
+    that has to be, 0: no limit."""
     client = Client()
     with _connected(place) as wire:
+        wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
         client.start()
         stream = client.request(block, body)
-        start = b""
-        ending: End | Fail | None = None
-        while ending is None:
-            _flush(client, wire)
-            data, at = wire.read()
-            if len(start) < FRAME_HEAD:
-                start += data[:FRAME_HEAD]
-            events, broken = _events(client, data)
-            for event in events:
-                if isinstance(event, GoAway) or event.stream != stream:
-                    continue
-                wire.instants.first_byte = wire.instants.first_byte or at
-                said = _said(event, answer)
-                heard(at, said)
-                ending = _ending(said)
-                if ending is not None:  # whatever follows, that was it
-                    break
-            if ending is None and (broken is not None or not data):
-                raise _no_answer(place.target, client, broken, start, is_begun=wire.instants.first_byte > 0)
-        _flush(client, wire)
+        try:
+            at, ending = _answered(client, wire, stream, answer, heard)
+        except _DeadlinePassed:
+            at, ending = now(), deadline_passed(deadline)
+            client.reset(stream)
+        with contextlib.suppress(_DeadlinePassed):
+            if not wire.is_cut:
+                _flush(client, wire)
         return wire.ended(at), ending if isinstance(ending, Fail) else None
+
+
+def _answered(client: Client, wire: _Wire, stream: int, answer: StreamAnswer, heard: Heard) -> tuple[int, End | Fail]:
+    """When and how the answer ended, by its own words."""
+    start = b""
+    while True:
+        _flush(client, wire)
+        data, at = wire.read()
+        if len(start) < FRAME_HEAD:
+            start += data[:FRAME_HEAD]
+        events, broken = _events(client, data)
+        for event in events:
+            if isinstance(event, GoAway) or event.stream != stream:
+                continue
+            wire.instants.first_byte = wire.instants.first_byte or at
+            said = _said(event, answer)
+            heard(at, said)
+            ending = _ending(said)
+            if ending is not None:  # whatever follows, that was it
+                return at, ending
+        if broken is not None or not data:
+            raise _no_answer(wire.target, client, broken, start, is_begun=wire.instants.first_byte > 0)
 
 
 def _flush(client: Client, wire: _Wire) -> None:

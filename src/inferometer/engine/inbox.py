@@ -83,6 +83,18 @@ class Inbox:
         source.error = error
         self._decode([*items, (source, b"", now(), -1)])
 
+    def read_until(self, descriptor: int, instant: int) -> None:
+        """Read one now, as far as what it has came by an instant, and decode all of that. Not from within `between`: what was
+        read before it may not be decoded yet."""
+        items: list[_Item] = []
+        while more := self._read([(descriptor, 0)]):
+            items += more
+            _, data, at, _ = more[0]
+            if not data or at > instant:
+                break
+        if items:
+            self._decode(items)
+
     def _ready(self, ready: Sequence[tuple[int, int]]) -> None:
         self._decode(self._read(ready))
 

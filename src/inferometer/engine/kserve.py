@@ -9,7 +9,7 @@ import msgspec
 from inferometer.config.schema import TENSOR_APIS, Server
 from inferometer.engine import ask
 from inferometer.engine.exchange import Place
-from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
+from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import control, grpc
@@ -35,7 +35,10 @@ def question(place: Place, headers: Mapping[str, str], name: str, *arguments: An
     target = place.target
     if not target.grpc:
         asked = getattr(control, name)(*arguments)
-        reply = ask.http(place, asked.method, asked.path, headers, asked.body)
+        plain = {
+            key: value for key, value in headers.items() if key.lower() != "accept-encoding"
+        }  # that is for inferences
+        reply = ask.http(place, asked.method, asked.path, plain, asked.body)
         return _told(target.url, f"http_{reply.status}", lambda: control.read(asked, reply.status, reply.body))
     call = getattr(grpc, name)(*arguments)
     reply = ask.grpc(place, call.path, [call.message], headers)
@@ -59,8 +62,16 @@ def _told(url: str, code: str, read: Any) -> Any:
 
 def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelFacts:
     """Is it alive, which model, is that ready, and what does it take?"""
+    try:
+        return _discover(place, headers, server)
+    except UserError as error:
+        error.remedy = error.remedy or "look at the server's log"
+        raise
+
+
+def _discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelFacts:
     url, version = place.target.url, server.version or ""
-    if not question(place, headers, "live"):
+    if not _is_live(place, headers):
         raise UserError(f"{url}: the server says that it is not live", "wait for it, or look at its log")
     about = question(place, headers, "server_metadata")
     model = server.model or _only_model(place, headers)
@@ -83,6 +94,15 @@ def discover(place: Place, headers: Mapping[str, str], server: Server) -> ModelF
         )
     _check_outputs(server, metadata)
     return ModelFacts(about, _with_optional(metadata, config), config)
+
+
+def _is_live(place: Place, headers: Mapping[str, str]) -> bool:
+    """The first question: a server that does not know it speaks something else."""
+    try:
+        return bool(question(place, headers, "live"))
+    except NotOffered as error:
+        remedy = OTHER_GRPC if place.target.grpc else OTHER_HTTP
+        raise UserError(f"{error.what}: it is no KServe v2 server", remedy) from None
 
 
 def _streamed(place: Place, metadata: ModelMetadata) -> str:
@@ -144,6 +164,6 @@ def _known_models(place: Place, headers: Mapping[str, str], model: str, version:
     if model in names:
         versions = sorted({entry.version for entry in entries if entry.name == model and entry.version})
         there = f": the server has {', '.join(versions)}" if versions else ""
-        return f"check server.version{there}" if version else f"load {model} into the server"
+        return f"{CHECK_VERSION}{there}" if version else f"load {model} into the server"
     near = difflib.get_close_matches(model, names, 1, 0.5)
     return (f"did you mean {near[0]}? " if near else "") + f"the server has {', '.join(names[:20])}"

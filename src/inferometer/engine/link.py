@@ -151,6 +151,11 @@ class Link:
         if self.is_open:
             self._inbox.read_out(self._fd, error)
 
+    def read_until(self, instant: int) -> None:
+        """Let the user hear now what came by that instant and lies unread."""
+        if self.is_open:
+            self._inbox.read_until(self._fd, instant)
+
     def shut(self) -> None:
         """Close it; nobody is told."""
         if self.is_open:

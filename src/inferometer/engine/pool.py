@@ -35,6 +35,8 @@ class Openness(Protocol):
     @property
     def connect_from(self) -> int: ...
 
+    def read_until(self, instant: int) -> None: ...
+
 
 class Carrier(Protocol):
     """What carries a flight: a connection, or a channel."""

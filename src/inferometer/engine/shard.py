@@ -21,6 +21,7 @@ from inferometer.engine.flight import Ended, Flight
 from inferometer.engine.health import TICK, Health
 from inferometer.engine.inbox import Clock, Inbox
 from inferometer.engine.pool import Answer, Carrier, Carriers, Pool
+from inferometer.engine.sequences import Sequences
 from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import Asking, driver
 from inferometer.errors import UserError
@@ -30,10 +31,13 @@ from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
+from inferometer.wire.grpc import deadline_passed
 from inferometer.wire.target import Target
 
-_SWEEP_AT_LEAST = 5_000_000
-"""Timeouts are looked for at this distance or wider, never a timer a request."""
+_SWEEP_APART = 5_000_000
+_SWEEP_SHARE = 20
+"""Timeouts are looked for by sweeps, never by a timer a request: at this distance or wider, and closer where so few are in
+flight that a sweep takes less than a twentieth of the time between two."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -46,6 +50,8 @@ class Task(msgspec.Struct, frozen=True):
     addresses: tuple[tuple[int, tuple[object, ...]], ...]
     context: ssl.SSLContext | None
     timeouts: Timeouts
+    deadline: float
+    """Seconds from a call's sending; gRPC's, 0 is none."""
     connections: int
     """Opened before t=0, over all targets."""
     warm: tuple[bytes, ...]
@@ -72,9 +78,7 @@ class Shard:
         self._heads = calls.heads
         self._requests = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
         self._distinct = len(self._requests)
-        self.sequence = calls.sequence
-        self._free = deque(range(0, self._distinct, self.sequence or self._distinct))  # sequences, by their first
-        self._turns: dict[tuple[int, int], int] = {}  # the place among the tails of each stage's users
+        self.sequences = Sequences(calls.sequences) if calls.sequences else None
         self._is_text = calls.is_text
         self._is_numbered = calls.decoder is not None
         self._urls = len(task.targets)
@@ -84,7 +88,8 @@ class Shard:
         self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
         self._over: list[Ended] = []  # and not yet settled
         self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
-        self.stopping = False
+        self.stopping = self.is_halted = False
+        self.given_up: list[int] = []
         self.texts: list[tuple[int, str]] = []
         self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]
         self._stage = -1
@@ -93,11 +98,12 @@ class Shard:
         self._is_settling = False
         self._finished = loop.create_future()
         self._health: Health | None = None
+        self._ticked = (0, 0)  # the last two: what came before the older is read by the next, stall or no stall
         self._parent = os.getppid()
         timeouts = task.timeouts
-        self._limits = tuple(
-            int(limit * NS) for limit in (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total)
-        )
+        limits = (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total, task.deadline)
+        self._limits = tuple(int(limit * NS) for limit in limits)
+        self._late = deadline_passed(task.deadline)
 
     def _lead_to(self, place: int) -> Carriers:
         """What carries requests to one of the targets."""
@@ -107,7 +113,7 @@ class Shard:
         dial = Dial(self._loop, target, task.addresses[place], self._inbox, context)
         calls = task.calls
         if calls.answer is not None:
-            return Channels(dial, calls.heads[place], calls.answer, self._ended)
+            return Channels(dial, calls.heads[place], calls.answer, self._ended, task.deadline)
         assert calls.decoder is not None
         return Pool(dial, calls.decoder, self._ended)
 
@@ -163,8 +169,7 @@ class Shard:
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        more = self._stage < len(self._drivers) or any(driver.is_within_sequences for driver in self._drivers)
-        planned = more and not self.stopping
+        planned = self._stage < len(self._drivers) and not self.stopping
         if not planned and not self._in_flight and not self._queue and not self._finished.done():
             self._finished.set_result(None)
 
@@ -211,8 +216,8 @@ class Shard:
         heads, requests, distinct, urls = self._heads, self._requests, self._distinct, self._urls
         made = []
         for id, (user, intended) in zip(ids, asking, strict=True):
-            if self.sequence:
-                n, url = self._next_in_sequence(stage, user), user % urls
+            if self.sequences is not None:
+                n, url = self.sequences.take((stage, user)), user % urls
             else:
                 n, url = self._made % distinct, id % urls
             self._made += 1
@@ -231,21 +236,6 @@ class Shard:
             )
             made.append(flight)
         return made
-
-    def _next_in_sequence(self, stage: int, user: int) -> int:
-        """The user's next request: its sequence's next, or the first of a sequence that nobody is in."""
-        turn = self._turns.get((stage, user), -1) + 1
-        if turn % self.sequence == 0:
-            # All are taken only where more than three stages end their sequences while the next one runs.
-            turn = self._free.popleft() if self._free else 0
-        self._turns[stage, user] = turn
-        return turn
-
-    def _leave_sequence(self, flight: Flight) -> None:
-        """After the answer to its last request, others may have it."""
-        following = self._turns[flight.stage, flight.user] + 1
-        if following % self.sequence == 0:
-            self._free.append(following - self.sequence)
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None:
         """Its time has come: send it, unless the cap holds it back."""
@@ -266,6 +256,9 @@ class Shard:
             carriers.carry(own)
             if not self._is_settling:
                 carriers.flush()
+
+    def is_awaiting(self) -> bool:
+        return any(flight.sent for carriers in self._carriers for _, flight in carriers.flights())
 
     def _release_queued(self) -> None:
         while self._queue and self._in_flight < self._queue[0][1]:
@@ -304,9 +297,6 @@ class Shard:
 
     def _follow(self, over: Sequence[Ended]) -> None:
         """What may go now that these have ended."""
-        if self.sequence:
-            for flight, _, _ in over:
-                self._leave_sequence(flight)
         self._release_queued()
         if len(self._drivers) == 1:
             self._drivers[0].freed(over)
@@ -355,13 +345,14 @@ class Shard:
             except OSError:
                 self._disk_is_full()
         self._publish()
+        self._control["recorded"], self._ticked = self._ticked[0], (self._ticked[1], now())
         stop = self._control["stop"]
         if os.getppid() != self._parent:
             stop = 2
-        if stop and not self.stopping:
-            self._stop(now() + int(self._task.grace * NS))
         if stop > 1:
             self._stop_now()
+        elif stop and not self.stopping:
+            self._stop(now() + int(self._task.grace * NS))
         if 0 <= self._stage < self._control["past"] and not self.stopping:
             self._drivers[self._stage].end()
         if not self._finished.done():
@@ -392,27 +383,37 @@ class Shard:
     def _sweep(self) -> None:
         """Fail what has outstayed a timeout. Nothing new can expire before the shortest limit has passed from now."""
         limits = [limit for limit in self._limits if limit]
-        if not limits:
+        if not limits or self._finished.done():
             return
         at = now()
         following = at + min(limits)
         for carriers in self._carriers:
             for carrier, flight in list(carriers.flights()):
-                deadline, code = self._deadline(carrier, flight)
-                if deadline <= at:
-                    carrier.give_up(flight, code)
+                expires, code = self._expiry(carrier, flight)
+                if expires > at:
+                    following = min(following, expires)
+                elif code == self._late.code:
+                    carrier.link.read_until(expires)  # an answer that came in time is one, however late it is read
+                    carrier.give_up(flight, code, self._late.message)
                 else:
-                    following = min(following, deadline)
+                    carrier.give_up(flight, code)
         if not self._finished.done():
-            self.agenda.at(max(following, at + _SWEEP_AT_LEAST), self._sweep)
+            apart = min(_SWEEP_APART, _SWEEP_SHARE * (now() - at))
+            self.agenda.at(max(following, at + apart), self._sweep_soon)
 
-    def _deadline(self, carrier: Carrier, flight: Flight) -> tuple[int, str]:
+    def _sweep_soon(self) -> None:
+        """The agenda may be looked at in the middle of the inbox's work; reading has to wait for the end of that."""
+        self._loop.call_soon(self._sweep)
+
+    def _expiry(self, carrier: Carrier, flight: Flight) -> tuple[int, str]:
         """When the request expires, and by which of its timeouts."""
-        connect, first_token, idle, total = self._limits
+        connect, first_token, idle, total, deadline = self._limits
         never = 1 << 62
         if not carrier.link.is_ready:
             return (carrier.link.connect_from + connect if connect else never), "connect_timeout"
         candidates = [(flight.sent + total if total else never, "total_timeout")]
+        if deadline:
+            candidates.append((flight.sent + deadline, self._late.code))
         if flight.arrivals:
             candidates.append((flight.arrivals[-1] + idle if idle else never, "idle_timeout"))
         else:
@@ -420,7 +421,7 @@ class Shard:
         return min(candidates)
 
     def _stop(self, deadline: int) -> None:
-        """Send nothing more; what is in flight has until the deadline."""
+        """Send nothing more but what closes sequences; what is in flight has until the deadline."""
         self.stopping = True
         self._control["interrupted"] = 1
         at = now()
@@ -429,9 +430,12 @@ class Shard:
             flight.done = at
             self._record([(flight, Fail(CANCELLED, "still waiting for the cap"), None)])
         self.agenda.at(deadline, self._stop_now)
+        for each in self._drivers:
+            each.close_sequences()
         self._end_if_idle()
 
     def _stop_now(self) -> None:
+        self.is_halted = True
         if not self.stopping:
             self._stop(now())
         for carriers in self._carriers:

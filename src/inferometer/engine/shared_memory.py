@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from types import FrameType
 
@@ -59,8 +60,8 @@ class Portion(msgspec.Struct, frozen=True):
     payloads: Sequence[Payload]
     at_once: int
     """Requests in flight at the most, as far as that is known."""
-    sequence: int = 0
-    """The payloads lie in sequences of so many, each sent one after the other; 0: there are none."""
+    sequences: tuple[int, ...] = ()
+    """The payloads lie in sequences of so many each, sent one after the other; empty: there are none."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -223,12 +224,12 @@ class _Shard(msgspec.Struct, frozen=True):
 
     inputs: tuple[dict[str, ShmRef], ...]
     at_once: int
-    sequence: int
+    sequences: tuple[int, ...]
 
     def slots(self, room: int) -> int:
         """How many slots its requests take in turn, where there is room for so many: at least one for each in flight."""
-        if self.sequence:  # the requests of a sequence are never in flight together
-            return len(self.inputs) // self.sequence
+        if self.sequences:  # the requests of a sequence are never in flight together
+            return len(self.sequences)
         return min(max(len(self.inputs), _SLOTS_PER_USER * self.at_once), max(room, self.at_once, 1))
 
 
@@ -239,10 +240,10 @@ def _laid_out(region: Region, served: Served, portions: Iterable[Portion]) -> tu
     batch = 1
     for portion in portions:
         inputs = tuple(_put(region, payload) for payload in portion.payloads)
-        shards.append(_Shard(inputs, portion.at_once, portion.sequence))
-        largest = max((largest, *portion.payloads), key=_size)
+        shards.append(_Shard(inputs, portion.at_once, portion.sequences))
+        largest = max((*portion.payloads, largest), key=_size)  # of those without any bytes, one that is a request
         batch = max((batch, *(payload[0].shape[0] for payload in portion.payloads if payload and payload[0].shape)))
-    sizes = _output_sizes(served, largest, batch, bool(shards[0].sequence))
+    sizes = _output_sizes(served, largest, batch, bool(shards[0].sequences))
     room = _ROOM // len(shards) // max(_stride(sizes), 1)
     return tuple(SharedRefs(shard.inputs, _outputs(region, sizes, shard, room)) for shard in shards)
 
@@ -261,7 +262,7 @@ def _outputs(region: Region, sizes: dict[str, int], shard: _Shard, room: int) ->
     count, stride = shard.slots(room), _stride(sizes)
     start = region.reserve(count * stride)
     slots = [_slot(region.name, sizes, start + n * stride) for n in range(count)]
-    return tuple(slot for slot in slots for _ in range(shard.sequence or 1))
+    return tuple(slot for slot, times in zip(slots, shard.sequences or repeat(1), strict=False) for _ in range(times))
 
 
 def _slot(name: str, sizes: dict[str, int], offset: int) -> dict[str, ShmRef]:
@@ -327,8 +328,9 @@ def _inferred(served: Served, payload: Payload, in_sequences: bool) -> list[Infe
     """One inference by hand, tensors in the messages."""
     server, version = served.server, served.server.version or ""
     place = msgspec.structs.replace(served.places[0], timeout=float(server.timeouts.total))
-    sequenced = Sequenced(int(in_sequences), secrets.randbits(40) + 1)
-    options = InferOptions(parameters=server.parameters | sequenced.parameters(0), outputs=tuple(server.outputs))
+    sequenced = Sequenced((1,) if in_sequences else (), secrets.randbits(40) + 1)
+    parameters = server.parameters | next(sequenced.parameters())
+    options = InferOptions(parameters=parameters, outputs=tuple(server.outputs))
     try:
         if not place.target.grpc:
             own, body = http.encode(payload, options)

@@ -46,6 +46,7 @@ CONTROL = (
     # written by the shard
     "state",  # a place in STATES
     "heartbeat",  # monotonic ns of the last sign of life
+    "recorded",  # monotonic ns before which all that was answered is in the spool
     "rows",
     "chunks",
     "failures",

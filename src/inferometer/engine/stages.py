@@ -10,9 +10,12 @@ from typing import Protocol
 
 from inferometer.engine.agenda import Agenda
 from inferometer.engine.flight import Ended, Flight
+from inferometer.engine.sequences import Sequences
+from inferometer.records import UNREACHED
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, Fail, OpenStage
+from inferometer.units import NS
 
 Then = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
@@ -29,6 +32,8 @@ _BACKOFF = 10_000_000
 _MAX_BACKOFF = 1_000_000_000
 """A closed loop's user whose request failed waits 10 ms, then twice that, up to 1 s, until one succeeds: a server that
 refuses everything at once is not asked a million times."""
+_NO_CONNECTION = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))
+"""The failures of requests that did not get to the server."""
 
 
 Asking = tuple[int, int]
@@ -39,14 +44,22 @@ NOBODY = -1
 class Launcher(Protocol):
     agenda: Agenda
     stopping: bool
-    sequence: int
-    """Requests of a sequence, which a user sends from its first to its last; 0: there are none."""
+    """Nothing is begun any more: users only close their sequences."""
+    is_halted: bool
+    """Nothing at all is sent any more."""
+    sequences: Sequences | None
+    """Users send requests in sequences, each from its first to its last; None: each request is for itself."""
+    given_up: list[int]
+    """Stages that ended because the server could not be reached."""
 
     def make(self, stage: int, ids: Sequence[int], asking: Sequence[Asking]) -> list[Flight]: ...
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None: ...
 
     def launch(self, flights: Sequence[Flight]) -> None: ...
+
+    def is_awaiting(self) -> bool:
+        """A request has been sent whose answer is not complete."""
 
 
 class OpenLoop:
@@ -125,9 +138,8 @@ class OpenLoop:
     def freed(self, ended: Sequence[Ended]) -> None:
         """Answers came: nothing to do, the plan decides."""
 
-    @property
-    def is_within_sequences(self) -> bool:
-        return False
+    def close_sequences(self) -> None:
+        """There are none: their requests wait for answers."""
 
 
 class ClosedLoop:
@@ -143,8 +155,9 @@ class ClosedLoop:
         self._over = False
         self._then: Then = lambda at: None
         self._failures = [0] * plan.concurrency
-        self._begun = 0  # requests sent, and those that the sequences under way still hold
-        self._left = [0] * plan.concurrency  # of each user's sequence
+        self._pausing: set[int] = set()  # users
+        self._unreached_since = 0  # the first of the failures to connect that came one after the other; 0: none
+        self._begun = 0  # sequences: requests sent, and those that sequences under way still hold
 
     def start(self, at: int, then: Then) -> None:
         plan, agenda = self._plan, self._launcher.agenda
@@ -166,13 +179,24 @@ class ClosedLoop:
     def _finish(self, at: int) -> None:
         if not self._over:
             self._over = True
+            self.close_sequences()
             self._then(at)
+
+    def close_sequences(self) -> None:
+        """The stage or the run ends: whoever pauses within a sequence closes it now, the others when their answers are there."""
+        sequences = self._launcher.sequences
+        if sequences is not None:
+            at = now()
+            asking = [(user, at) for user in sorted(self._pausing) if sequences.is_within((self._index, user))]
+            self._pausing.difference_update(user for user, _ in asking)
+            if asking:
+                self._ask(asking)
 
     def _ask(self, asking: Sequence[Asking]) -> None:
         """Send the next request of each, as long as the stage goes on."""
         plan, launcher = self._plan, self._launcher
-        if launcher.sequence:
-            may: Sequence[Asking] = [each for each in asking if self._may_in_sequence(each[0])]
+        if launcher.sequences is not None:
+            may: Sequence[Asking] = [each for each in asking if self._may_in_sequence(each[0], launcher.sequences)]
         else:
             may = asking[: 0 if launcher.stopping or self._over else self._limit - self._issued]
         if may:
@@ -184,46 +208,73 @@ class ClosedLoop:
         if not self._active:
             self._finish(now())
 
-    def _may_in_sequence(self, user: int) -> bool:
-        """Whether the user goes on. A sequence that was begun is ended: a server would keep its state, and its place, for long."""
-        if self._launcher.stopping:
+    def _may_in_sequence(self, user: int, sequences: Sequences) -> bool:
+        """Whether the user goes on: with its sequence (when the stage or the run ends, to its END at once), or with another."""
+        if self._launcher.is_halted:
             return False
-        if self._left[user]:
-            self._left[user] -= 1
+        own = (self._index, user)
+        if sequences.is_within(own):
+            if self._is_ending:
+                self._begun -= sequences.close(own)
             return True
-        length = self._launcher.sequence
-        if self._over or self._begun + length > self._limit:
+        length = sequences.next_length
+        if self._is_ending or self._begun + length > self._limit:
             return False
         self._begun += length
-        self._left[user] = length - 1
+        sequences.begin(own)
         return True
 
     @property
-    def is_within_sequences(self) -> bool:
-        """Somebody has begun a sequence and is to send the rest of it, stage over or not."""
-        return any(self._left)
+    def _is_ending(self) -> bool:
+        return self._over or self._launcher.stopping
 
     def freed(self, ended: Sequence[Ended]) -> None:
         """Users' answers came: they ask again, after a pause if they think or the server fails."""
-        think, failures = self._plan.think, self._failures
+        sequences = self._launcher.sequences
         asking: list[Asking] = []
         for flight, event, _ in ended:
-            user = flight.user
-            if event.__class__ is Fail:
-                self._ask_after(max(think, min(_BACKOFF << failures[user], _MAX_BACKOFF)), flight)
-                failures[user] = min(failures[user] + 1, 10)
-                continue
-            failures[user] = 0
-            if think:
-                self._ask_after(think, flight)
+            user, pause = flight.user, self._plan.think
+            failed = event.__class__ is Fail
+            if failed:
+                pause = max(pause, self._backoff(user))
+                self._look_for_server(flight, event)  # type: ignore[arg-type]
+            else:
+                self._failures[user] = self._unreached_since = 0
+            if sequences is not None:
+                self._begun -= sequences.answered((self._index, user), failed)
+            if pause and not self._is_ending:
+                self._ask_after(pause, flight)
             else:
                 asking.append((user, flight.done))
         if asking:
             self._ask(asking)
 
+    def _backoff(self, user: int) -> int:
+        failures = self._failures[user]
+        self._failures[user] = min(failures + 1, 10)
+        return min(_BACKOFF << failures, _MAX_BACKOFF)
+
+    def _look_for_server(self, flight: Flight, fail: Fail) -> None:
+        """Give a stage up that has no end but a number of requests, once nothing has got to the server for long: with every
+        user asking once a second, it would go on for hours."""
+        if fail.code not in _NO_CONNECTION:
+            self._unreached_since = 0
+            return
+        self._unreached_since = self._unreached_since or flight.done
+        has_waited = flight.done - self._unreached_since >= UNREACHED * NS
+        if has_waited and not self._plan.duration and not self._over and not self._launcher.is_awaiting():
+            self._launcher.given_up.append(self._index)
+            self._finish(now())
+
     def _ask_after(self, pause: int, flight: Flight) -> None:
-        asking = (flight.user, flight.done + pause)
-        self._launcher.agenda.at(asking[1], lambda: self._ask([asking]))
+        user, at = flight.user, flight.done + pause
+        self._pausing.add(user)
+        self._launcher.agenda.at(at, lambda: self._resume(user, at))
+
+    def _resume(self, user: int, at: int) -> None:
+        if user in self._pausing:  # and has not closed its sequence meanwhile
+            self._pausing.discard(user)
+            self._ask([(user, at)])
 
 
 Driver = OpenLoop | ClosedLoop

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import cast
@@ -25,7 +25,7 @@ from inferometer.units import NS
 from inferometer.wire import calls
 from inferometer.wire.calls import Asked
 from inferometer.wire.kserve.calls import Sequenced, SharedRefs
-from inferometer.workload import tokenizer
+from inferometer.workload import tensors, tokenizer
 
 MAX_DISTINCT = 20_000
 """Requests that are made before t=0; a longer run uses them again, and its report says so."""
@@ -58,6 +58,8 @@ class Facts(msgspec.Struct, frozen=True):
     stamps: str
     timer: str
     loop: str
+    given_up: tuple[int, ...] = ()
+    """Stages that it gave up."""
 
 
 def run_shard(job: Job, shard: int) -> Facts:
@@ -85,16 +87,20 @@ async def _run(job: Job, number: int) -> Facts:
     finally:
         shard.close_spool()
     return Facts(
-        "kernel" if shard.has_kernel_stamps else "user", shard.timer_kind, type(loop).__module__.partition(".")[0]
+        "kernel" if shard.has_kernel_stamps else "user",
+        shard.timer_kind,
+        type(loop).__module__.partition(".")[0],
+        tuple(shard.given_up),
     )
 
 
 def make_task(job: Job, shard: int) -> Task:
     config, reached = job.config, job.reached
-    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards, _sequence(config) or 1)
-    sequenced = _sequenced(job, shard)
+    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards, longest_sequence(config) or 1)
+    sequences = _sequences(config, plan, shard, job.shards)
+    sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
-    requests = _requests(config, plan)
+    requests = _requests(config, plan, sequences)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     asked = Asked(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
@@ -109,6 +115,7 @@ def make_task(job: Job, shard: int) -> Task:
         addresses=reached.addresses,
         context=before.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
         timeouts=config.server.timeouts,
+        deadline=float(config.server.deadline) if reached.targets[0].grpc else 0.0,
         connections=connections,
         warm=tuple(before.warming_request(target, config.server, reached.secrets) for target in reached.targets)
         if config.client.warm
@@ -123,15 +130,18 @@ def make_task(job: Job, shard: int) -> Task:
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
     """What each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
-        part = schedule.shard(plan, shard, shards, _sequence(config) or 1)
-        payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in _requests(config, part)])
+        part = schedule.shard(plan, shard, shards, longest_sequence(config) or 1)
+        sequences = _sequences(config, part, shard, shards)
+        requests = _requests(config, part, sequences)
+        payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
         at_once = max(_most_at_once(stage) or _opened_for(stage) for stage in part.stages)
-        yield Portion(payloads, at_once, _sequence(config))
+        yield Portion(payloads, at_once, tuple(map(len, sequences)))
 
 
-def _requests(config: Config, plan: Plan) -> list[Request]:
+def _requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
     """The requests that are made before t=0, for this plan of a shard."""
-    ids = range(_in_sequences(config, plan)) if _sequence(config) else _ids(plan)[: workload.distinct(config.data)]
+    in_sequences = [id for sequence in sequences for id in sequence]
+    ids = in_sequences or _ids(plan)[: workload.distinct(config.data)]
     return workload.build(config.data, config.seed, ids)
 
 
@@ -140,21 +150,26 @@ def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
     return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
 
 
-def _sequenced(job: Job, shard: int) -> Sequenced:
+def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:
     """Correlation ids that no other shard and, by the tag, no other run uses."""
-    length = _sequence(job.config)
-    return Sequenced(length, ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1) if length else Sequenced()
+    if not sequences:
+        return Sequenced()
+    return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1)
 
 
-def _sequence(config: Config) -> int:
-    return config.data.sequence if isinstance(config.data, Tensors) else 0
+def longest_sequence(config: Config) -> int:
+    """Requests of it; 0: there are no sequences."""
+    if not isinstance(config.data, Tensors) or not config.data.sequence:
+        return 0
+    return max(map(len, tensors.sequences(config.data, 1)))
 
 
-def _in_sequences(config: Config, plan: Plan) -> int:
-    """Requests to make: more sequences than there are users, so that none is begun again before it has ended."""
-    assert isinstance(config.data, Tensors)
+def _sequences(config: Config, plan: Plan, shard: int, shards: int) -> list[Sequence[int]]:
+    """The ids of each sequence's requests: more sequences than there are users, so that none is begun again before it has ended."""
+    if not isinstance(config.data, Tensors) or not config.data.sequence:
+        return []
     users = max(stage.concurrency for stage in plan.stages if isinstance(stage, ClosedStage))
-    return _SEQUENCES_PER_USER * users * config.data.sequence
+    return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
 
 
 def _credentials(reached: before.Reached) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Is the stage under way stable? Read from the spools of all shards as they grow, and judged as the report will judge it.
 
-A row is in the spool when the heartbeat after it is: what ended before the oldest heartbeat is there, less a little for what
-the kernel had stamped and the client not yet read.
+A shard says from time to time up to which instant all of its answers are in the spool; the one that is furthest behind decides.
 """
 
 from collections.abc import Sequence
@@ -12,9 +11,7 @@ import numpy as np
 from inferometer.analysis import stability
 from inferometer.engine.spool import Control, rows_of
 from inferometer.records import StagePlan
-from inferometer.units import NS
 
-_UNREAD = NS // 50
 _Part = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
@@ -47,8 +44,7 @@ class Settling:
 
     def _recorded_until(self) -> int:
         """The instant before which all answers are in the spool; shards that are done have no more."""
-        beats = [control["heartbeat"] for control in self._controls if not control["ended"]]
-        return min(beats) - _UNREAD if beats else 0
+        return min((control["recorded"] for control in self._controls if not control["ended"]), default=0)
 
     def _read(self, first: int) -> None:
         """The good answers that are new, of stages from `first` on."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer.analysis import settings
-from inferometer.analysis.breakdown import PER_REQUEST, Breakdown
+from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
 from inferometer.analysis.checks import Check
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
@@ -65,6 +65,10 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int) -> list[Render
         parts.append(_latency(run, summary, width))
     if summary.breakdown is not None:
         parts.append(_breakdown(summary.breakdown))
+    elif summary.no_breakdown and summary.counts.ok and _may_be_split(run):
+        parts.append(
+            Text.assemble(("where the time went", "bold"), "   not known: ", words.one_line(summary.no_breakdown, 1000))
+        )
     if any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary, width))
     if summary.failures:
@@ -208,6 +212,11 @@ def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
     ]
 
 
+def _may_be_split(run: Run) -> bool:
+    """Of an OpenAI-style endpoint nobody expects that it tells of its own time."""
+    return bool(run.manifest.server) or not settings.asks_for_text(run.manifest)
+
+
 def _breakdown(found: Breakdown) -> RenderableType:
     """The mean end-to-end time and what it went into."""
     parts = {"client": found.client, "network": found.network, "queue": found.queue, "compute": found.compute}
@@ -219,7 +228,8 @@ def _breakdown(found: Breakdown) -> RenderableType:
     }
     table = _table("where the time went, ms", ["e2e", *parts])
     table.add_row("mean", *(f"{words.milliseconds(value)} " for value in (found.e2e, *parts.values())))
-    table.add_row("share", "", *(f"{value / found.e2e:.0%} " if found.e2e else "" for value in parts.values()))
+    whole = found.e2e + found.excess
+    table.add_row("share", "", *(f"{value / whole:.0%} " if whole else "" for value in parts.values()))
     notes = []
     if any(inner.values()):
         named = (f"{name} {words.milliseconds(value)}" for name, value in inner.items() if value)
@@ -232,6 +242,9 @@ def _breakdown(found: Breakdown) -> RenderableType:
         if found.counted is not None and found.counted > found.requests:
             others = found.counted - found.requests
             notes.append(f"the server counted {others:,} requests more than these: others, or ones that failed here")
+    if found.excess >= LEAST_EXCESS:
+        longer = f"by its own account the server took {words.milliseconds(found.excess)} ms longer than the client saw"
+        notes.append(f"{longer}: {WHY_EXCESS[found.source]}; shares are of the parts' sum")
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 

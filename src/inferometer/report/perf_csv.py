@@ -10,6 +10,8 @@ What its columns are here:
                                 worked, all of it is Compute Infer, as is what its cache took
     Client Recv                 0: see Network+Server Send/Recv
     p50 latency ...             end to end, as everywhere in the report
+    Server Excess               by how much Server Queue ... Output exceed what the client saw of them, whose
+                                Network+Server Send/Recv is 0 then. There only where some line has any
 """
 
 import csv
@@ -18,6 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import IO
 
+from inferometer.analysis.breakdown import LEAST_EXCESS
 from inferometer.analysis.summary import StageSummary, Summary
 from inferometer.records import Run, StagePlan
 from inferometer.units import format_number
@@ -36,6 +39,7 @@ COLUMNS = (
     "p95 latency",
     "p99 latency",
 )
+EXCESS = "Server Excess"
 
 
 def write(run: Run, summary: Summary, file: IO[bytes]) -> None:
@@ -44,10 +48,12 @@ def write(run: Run, summary: Summary, file: IO[bytes]) -> None:
     first = "Load" if len(kinds) > 1 else "Request Rate" if True in kinds else "Concurrency"
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow([first, *COLUMNS])
     found: Sequence[Summary | StageSummary] = summary.stages or (summary,)
-    for plan, stage in zip(plans, found, strict=True):
-        lines.writerow([_level(plan), *_cells(stage)])
+    excess = [stage.breakdown.excess if stage.breakdown is not None else None for stage in found]
+    more = [EXCESS] if max((one for one in excess if one is not None), default=0.0) >= LEAST_EXCESS else []
+    lines.writerow([first, *COLUMNS, *more])
+    for plan, stage, beyond in zip(plans, found, excess, strict=True):
+        lines.writerow([_level(plan), *_cells(stage), *(_microseconds(beyond) for _ in more)])
     file.write(text.getvalue().encode())
 
 

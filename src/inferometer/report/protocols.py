@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.breakdown import PER_REQUEST
+from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.protocols import WAYS, Cell, Comparison
 from inferometer.errors import UserError
@@ -123,8 +123,9 @@ def _notes(found: Comparison) -> list[str]:
         notes.append("server: queue and compute, which the server told for each request")
     if sources - {PER_REQUEST}:
         notes.append("server: queue and compute, averages of the server's own statistics, the first requests included")
-    if any(cell.source is None for cell in found.cells):
-        notes.append("-: the server does not say how long it took")
+    notes += _excesses(found)
+    for why in dict.fromkeys(cell.no_split for cell in found.cells if cell.source is None):
+        notes.append(f"-: {words.one_line(why or 'the server does not say how long it took', 1000)}")
     if strangers := sum(cell.strangers for cell in found.cells):
         notes.append(f"the server counted {strangers:,} requests more than these: others, or ones that failed here")
     marked = {name for cell in found.cells for name in ("p50", "p99") if name in cell.e2e.unsupported}
@@ -132,6 +133,18 @@ def _notes(found: Comparison) -> list[str]:
         wanted = ", ".join(f"{needed(PERCENTILES[name]):,} for {name}" for name in sorted(marked))
         notes.append(f"{MARK} too few values to support it: it takes {wanted}")
     return notes
+
+
+def _excesses(found: Comparison) -> list[str]:
+    """Where the server says that it took longer than the client saw: the cell with the most of it, and how many others."""
+    cells = sorted(found.cells, key=lambda cell: -cell.excess)
+    cells = [cell for cell in cells if cell.excess >= LEAST_EXCESS]
+    if not cells:
+        return []
+    most, more = cells[0], f" (and less in {len(cells) - 1} more)" if len(cells) > 1 else ""
+    where = f"{cell_words(most.protocol, most.size)}{more}"
+    longer = f"by its own account the server took {words.milliseconds(most.excess)} ms longer than the client saw"
+    return [f"{longer}: {where}. Network is 0 there: {WHY_EXCESS[most.source or PER_REQUEST]}"]
 
 
 def _bars(found: Comparison, room: int) -> RenderableType:
@@ -168,9 +181,9 @@ def _bar(cell: Cell, longest: float, room: int) -> Text:
 
 
 def parts(cell: Cell) -> list[tuple[str, float]]:
-    """What the mean end-to-end time is made of, in seconds; a network time below 0 is drawn as none."""
+    """What the mean end-to-end time is made of, in seconds; what the server says beyond it is not drawn."""
     if cell.server is not None and cell.network is not None:
-        return [("server", cell.server), ("network", max(cell.network, 0.0))]
+        return [("server", cell.server - cell.excess), ("network", cell.network)]
     return [] if cell.e2e.mean is None else [("not split", cell.e2e.mean)]
 
 

@@ -92,7 +92,7 @@ def _points(spec: StageSpec, last: float, most: int, rng: np.random.Generator) -
 def shard(whole: Plan, k: int, of: int, unit: int = 1) -> Plan:
     """Part k (from 0) of so many: every instant, user, id and place under the cap belongs to exactly one part.
 
-    A closed stage's requests are shared out in units of so many, which are whole sequences.
+    A closed stage's requests are shared out in units of so many, which are whole sequences; the first part has the rest.
     """
     if not 0 <= k < of <= max_shards(whole):
         raise ValueError(f"part {k} of {of}: this plan has at most {max_shards(whole)}")
@@ -110,7 +110,7 @@ def _shard(stage: Stage, k: int, of: int, unit: int) -> Stage:
     return msgspec.structs.replace(
         stage,
         concurrency=concurrency,
-        requests=_share(stage.requests // unit, k, of) * unit,
+        requests=_share(stage.requests // unit, k, of) * unit + (0 if k else stage.requests % unit),
         ramp_up=stagger * of * concurrency,
         ramp_offset=stage.ramp_offset + k * stagger,
         first_id=first_id,

@@ -14,6 +14,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.types import ONE_TOKEN, End, Event, Fail
+from inferometer.units import format_seconds
 from inferometer.wire import server_timing
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2 import encode
@@ -91,6 +92,12 @@ def timeout(seconds: float) -> bytes:
         if count <= _MAX_TIMEOUT:
             return b"%d%b" % (max(count, 1), unit)
     return b"%dS" % _MAX_TIMEOUT
+
+
+def deadline_passed(seconds: float) -> Fail:
+    """How a call ends whose answer is not complete by its deadline, which the client keeps as the server does."""
+    what = f"the deadline of {format_seconds(seconds)} passed before the answer was complete"
+    return Fail("grpc_DEADLINE_EXCEEDED", what, True)
 
 
 def framed(message: bytes, compression: str = "none") -> bytes:

@@ -138,11 +138,14 @@ def _listed(names: Sequence[str], conjunction: str) -> str:
 # --- descriptor sets -------------------------------------------------------------------------------------------------
 
 
-def load(*sources: str | Path | bytes, include: Sequence[str | Path] = ()) -> Schema:
-    """The schema of descriptor sets: their bytes, files that hold them, or .proto files, which are compiled."""
+def load(
+    *sources: str | Path | bytes, include: Sequence[str | Path] = (), called: str = "the descriptor set"
+) -> Schema:
+    """The schema of descriptor sets: their bytes (`called` so in messages), files that hold them, or .proto files, which are
+    compiled."""
     files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
     for source in sources:
-        for file in _files(source, include):
+        for file in _files(source, include, called):
             if files.setdefault(file.name, file) != file:
                 raise UserError(f"two descriptor sets have different files of the name {file.name}", "load one of them")
     return Schema(_in_order(files))
@@ -157,8 +160,10 @@ def own(name: str) -> Schema:
     return load(path)
 
 
-def _files(source: str | Path | bytes, include: Sequence[str | Path]) -> Sequence[descriptor_pb2.FileDescriptorProto]:
-    shown = "the descriptor set" if isinstance(source, bytes) else str(source)
+def _files(
+    source: str | Path | bytes, include: Sequence[str | Path], called: str
+) -> Sequence[descriptor_pb2.FileDescriptorProto]:
+    shown = called if isinstance(source, bytes) else str(source)
     if isinstance(source, bytes):
         data = source
     elif Path(source).suffix == ".proto":
@@ -171,7 +176,8 @@ def _files(source: str | Path | bytes, include: Sequence[str | Path]) -> Sequenc
         files = None
     if not files or not all(file.name for file in files):
         raise UserError(
-            f"{shown} is not a descriptor set", "make it with protoc --include_imports --descriptor_set_out=FILE"
+            f"{shown} is not a descriptor set",
+            "give a .proto file, or make one with protoc --include_imports --descriptor_set_out=FILE",
         )
     return files
 

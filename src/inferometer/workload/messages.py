@@ -32,13 +32,18 @@ def _messages(spec: Messages) -> list[Any]:
     return _from_file(spec.path) if spec.path else spec.messages
 
 
+def is_encoded(path: str) -> bool:
+    """The file is one message as it travels, where others have JSON."""
+    return path.endswith(".bin")
+
+
 @cache
 def _from_file(path: str) -> list[Any]:
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:
         raise UserError(f"data.path: {path}: {error.strerror}", "give a file with one JSON request a line") from None
-    if path.endswith(".bin"):
+    if is_encoded(path):
         return [data]
     found = []
     for number, line in enumerate(data.splitlines(), 1):

@@ -2,8 +2,8 @@
 
     {"data": [{"INPUT0": [1, 2, 3], "INPUT1": {"content": [4, 5], "shape": [2]}, "INPUT2": {"b64": "..."}}, ...]}
 
-An entry of `data` is a request; a list of entries is a sequence, or what is sent one after the other. (What else stands in the
-file, such as `validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as
+An entry of `data` is a request. A list of entries is a stream: one sequence, or what is sent one after the other; entries that
+are in no list are one stream. (What else stands in the file, such as `validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as
 they travel, or, for BYTES, a string a line; it is one request. As with perf_analyzer, these tensors have no batch dimension:
 a batch is made of so many entries in a row. An .npz holds one request, batch included.
 """
@@ -12,8 +12,10 @@ import base64
 import binascii
 import io
 import json
+import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from inferometer.errors import UserError
 from inferometer.tensors import Tensor
 
 Payload = tuple[Tensor, ...]
+Entry = dict[str, Any]
 
 
 @cache
@@ -60,7 +63,7 @@ def _payloads(path: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...], b
         return [_from_arrays(path, specs)]
     if Path(path).expanduser().is_dir():
         return [_request(path, [_from_folder(path, specs)], 0, specs, batch)]
-    entries = _parsed(path)
+    entries = _entries(path)
     return [_request(path, entries, first, specs, batch) for first in range(0, len(entries), batch)]
 
 
@@ -73,14 +76,28 @@ def names(path: str) -> set[str]:
     place = Path(path).expanduser()
     if place.is_dir():
         return {one.name for one in place.iterdir()}
-    return {name for entry in _parsed(path) for name in entry}
+    return {name for entry in _entries(path) for name in entry}
+
+
+def streams(path: str) -> list[range]:
+    """Where each of a JSON file's streams lies among its entries; of another file, nothing."""
+    if path.endswith((".npy", ".npz")) or Path(path).expanduser().is_dir():
+        return []
+    lengths = [len(stream) for stream in _parsed(path)]
+    return [range(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
 
 @cache
-def _parsed(path: str) -> list[dict[str, Any]]:
+def _entries(path: str) -> list[Entry]:
+    """The entries of all streams, one stream after the other."""
+    return [entry for stream in _parsed(path) for entry in stream]
+
+
+@cache
+def _parsed(path: str) -> list[list[Entry]]:
     try:
-        tree = json.loads(read(path))
-        return _entries(tree["data"])
+        tree = json.loads(read(path), parse_float=partial(_finite, path))
+        return _streams(tree["data"])
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"data.fill: {path} is not the JSON of perf_analyzer's --input-data",
@@ -88,12 +105,24 @@ def _parsed(path: str) -> list[dict[str, Any]]:
         ) from None
 
 
-def _entries(data: Any) -> list[dict[str, Any]]:
-    """The steps of all streams, one stream after the other."""
-    flat = [step for stream in data for step in (stream if isinstance(stream, list) else [stream])]
-    if not flat or not all(isinstance(step, dict) for step in flat):
+def _finite(path: str, text: str) -> float:
+    """A number of a JSON file, where one that is too large would be infinite."""
+    value = float(text)
+    if math.isinf(value):
+        raise UserError(
+            f"data.fill: {path}: {text:.60} does not fit into any datatype", "write Infinity if that is meant"
+        )
+    return value
+
+
+def _streams(data: Any) -> list[list[Entry]]:
+    if not isinstance(data, list):
         raise ValueError
-    return flat
+    is_one = not any(isinstance(each, list) for each in data)
+    found = [data] if is_one else [each if isinstance(each, list) else [each] for each in data]
+    if not all(found) or not all(isinstance(entry, dict) for stream in found for entry in stream):
+        raise ValueError
+    return found
 
 
 def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequence[TensorInput], batch: int) -> Payload:

@@ -5,7 +5,6 @@ anything is built. Then a request is a function of (spec, seed, id), as with eve
 """
 
 import difflib
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -21,13 +20,11 @@ from inferometer.workload import tensor_files
 _ROOM = 256 << 20
 """Bytes of random tensors that are made before t=0, over all different requests of a process."""
 _MOST = 20_000
-_BYTES_ELEMENT = 12
-"""What a random string takes, about."""
 
 
-def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int) -> Tensors:
+def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int, in_grpc_message: bool = False) -> Tensors:
     """The spec with inputs of full shapes: the user's, the batch size in front where the model takes batches, else 1."""
-    known = [TensorSpec(one.name, one.datatype, tuple(one.shape)) for one in spec.inputs] or list(metadata)
+    known = _specs(spec.inputs) or list(metadata)
     names = [one.name for one in known]
     for name in spec.shape:
         if name not in names:
@@ -45,6 +42,7 @@ def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int) -> T
         raise UserError(f"data.batch: {spec.batch}, but the model takes at most {max_batch}", "lower it")
     known = _needed(known, spec)
     full = msgspec.structs.replace(spec, inputs=[_full(one, spec, max_batch) for one in known])
+    tensors.check_room(_specs(full.inputs), "data.shape" if spec.shape else "data", in_grpc_message)
     if spec.fill.startswith("@"):
         _check_file(full, known)
     if max_batch and batch(full, max_batch) > max_batch:
@@ -87,6 +85,11 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int) -> TensorInput:
             )
         if any(size < 0 for size in given):
             raise UserError(f"data.shape: {one.name}: {tensors.shown(given)} has a size below 0", "give every size")
+        if max_batch and given and spec.batch not in (1, given[0]):
+            raise UserError(
+                f"data.batch: {spec.batch}, but data.shape has a batch of {given[0]} for {one.name}: {tensors.shown(given)}",
+                f"write {tensors.shown([spec.batch, *given[1:]])}, or leave data.batch out",
+            )
         shape = list(given)
     return TensorInput(name=one.name, datatype=one.datatype, shape=shape)
 
@@ -121,7 +124,11 @@ def distinct(spec: Tensors) -> int:
 
 def size(spec: Tensors) -> int:
     """Bytes of one request's tensors."""
-    return sum(math.prod(one.shape) * (tensors.DATATYPES[one.datatype].size or _BYTES_ELEMENT) for one in spec.inputs)
+    return sum(map(tensors.size_of, _specs(spec.inputs)))
+
+
+def _specs(inputs: Sequence[TensorInput]) -> list[TensorSpec]:
+    return [TensorSpec(one.name, one.datatype, tuple(one.shape)) for one in inputs]
 
 
 def batch(spec: Tensors, max_batch: int) -> int:
@@ -132,6 +139,38 @@ def batch(spec: Tensors, max_batch: int) -> int:
     if spec.fill.startswith("@"):
         shapes = [list(payload[0].shape) for payload in tensor_files.payloads(spec)]
     return max(shape[0] if shape else 1 for shape in shapes)
+
+
+def has_streams(spec: Tensors) -> bool:
+    """The data says by itself which requests are a sequence."""
+    return spec.fill.startswith("@") and bool(tensor_files.streams(spec.fill[1:]))
+
+
+def sequences(spec: Tensors, count: int, first: int = 0, step: int = 1) -> list[Sequence[int]]:
+    """The ids of the requests of `count` sequences, or of more where there are more streams: each is a stream, from its start
+    again where it is shorter than data.sequence. `first` and `step`: the sequences are those of one part of several.
+
+    Where data.sequence says how long they are and there are not several streams, the requests just follow one another.
+    """
+    streams = tensor_files.streams(spec.fill[1:]) if spec.fill.startswith("@") else []
+    length = spec.sequence
+    if isinstance(length, int) and len(streams) < 2:
+        return [range(n * length, (n + 1) * length) for n in range(count)]
+    if not streams:
+        raise UserError(
+            f"data.sequence: {length}, but data.fill is {spec.fill}",
+            'give a JSON file with a list of requests for each sequence: "@FILE"',
+        )
+    if spec.batch > 1:
+        raise UserError(
+            f"data.batch: {spec.batch}, but the requests of {spec.fill[1:]} are sequences, each request one inference",
+            "leave data.batch at 1",
+        )
+    chosen = (streams[(first + n * step) % len(streams)] for n in range(max(count, -(-len(streams) // step))))
+    return [
+        [stream[turn % len(stream)] for turn in range(length)] if isinstance(length, int) else stream
+        for stream in chosen
+    ]
 
 
 def content(spec: Tensors) -> bytes:

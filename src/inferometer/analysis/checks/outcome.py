@@ -5,7 +5,7 @@ import numpy as np
 from inferometer.analysis import settings
 from inferometer.analysis.checks.facts import Check, Facts, count_failures, judge
 from inferometer.errors import KEY_WANTED
-from inferometer.records import CANCELLED, DROPPED
+from inferometer.records import CANCELLED, DROPPED, UNREACHED
 
 
 def completed(facts: Facts) -> Check:
@@ -23,7 +23,10 @@ def completed(facts: Facts) -> Check:
 
 
 def interrupted(facts: Facts) -> Check:
-    if not facts.run.manifest.outcome.interrupted:
+    outcome = facts.run.manifest.outcome
+    if outcome.given_up:
+        return Check("interrupted", "fail", 1, 0, _given_up(facts, outcome.given_up))
+    if not outcome.interrupted:
         return Check("interrupted", "pass", 0, 0, "ran to its end")
     return Check(
         "interrupted",
@@ -31,6 +34,20 @@ def interrupted(facts: Facts) -> Check:
         1,
         0,
         "The run was interrupted: this is what there was. Let it run to its end, or ask for less.",
+    )
+
+
+def _given_up(facts: Facts, stages: tuple[int, ...]) -> str:
+    run = facts.run
+    planned = sum(run.manifest.plan[stage].requests for stage in stages)
+    unsent = planned - int(np.isin(run.records.rows["stage"], stages).sum())
+    which = "the run was"
+    if len(run.manifest.plan) > 1:
+        numbers = ", ".join(str(stage + 1) for stage in stages)
+        which = f"stages {numbers} were" if len(stages) > 1 else f"stage {numbers} was"
+    return (
+        f"The server could not be reached for {UNREACHED} s on end, so {which} given up, with {unsent:,} requests not sent. "
+        "See whether the server is still up. (A stage with a load.duration goes on whether it is or not.)"
     )
 
 

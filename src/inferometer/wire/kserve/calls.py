@@ -1,7 +1,8 @@
 """A shard's requests to a KServe v2 server as bytes: over HTTP, over gRPC, and for Triton's generate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 
 import msgspec
 
@@ -14,24 +15,27 @@ from inferometer.wire.kserve import generate, grpc, http
 from inferometer.wire.kserve.http import CountedAnswer, InferOptions, ShmRef
 from inferometer.wire.target import Target
 
+Parameters = dict[str, bool | int | float | str]
 AGENT = {"User-Agent": f"inferometer/{__version__}"}
 
 
 class Sequenced(msgspec.Struct, frozen=True):
-    """Requests in sequences of `length`: the nth is the (n % length)th of the sequence `first_id` + n // length."""
+    """Requests in sequences of these lengths, one after the other; their correlation ids run on from the first. Empty: in none."""
 
-    length: int = 0
+    lengths: tuple[int, ...] = ()
     first_id: int = 1
 
-    def parameters(self, n: int) -> dict[str, bool | int | float | str]:
-        if not self.length:
-            return {}
-        turn = n % self.length
-        return {
-            "sequence_id": self.first_id + n // self.length,
-            "sequence_start": turn == 0,
-            "sequence_end": turn == self.length - 1,
-        }
+    def parameters(self) -> Iterator[Parameters]:
+        """Of one request after the other; without end where there are no sequences."""
+        if not self.lengths:
+            yield from repeat({})
+        for number, length in enumerate(self.lengths):
+            for turn in range(length):
+                yield {
+                    "sequence_id": self.first_id + number,
+                    "sequence_start": turn == 0,
+                    "sequence_end": turn == length - 1,
+                }
 
 
 class SharedRefs(msgspec.Struct, frozen=True):
@@ -41,9 +45,9 @@ class SharedRefs(msgspec.Struct, frozen=True):
     outputs: tuple[dict[str, ShmRef], ...]
 
 
-def _options(server: Server, n: int, sequenced: Sequenced, shared: SharedRefs | None) -> InferOptions:
+def _options(server: Server, n: int, own: Parameters, shared: SharedRefs | None) -> InferOptions:
     return InferOptions(
-        parameters=server.parameters | sequenced.parameters(n),
+        parameters=server.parameters | own,
         outputs=tuple(server.outputs),
         binary=server.api != "kserve-json",
         shm_inputs=shared.inputs[n % len(shared.inputs)] if shared else {},
@@ -62,9 +66,9 @@ def over_http(
     shared: SharedRefs | None = None,
 ) -> Calls:
     bodies = []
-    for n, request in enumerate(requests):
+    for n, (request, parameters) in enumerate(zip(requests, sequenced.parameters(), strict=False)):
         assert isinstance(request.payload, tuple)
-        own, body = http.encode(request.payload, _options(server, n, sequenced, shared))
+        own, body = http.encode(request.payload, _options(server, n, parameters, shared))
         packed, body = http.compressed(body, server.compression)
         bodies.append((own | packed, body))
     path = http.infer_path(model, server.version or "")
@@ -82,9 +86,9 @@ def over_grpc(
     shared: SharedRefs | None = None,
 ) -> Calls:
     tails = []
-    for n, request in enumerate(requests):
+    for n, (request, parameters) in enumerate(zip(requests, sequenced.parameters(), strict=False)):
         assert isinstance(request.payload, tuple)
-        options = _options(server, n, sequenced, shared)
+        options = _options(server, n, parameters, shared)
         message = grpc.infer_request(model, server.version or "", request.payload, options)
         tails.append(grpc_wire.framed(message, server.compression))
     path = grpc.STREAM_INFER if server.stream else grpc.INFER
@@ -155,6 +159,6 @@ def _calls(
         n_in=(-1,) * len(requests),
         n_out=(0,) * len(requests),
         is_text=False,
-        sequence=sequenced.length,
+        sequences=sequenced.lengths,
         **kind,  # type: ignore[arg-type]
     )

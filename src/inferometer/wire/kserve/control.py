@@ -160,7 +160,7 @@ class Question(msgspec.Struct, Generic[T], frozen=True):
     parse: Callable[[Any], T]
     """From the answer's JSON; what is not as it should be raises a KeyError, TypeError or ValueError."""
     subject: str = ""
-    """The model or region asked about, where it is one."""
+    """The model or region asked about, where it may be that there is none of that name."""
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -193,9 +193,8 @@ def model_metadata(model: str, version: str = "") -> Question[ModelMetadata]:
 
 
 def model_config(model: str, version: str = "") -> Question[ModelConfig]:
-    return Question(
-        f"the configuration of {model}", "GET", model_path(model, version) + "/config", b"", config_from, model
-    )
+    """To be asked of a model that has said what it takes: then a 404, in whatever words, is the endpoint's."""
+    return Question(f"the configuration of {model}", "GET", model_path(model, version) + "/config", b"", config_from)
 
 
 def repository_index() -> Question[tuple[IndexEntry, ...]]:

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.errors import UserError
-from inferometer.tensors import Tensor, check, datatype_of, elements, from_numpy, shown
+from inferometer.errors import SEND_LESS, UserError
+from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elements, from_numpy, shown
 from inferometer.wire import protobuf
 from inferometer.wire.failures import bounded
 from inferometer.wire.kserve import control
@@ -22,9 +22,6 @@ from inferometer.wire.kserve.http import InferAnswer, InferOptions, Parameter, S
 _SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{_SERVICE}/ModelInfer"
 STREAM_INFER = f"/{_SERVICE}/ModelStreamInfer"
-
-_MAX_MESSAGE = 2**31 - 1
-"""What protobuf and most servers can take at all."""
 
 
 def _class(name: str) -> type[Any]:
@@ -46,8 +43,8 @@ def infer_request(model: str, version: str, tensors: Sequence[Tensor], options: 
     for name in _requested(options):
         _set(request.outputs.add(name=name).parameters, _output_parameters(name, options))
     size = request.ByteSize()
-    if size > _MAX_MESSAGE:
-        raise UserError(f"the request is {size} bytes; a gRPC message has at most {_MAX_MESSAGE}", "use shared memory")
+    if size > GRPC_MESSAGE:
+        raise UserError(f"the request is {size} bytes; a gRPC message has at most {GRPC_MESSAGE}", SEND_LESS)
     data: bytes = request.SerializeToString(deterministic=True)
     return data
 

@@ -1,0 +1,59 @@
+"""`inferometer infer --deadline` against a server that knows of none: the client keeps it by itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import kserve_peers
+import pytest
+from command import Said, assert_one_line, cli
+
+from inferometer.engine import exchange
+from inferometer.units import NS
+from inferometer.wire import grpc, protobuf
+
+METHOD = "inference.GRPCInferenceService/ModelInfer"
+NEVER = '{"model_name": "pair", "parameters": {"never": {"bool_param": true}}}'
+PASSED = "not answered in time: the deadline of 100 ms passed before the answer was complete (DEADLINE_EXCEEDED)"
+REMEDY = "raise --deadline"
+
+
+@pytest.fixture
+def unaware(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its URL. It is told of a deadline hours away."""
+    monkeypatch.setattr(grpc, "timeout", lambda _: b"9H")
+    with kserve_peers.over_grpc() as url:
+        yield url
+
+
+def infer(url: str, *arguments: str) -> Said:
+    return cli("infer", url, *arguments, "--timeout", "30s")
+
+
+def test_tensors(unaware: str) -> None:
+    said = infer(unaware, "--model", "pair", "--parameter", "never=true", "--deadline", "100ms")
+    assert_one_line(said, PASSED, REMEDY)
+
+
+def test_a_method(unaware: str) -> None:
+    proto = str(protobuf.OWN / "kserve.binpb")
+    said = infer(unaware, "--method", METHOD, "--proto", proto, "--data", NEVER, "--deadline", "100ms")
+    assert_one_line(said, PASSED, REMEDY)
+
+
+def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our clock is beyond the deadline when all three answers are there."""
+    told, now, ahead = exchange._said, exchange.now, 0
+
+    def tell(event: Any, answer: Any) -> Any:
+        nonlocal ahead
+        events = told(event, answer)
+        if answer.count == 3:
+            ahead = 100 * NS
+        return events
+
+    monkeypatch.setattr(exchange, "_said", tell)
+    monkeypatch.setattr(exchange, "now", lambda: now() + ahead)
+    said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
+    assert said.status == 2
+    assert said.out.count("SQUARE") == 3
+    assert "the deadline of 50 s passed before the answer was complete" in said.err and REMEDY in said.err

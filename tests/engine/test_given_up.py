@@ -1,0 +1,59 @@
+"""A server that goes away for good: a run that only a number of requests would end is given up, and says so."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from helpers import Client, answer, measure, scripted
+
+from inferometer import conduct
+from inferometer.engine import stages
+from inferometer.report import console
+
+
+def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "UNREACHED", 0.05)
+    with contextlib.ExitStack() as server:
+
+        def script(client: Client) -> None:
+            for _ in range(5):
+                if client.request() is None:
+                    return
+                client.send(answer())
+            server.close()
+
+        url = server.enter_context(scripted(script))
+        load = {"type": "closed", "concurrency": 1, "requests": 100_000}
+        run, summary = measure(tmp_path, url, load=load, measure={"warmup": 0, "cooldown": 0})
+    assert run.manifest.outcome.given_up == (0,) and not run.manifest.outcome.interrupted
+    unsent = 100_000 - len(run.records.rows)
+    assert unsent > 90_000 and summary.verdict == "INVALID"
+    failed = {check.name: check.message for check in summary.checks if check.status == "fail"}
+    said = (
+        f"The server could not be reached for 30 s on end, so the run was given up, with {unsent:,} requests not sent."
+    )
+    assert failed["interrupted"].startswith(said) and "failures" in failed
+    assert said in " ".join(console.render(run, summary).split())
+    stored, again = conduct.open_run(str(run.folder))
+    assert (stored.manifest.outcome, again.checks) == (run.manifest.outcome, summary.checks)
+
+
+def test_of_several_stages_the_one_is_named_that_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "UNREACHED", 0.05)
+    with contextlib.ExitStack() as server:
+
+        def script(client: Client) -> None:
+            for _ in range(5):
+                if client.request() is None:
+                    return
+                client.send(answer())
+            server.close()
+
+        url = server.enter_context(scripted(script))
+        stage = {"type": "closed", "concurrency": 1}
+        load = {"type": "stages", "stages": [stage | {"requests": 3}, stage | {"requests": 1000}]}
+        _, summary = measure(tmp_path, url, load=load, measure={"warmup": 0, "cooldown": 0})
+    (said,) = (check.message for check in summary.checks if check.name == "interrupted")
+    assert "so stage 2 was given up" in said

@@ -1,0 +1,346 @@
+"""Deadlines of gRPC calls: the server is told, and the client keeps them by itself, whatever the server does.
+
+The instant of an answer's last byte decides, and neither when a timer was looked at nor when the bytes were read.
+"""
+
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_peers import HEAD, OK, Peer, following, framed, grpcio, one, run, said
+from h2.settings import SettingCodes
+from helpers import measure, polite, scripted
+from waiting import PATIENCE_S, until
+
+from inferometer.engine import exchange, shard
+from inferometer.engine.agenda import Agenda
+from inferometer.engine.exchange import Place
+from inferometer.engine.inbox import Inbox
+from inferometer.engine.shard import Shard
+from inferometer.timing import clock
+from inferometer.types import Event, Fail
+from inferometer.units import NS
+from inferometer.wire.grpc import GrpcAnswer, header_block
+from inferometer.wire.target import parse
+
+CANCEL = 8
+EXCEEDED = "grpc_DEADLINE_EXCEEDED"
+SHORT = ("50ms", 0.05, "the deadline of 50 ms passed before the answer was complete")
+"""As a setting, in seconds, and what is said when it has passed."""
+LONG = {"deadline": "50s", "timeouts": {"total": "60s"}}
+"""One that does not pass by itself."""
+SINGLE = {"client": {"connections": 1}, "load": one()}
+stamped = pytest.mark.skipif(clock.prime() is None, reason="the kernel does not stamp here")
+
+
+def wait_past(seconds: float) -> None:
+    """Until a deadline is over that began before this was called."""
+    end = time.monotonic() + seconds
+    until(lambda: time.monotonic() > end)
+
+
+def expire_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Shard], bool]) -> None:
+    """A deadline of 50 s has passed for the sweep as soon as it comes to that; the stamps are right all the same."""
+    tick, sweep, real = Shard._tick, Shard._sweep, shard.now
+
+    def late(of: Shard) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(shard, "now", lambda: real() + 100 * NS)
+            sweep(of)
+
+    def looking(of: Shard, due: int) -> None:
+        tick(of, due)
+        if condition(of):
+            of._loop.call_soon(late, of)
+
+    monkeypatch.setattr(Shard, "_tick", looking)
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_never_answered_ends_by_its_deadline_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
+    peers: list[Peer] = []
+
+    def script(peer: Peer) -> None:
+        if peer.number:
+            peers.append(peer)
+            peer.request()
+            while not peer.resets and peer.hear():
+                pass
+
+    with following(script) as url:
+        server = {"deadline": SHORT[0], "timeouts": {"total": "30s"}}
+        done, _ = run(tmp_path, url, server=server, **SINGLE)
+        until(lambda: bool(peers and peers[0].resets), "the server hears of it")
+    assert said(done) == {(EXCEEDED, SHORT[2])}
+    assert peers[0].resets == [(1, CANCEL)]
+    (row,) = done.records.rows
+    assert row["done"] - row["sent"] >= SHORT[1] * NS
+
+
+def test_the_others_on_the_connection_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(peer: Peer) -> None:
+        silent = peer.request()
+        for stream in peer.requests():
+            assert stream != silent
+            peer.answer(stream)
+
+    expire_when(monkeypatch, lambda of: of._ok == 4)
+    load = {"type": "closed", "concurrency": 2, "requests": 5}
+    with following(script) as url:
+        done, summary = run(tmp_path, url, server=LONG, client={"connections": 1}, load=load)
+    assert (summary.counts.ok, summary.counts.by_failure) == (4, {EXCEEDED: 1})
+    assert set(done.records.rows["attempts"]) == {1}
+
+
+def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            peer.head(stream)
+            peer.data(stream, framed(b"") * 2)
+
+    expire_when(monkeypatch, lambda of: any(flight.arrivals for _, flight in of._carriers[0].flights()))
+    with following(script) as url:
+        done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
+    assert said(done) == {(EXCEEDED, "the deadline of 50 s passed before the answer was complete")}
+    assert done.records.rows["chunk_count"].tolist() == [2]
+
+
+@pytest.mark.parametrize("ending", ["answer", "status", "reset", "close"])
+def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(Shard, "_sweep", lambda self: None)
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            wait_past(SHORT[1])
+            if ending == "answer":
+                peer.answer(stream)
+            elif ending == "status":
+                peer.head(stream, [*HEAD, ("grpc-status", "14"), ("grpc-message", "no")], end=True)
+            elif ending == "reset":
+                peer.reset(stream, CANCEL)
+            else:
+                return
+
+    with following(script) as url:
+        done, summary = run(tmp_path, url, server={"deadline": SHORT[0]}, client={"connections": 1}, load=one())
+    assert (summary.counts.ok, said(done)) == (0, {(EXCEEDED, SHORT[2])})
+
+
+@stamped
+def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep takes the deadline for past while the answer lies in the socket, where nobody else has read it."""
+    asked, answered = threading.Event(), threading.Event()
+    ready, looked = Inbox._ready, 0
+
+    def not_yet(inbox: Inbox, these: Sequence[tuple[int, int]]) -> None:
+        if not asked.is_set():
+            ready(inbox, these)
+
+    def is_there(of: Shard) -> bool:
+        nonlocal looked
+        looked += answered.is_set() and bool(select.select(list(of._inbox._sources), [], [], PATIENCE_S)[0])
+        return looked > 0
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            asked.set()
+            peer.answer(stream)
+            answered.set()
+
+    monkeypatch.setattr(Inbox, "_ready", not_yet)
+    expire_when(monkeypatch, is_there)
+    with following(script) as url:
+        done, summary = run(tmp_path, url, server=LONG, **SINGLE)
+    assert looked
+    assert (summary.counts.ok, said(done)) == (1, set())
+
+
+def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep is due when a part of it is read and not yet decoded, and the next part is there."""
+    asked, shards = threading.Event(), list[Shard]()
+    start, sweep, catch_up, real, due = Shard.run, Shard._sweep, Agenda.catch_up, shard.now, 0
+
+    async def noted(of: Shard) -> None:
+        shards.append(of)
+        await start(of)
+
+    def catching_up(agenda: Agenda) -> None:
+        nonlocal due
+        catch_up(agenda)
+        if asked.is_set() and not due:
+            assert select.select(list(shards[0]._inbox._sources), [], [], PATIENCE_S)[0]
+            due = 1
+            shards[0]._sweep_soon()
+
+    def late(of: Shard) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(shard, "now", lambda: real() + due * 100 * NS)
+            sweep(of)
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            asked.set()
+            peer.answer(stream, bytes(1_000_000))
+
+    monkeypatch.setattr(Shard, "run", noted)
+    monkeypatch.setattr(Shard, "_sweep", late)
+    monkeypatch.setattr(Agenda, "catch_up", catching_up)
+    with following(script) as url:
+        done, _ = run(tmp_path, url, server=LONG, **SINGLE)
+    assert due
+    assert {code for code, _ in said(done)} <= {EXCEEDED}  # by what had come when the sweep got its turn
+
+
+def test_what_the_server_says_in_time_is_taken_as_it_is(tmp_path: Path) -> None:
+    def late(message: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it waited too long in the queue")
+
+    with grpcio(Unary=late) as url:
+        done, _ = run(tmp_path, url, server={"deadline": "30s"}, load=one())
+    assert said(done) == {(EXCEEDED, "it waited too long in the queue")}
+
+
+def test_a_call_that_was_never_sent_has_not_missed_its_deadline(tmp_path: Path) -> None:
+    server = {"deadline": "1ms", "timeouts": {"connect": "1s"}}
+    with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+        _, summary = run(tmp_path, url, server=server, **SINGLE)
+    assert summary.counts.by_failure == {"connect_timeout": 1}
+
+
+def test_a_shorter_timeout_of_ours_is_still_that(tmp_path: Path) -> None:
+    server = {"deadline": "30s", "timeouts": {"total": "50ms"}}
+    with following(lambda peer: list(peer.requests())) as url:
+        _, summary = run(tmp_path, url, server=server, **SINGLE)
+    assert summary.counts.by_failure == {"total_timeout": 1}
+
+
+def test_over_http_nobody_keeps_it(tmp_path: Path) -> None:
+    with scripted(polite) as url:
+        _, summary = measure(tmp_path, url, server={"deadline": "1us"})
+    assert (summary.counts.ok, summary.counts.failed) == (6, 0)
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """One call of t.S/Down with a deadline, and what was heard of it."""
+
+    def __init__(self, url: str, deadline: float, timeout: float = PATIENCE_S, body: bytes = b"") -> None:
+        self.kept: list[bytes] = []
+        block = header_block("/t.S/Down", "x", False, {}, deadline)
+        answer = GrpcAnswer(True, None, self.kept)
+        place = Place(parse(url), timeout=timeout)
+        self.instants, self.fail = exchange.over_grpc(place, block, framed(body), answer, self.heard, deadline)
+
+    def heard(self, at: int, events: Sequence[Event]) -> None:
+        pass
+
+
+def late_once_told(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A deadline of 50 s has passed, by our clock, once something of the answer was heard; the stamps are right all the same."""
+    real, late = exchange.now, threading.Event()
+    monkeypatch.setattr(exchange, "now", lambda: real() + late.is_set() * 100 * NS)
+    monkeypatch.setattr(Told, "heard", lambda *_: late.set())
+    return late
+
+
+@pytest.mark.parametrize("timeout", [0, PATIENCE_S])
+def test_an_exchange_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout: float) -> None:
+    peers: list[Peer] = []
+
+    def script(peer: Peer) -> None:
+        peers.append(peer)
+        peer.sock.settimeout(PATIENCE_S)
+        peer.request()
+        while not peer.resets and peer.hear():
+            pass
+
+    with following(script) as url:
+        told = Told(url, SHORT[1], timeout)
+        until(lambda: bool(peers and peers[0].resets), "the server hears of it")
+    assert told.fail == Fail(EXCEEDED, SHORT[2], True)
+    assert peers[0].resets == [(1, CANCEL)]
+    assert told.instants.done - told.instants.sent >= SHORT[1] * NS
+
+
+def test_an_exchange_of_which_the_server_takes_no_more_bytes_ends_by_its_deadline() -> None:
+    over = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.h2.increment_flow_control_window(2**31 - 1 - 65_535)
+        peer.flush()
+        over.wait(PATIENCE_S)
+
+    with following(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
+        told = Told(url, 0.3, body=bytes(64 << 20))
+        over.set()
+    assert told.fail is not None and told.fail.code == EXCEEDED
+
+
+def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_once_told(monkeypatch)
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            peer.head(stream)
+            peer.data(stream, framed(b"abc"))
+
+    with following(script) as url:
+        told = Told(url, 50)
+    assert told.fail is not None and told.fail.code == EXCEEDED
+    assert told.kept == [b"abc"]
+
+
+def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_LEAST_S", PATIENCE_S)  # as if the timer were late
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            wait_past(SHORT[1])
+            peer.answer(stream, b"abc")
+
+    with following(script) as url:
+        told = Told(url, SHORT[1])
+    assert told.fail == Fail(EXCEEDED, SHORT[2], True)
+    assert told.kept == []
+
+
+@stamped
+def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_read_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "_LEAST_S", PATIENCE_S)  # the rest is still on its way
+    late = late_once_told(monkeypatch)
+
+    def script(peer: Peer) -> None:
+        for stream in peer.requests():
+            peer.head(stream)
+            peer.data(stream, framed(b"abc"))
+            late.wait(PATIENCE_S)
+            peer.head(stream, OK, end=True)
+
+    with following(script) as url:
+        told = Told(url, 50)
+    assert told.fail is None
+    assert told.kept == [b"abc"]
+
+
+def test_a_timeout_that_is_shorter_than_the_deadline_is_still_that() -> None:
+    with (
+        following(lambda peer: list(peer.requests())) as url,
+        pytest.raises(exchange.UserError, match="did not answer within 100 ms"),
+    ):
+        Told(url, 20, timeout=0.1)
