@@ -253,3 +253,62 @@ def test_one_whose_head_has_come_is_let_in_and_no_other():
         first, second = parser.feed(PLAIN[cut:] + PLAIN, 0)
         assert isinstance(first, Request) and isinstance(second, Request)
         assert (first.was_let_in, second.was_let_in, parser.is_let_in) == (is_let_in, False, False)
+
+
+REFUSED_UPGRADES = {
+    "an unknown Transfer-Encoding": (501, "Transfer-Encoding: gzip\r\n\r\n"),
+    "an unknown Transfer-Encoding in chunks": (501, "Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+    "a head over the limit": (431, f"X: {'a' * 200}\r\n\r\n"),
+    "a body over the limit": (413, f"Content-Length: 200\r\n\r\n{'a' * 200}"),
+    "chunks over the limit": (413, f"Transfer-Encoding: chunked\r\n\r\nc8\r\n{'a' * 200}\r\n0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_UPGRADES)
+@pytest.mark.parametrize("before", [b"", b"GET /first HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"])
+def test_a_refusal_is_said_once_also_where_there_is_an_upgrade_at_any_cut(before: bytes, case: str):
+    status, rest = REFUSED_UPGRADES[case]
+    data = before + f"POST /second HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n{rest}".encode()
+    for at in range(len(data)):
+        *first, problem = feed(data[:at], data[at:] + PLAIN, limits=Limits(head=200, message=150))
+        assert [getattr(one, "path", None) for one in first] == ([b"/first"] if before else [])
+        assert isinstance(problem, Problem)
+        assert (problem.status, problem.request.path) == (status, b"/second")
+
+
+BODIES = {
+    "sized": b"Content-Length: 15\r\n\r\n" + b'{"prompt":"hi"}',
+    "chunked": CHUNKED[CHUNKED.index(b"Transfer-Encoding") :],
+    "chunked, with nothing in it": b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("line", [b"POST /v2 HTTP/1.1", b"POST /v2 HTTP/1.0", b"CONNECT a:1 HTTP/1.1"])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_behind_an_upgrade_is_the_requests_and_no_request_at_any_cut(line: bytes, body: str):
+    one = line + b"\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nX-Request-Id: abc\r\n" + BODIES[body]
+    data = one + one + PLAIN
+    for at in range(len(data)):
+        *upgraded, last = feed(data[:at], data[at:])
+        assert len(upgraded) == 2
+        for found in upgraded:
+            assert isinstance(found, Request)
+            assert (found.method, found.headers[b"x-request-id"]) == (line.split()[0], b"abc")
+            assert bytes(found.body) == (b"" if "nothing" in body else b'{"prompt":"hi"}')
+            assert found.http10 == line.endswith(b"1.0")
+        assert isinstance(last, Request)
+        assert (last.path, bytes(last.body)) == (b"/v1/completions", b'{"prompt":"hi"}')
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_behind_an_upgrade_is_waited_for(body: str):
+    head, rest = BODIES[body].split(b"\r\n\r\n", 1)
+    parser = RequestParser()
+    start = b"POST /v2 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nExpect: 100-continue\r\n"
+    assert parser.feed(start + head + b"\r\n\r\n", 0) == []
+    assert (parser.is_partial, parser.is_in_head, parser.wants_continue) == (True, False, True)
+    parser.let_in()
+    (found,) = parser.feed(rest, 1)
+    assert isinstance(found, Request)
+    assert (found.path, found.arrived, found.was_let_in) == (b"/v2", 1, True)
+    assert not (parser.is_partial or parser.wants_continue)

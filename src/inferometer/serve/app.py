@@ -1,8 +1,9 @@
 """The server put together: sockets, models, protocols; then it serves until it is told to stop, and drains.
 
 The HTTP ports are taken first, so that one in use is said before a model is loaded. Draining has an order: health says
-NOT_SERVING and readiness no, new requests are refused, those under way are finished (for `settings.drain` seconds at most), and
-only then is anything closed. A second signal ends it at once. While models are still loading, the first one does.
+NOT_SERVING and readiness no, new requests are refused, those under way are finished (for `settings.drain` seconds at
+most), and only then is anything closed. A second signal ends it at once. While models are still loading, the first one
+does.
 """
 
 import asyncio
@@ -159,17 +160,19 @@ async def _drain(
         listener.stop_accepting()
     if seconds:
         await _finish(seconds, at_once, listeners, grpc)
-    await _refuse_rest(at_once if seconds else None, models, web, listeners)
+    await _refuse_rest(seconds, at_once, models, web, listeners)
 
 
-async def _refuse_rest(at_once: asyncio.Event | None, models: Models, web: Web, listeners: list[Listener]) -> None:
-    """What is left is refused in words, before its connection is closed. Who is still sending is given a second to read them,
-    unless it is to end `at_once` (None: it is)."""
+async def _refuse_rest(
+    seconds: float, at_once: asyncio.Event, models: Models, web: Web, listeners: list[Listener]
+) -> None:
+    """What is left is refused in words, before its connection is closed. Who is still sending is given a second to read
+    them, unless it is to end at once, or had no `seconds` to begin with."""
     partial = sum(listener.refuse_partial("the server has stopped") for listener in listeners)
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
-    while partial and at_once is not None and not at_once.is_set() and any(listener.leaving for listener in listeners):
+    while seconds and partial and not at_once.is_set() and any(listener.leaving for listener in listeners):
         await asyncio.sleep(_LOOK_S)
 
 

@@ -9,11 +9,11 @@ import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from waiting import until
 
-from inferometer.serve.kserve import grpc_typed, messages
+from inferometer.serve.kserve import grpc_codec, messages
 from inferometer.serve.models import checks
 from inferometer.tensors import from_numpy
 
-COUNT = grpc_typed.LARGE
+COUNT = grpc_codec.LARGE
 WORDS = [b"", b"a", b"bcd", b""] * (COUNT // 4)
 
 

@@ -125,7 +125,7 @@ class Gate:
         self.opened.release(times)
 
     async def wait_begun(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self.begun.acquire)
+        assert await asyncio.get_running_loop().run_in_executor(None, self.begun.acquire, True, WAIT_S)
 
 
 GATES: dict[str, Gate] = {}

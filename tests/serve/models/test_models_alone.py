@@ -3,6 +3,7 @@ checked against its configuration."""
 
 import asyncio
 import threading
+import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, fp32, run, serving, wants
+from models_fakes import TENSORS, Call, flat, fp32, run, serving, wants
 
 from inferometer.serve import backends
 from inferometer.serve.models.execution import reason
-from inferometer.serve.models.types import Loaded, Loading, Parameters, Refused, Tensors
+from inferometer.serve.models.types import Loaded, Loading, Parameters, Placed, Refused, Tensors
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 RAISED: dict[str, BaseException] = {
@@ -90,7 +91,7 @@ def greedy(loading: Loading) -> Loaded:
 
 @pytest.fixture(autouse=True)
 def models_of_this_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("picky", "greedy", "loose"):
+    for name in ("picky", "greedy", "loose", "odd", "filtering", "by_turns"):
         monkeypatch.setitem(backends.LOADERS, name, f"{__name__}:{name}")
     monkeypatch.setattr(f"{__name__}.WATCHED", Watched())
     yield
@@ -231,5 +232,161 @@ def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, co
                 why = (await call.refused()).message
                 assert why.startswith("output 'A' of a batch of ")
                 assert why.endswith("has the shape [7, 5, 2]: the first dimension is the batch")
+
+    run(test())
+
+
+def filtering(loading: Loading) -> Loaded:
+    """Leaves out the rows below 0; or, where the request says so, the output."""
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        values = to_numpy(inputs["INPUT0"])
+        WATCHED.rows.append(len(values))
+        if parameters["without"] == "output" and (values < 0).any():
+            return {}
+        return {"OUTPUT0": from_numpy("OUTPUT0", values[values[:, 0] >= 0])}
+
+    return Loaded(run=compute)
+
+
+@pytest.mark.parametrize(
+    ("without", "why"),
+    [
+        ("rows", "output 'OUTPUT0' of a batch of 1 has the shape [0, 1]: the first dimension is the batch"),
+        ("output", "the model gave no output 'OUTPUT0', which its configuration has"),
+    ],
+)
+def test_only_the_request_whose_outputs_are_wrong_fails(tmp_path: Path, without: str, why: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
+            calls = [Call("m", fp32([value]), parameters={"without": without}).on(models) for value in (1, -1, 2, 3)]
+            refused = await calls[1].refused()
+            assert (refused.code, refused.message) == ("INTERNAL", why)
+            good = [calls[i] for i in (0, 2, 3)]
+            assert [(await call.outputs())["OUTPUT0"].tolist() for call in good] == [[[1]], [[2]], [[3]]]
+            assert WATCHED.rows == [4, 1, 1, 1, 1]
+
+    run(test())
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """A shared memory object of 4 bytes."""
+    path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
+    path.write_bytes(bytes(4))
+    yield f"/{path.name}"
+    path.unlink()
+
+
+def test_a_batch_is_not_computed_again_where_it_is_a_request_that_is_wrong(tmp_path: Path, key: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
+            models.regions.register("r", key, 0, 4)
+            asked = [(), wants("OUTPUT0", placed=Placed("r", 2)), (), ()]
+            calls = [Call("m", fp32([1]), parameters={"without": ""}, wanted=wanted).on(models) for wanted in asked]
+            assert "should be at least 4 bytes" in (await calls[1].refused()).message
+            assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[1]]] * 3
+            assert WATCHED.rows == [4]
+
+    run(test())
+
+
+# --- alone, one after the other --------------------------------------------------------------------------------------
+
+
+def by_turns(loading: Loading) -> Loaded:
+    """Takes no batches, and waits at each request of the value 1."""
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        values = to_numpy(inputs["INPUT0"])
+        if len(values) > 1:
+            raise ValueError("too many")
+        if values[0, 0] == 1:
+            WATCHED.begun.set()
+            assert WATCHED.may.wait(30)
+        if values[0, 0] < 0:
+            raise ValueError("negative")
+        return {"OUTPUT0": from_numpy("OUTPUT0", values)}
+
+    return Loaded(run=compute)
+
+
+def test_requests_that_are_tried_alone_are_answered_as_they_are_done(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "by_turns"' + CONFIG}) as models:
+            calls = [Call("m", fp32([value])).on(models) for value in (7, -1, 1, 8)]
+            assert await asyncio.get_running_loop().run_in_executor(None, WATCHED.begun.wait, 30)
+            assert (await calls[0].outputs())["OUTPUT0"].tolist() == [[7]]
+            assert (await calls[1].refused()).message == "ValueError: negative"
+            assert (models.in_flight, calls[2].ends, calls[3].ends) == (2, [], [])
+            WATCHED.may.set()
+            assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (2, 3)] == [[[1]], [[8]]]
+            assert calls[0].inference.compute_ns <= calls[2].inference.compute_ns <= calls[3].inference.compute_ns
+            assert (await Call("m", fp32([0], [0], [0], [0])).on(models).refused()).message == "ValueError: too many"
+            stats = models.find("m").statistics()
+            assert (stats.inference_stats.success.count, stats.inference_stats.fail.count) == (3, 2)
+            assert (stats.inference_count, stats.execution_count) == (4, 1)
+            assert models.in_flight == 0
+
+    run(test())
+
+
+# --- exceptions that cannot be shown ---------------------------------------------------------------------------------
+
+
+class Raises(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise KeyError("x")
+
+
+class Exits(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class SaysNothing(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class HasNoCode(Refused):
+    def __init__(self) -> None:
+        pass
+
+
+class HasNoMessage(Refused):
+    def __init__(self) -> None:
+        self.code = "NOT_FOUND"
+
+
+ODD = {kind.__name__: kind for kind in (Raises, Exits, SaysNothing, HasNoCode, HasNoMessage)}
+
+
+def odd(loading: Loading) -> Loaded:
+    """Raises one of the above where there is a value below 0."""
+
+    def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
+        values = to_numpy(inputs["INPUT0"])
+        if (values < 0).any():
+            raise ODD[str(parameters["kind"])]()
+        return {"OUTPUT0": from_numpy("OUTPUT0", values)}
+
+    return Loaded(run=compute)
+
+
+@pytest.mark.parametrize("batch", ["", "max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }"])
+@pytest.mark.parametrize("kind", ODD)
+def test_an_exception_that_cannot_be_shown_is_told_by_its_type_and_the_instance_goes_on(
+    tmp_path: Path, kind: str, batch: str
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"m": f'backend: "odd" {batch} {TENSORS}'}) as models:
+            given = [fp32([-1]), fp32([1])] if batch else [flat(-1), flat(1)]
+            bad, good = [Call("m", tensor, parameters={"kind": kind}).on(models) for tensor in given]
+            why = await bad.refused()
+            assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be shown)")
+            assert (await good.outputs())["OUTPUT0"].ravel().tolist() == [1]
+            await models.unload("m")  # waits for what is under way
+            assert models.in_flight == 0
 
     run(test())

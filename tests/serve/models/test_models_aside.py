@@ -60,12 +60,12 @@ def failures(model: object) -> int:
 def test_the_loop_goes_on_while_inputs_are_read(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
-            slow = Slow(flat(1, 2).data)
-            call = unread(slow, size=8).on(models)
+            slow = Slow(bytes(AT_ONCE) + flat(1).data)
+            call = unread(slow, len(slow.data), len(slow.data) // 4).on(models)
             assert (await Call("m", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
             assert (models.in_flight, call.ends) == (1, [])
             slow.may.set()
-            assert (await call.outputs())["OUTPUT0"].tolist() == [1, 2]
+            assert (await call.outputs())["OUTPUT0"].tobytes() == slow.data
             assert (models.in_flight, dict(call.inference.unread)) == (0, {})
 
     run(test())
@@ -335,5 +335,71 @@ def test_classes_of_a_large_output_are_those_of_a_small_one(tmp_path: Path) -> N
             found = await call.outputs()
             assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
             assert to_numpy(call.answers[0][0].tensor).shape == (1, 2)
+
+    run(test())
+
+
+# --- a thread, or at once --------------------------------------------------------------------------------------------
+
+PAIR = """
+backend: "identity"
+input [{ name: "A", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "B", data_type: TYPE_STRING, dims: [ -1 ] }]
+output [{ name: "OA", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "OB", data_type: TYPE_STRING, dims: [ -1 ] }]
+"""
+
+
+class Noted:
+    """Bytes, and the thread that they were read in."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data, self.thread = data, ""
+
+    def read(self) -> bytes | memoryview:
+        self.thread = threading.current_thread().name
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_large"),
+    [((8, 1), False), ((AT_ONCE - 5, 1), False), ((AT_ONCE - 4, 1), True), ((8, MANY), False), ((8, MANY + 1), True)],
+)
+def test_a_thread_reads_what_is_large_together_or_many_strings(
+    tmp_path: Path, sizes: tuple[int, int], is_large: bool
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"pair": PAIR}) as models:
+            a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
+            call = Call(
+                "pair",
+                Tensor("A", "UINT8", (sizes[0],), b""),
+                Tensor("B", "BYTES", (sizes[1],), b""),
+                unread={"A": Unread(a.read, len(a.data)), "B": Unread(b.read, len(b.data))},
+            ).on(models)
+            assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
+            assert {a.thread.startswith("pair inputs"), b.thread.startswith("pair inputs")} == {is_large}
+            assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
+
+    run(test())
+
+
+def test_what_is_read_at_once_and_is_wrong_is_refused_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(b"", Refused("NOT_FOUND", "it is gone"))
+            slow.may.set()
+            assert why_not(models, unread(slow, size=8)).message == "it is gone"
+            assert (models.in_flight, failures(models.find("m"))) == (0, 0)
+
+    run(test())
+
+
+def test_inputs_that_the_model_does_not_have_are_not_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(b"")
+            made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
+            call = Call("m", *made_up, unread={one.name: Unread(slow.read, 1) for one in made_up})
+            assert "expected 1 inputs but got 3 inputs" in why_not(models, call).message
+            assert not slow.begun.is_set()
 
     run(test())

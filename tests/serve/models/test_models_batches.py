@@ -56,12 +56,6 @@ def test_a_single_request_is_not_copied() -> None:
     assert join([one]) is one.inputs
 
 
-def test_an_output_whose_first_dimension_is_not_the_batch_is_the_models_fault() -> None:
-    with pytest.raises(Refused, match=r"batch of 3 has the shape \[1, 2\]") as raised:
-        split({"a": Tensor("a", "UINT8", (1, 2), b"\0\0")}, [1, 2])
-    assert raised.value.code == "INTERNAL"
-
-
 def test_strings_that_end_too_soon_are_the_models_fault() -> None:
     with pytest.raises(Refused, match="fewer strings"):
         split({"a": Tensor("a", "BYTES", (2,), b"\1\0\0\0a\5\0\0\0b")}, [1, 1])

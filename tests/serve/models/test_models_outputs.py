@@ -4,18 +4,20 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from models_fakes import Call, fp32, run, serving, wants, why_not
+from models_fakes import TENSORS, Call, Gate, fakes, fp32, run, serving, wants, why_not
 
 from inferometer.serve.models.outputs import classify
 from inferometer.serve.models.regions import Regions
 from inferometer.serve.models.types import Placed, Refused
 from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+__all__ = ["fakes"]
 
 IDENTITY = """
 backend: "identity" max_batch_size: 64
@@ -178,3 +180,31 @@ def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> No
             assert models.in_flight == 0
 
     run(test())
+
+
+@pytest.mark.parametrize("is_registered_again", [False, True])
+def test_an_output_goes_into_the_object_that_was_registered_when_it_was_asked_for(
+    tmp_path: Path, key: str, fakes: Callable[[str], Gate], is_registered_again: bool
+) -> None:
+    other = Path(f"/dev/shm{key}-other")
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": 'backend: "gate" max_batch_size: 4' + TENSORS}) as models:
+            models.regions.register("r", key, 8, 8)
+            call = Call("m", fp32([7]), wanted=wants("OUTPUT0", placed=Placed("r", 4, 4))).on(models)
+            await fakes("m").wait_begun()
+            models.regions.unregister("r")
+            if is_registered_again:
+                models.regions.register("r", other.name, 0, 64)
+            fakes("m").open()
+            await call.over.wait()
+            ((output,),) = call.answers
+            assert (call.ends, output.tensor.data) == ([None], b"")
+            assert Path(f"/dev/shm{key}").read_bytes() == bytes([*range(12), *fp32([7]).data, *range(16, 64)])
+            assert other.read_bytes() == bytes(64)
+
+    other.write_bytes(bytes(64))
+    try:
+        run(test())
+    finally:
+        other.unlink()

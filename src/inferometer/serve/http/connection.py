@@ -1,10 +1,13 @@
 """Raw non-blocking sockets on the loop: bytes in with the kernel's receive stamp, bytes out in one send() each.
 
-A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before it is
-out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie. What the kernel
-does not take at once goes out when it can. A client that goes away is told to the server at once (`gone`), so that its work is
-cancelled; one that has closed its own side only, and waits, is answered. `moved` is when the client last did its part; where it is its turn and it does nothing for too long, it is given up:
-the listener looks after that, from time to time, for all connections.
+A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before
+it is out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie.
+What the kernel does not take at once goes out when it can.
+
+That a client has gone is told to the server as soon as it is known (`gone`), so that its work is cancelled; one that
+has closed its own side only, and waits, is answered. Of an HTTP/1.0 client that has closed it is not known before the
+answer begins: it is taken for one that waits. `moved` is when the client last did its part; where it is its turn and it
+does nothing for too long, it is given up: the listener looks after that, from time to time, for all connections.
 
 Nothing here calls the server back from within `write`: a connection that turns out to be broken is closed in the loop's
 next round.

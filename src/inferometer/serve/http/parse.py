@@ -1,9 +1,10 @@
 """HTTP/1.1 requests out of bytes. Sans-IO: no socket, no clock; the instant of arrival is handed in with the bytes.
 
-A request arrived when its last bytes did. A body whose length is known beforehand is put into one buffer of that length: what
-came with the head is copied there, and for the rest `room` says where the socket may write by itself (`filled` says how much
-it did). Bytes that are not HTTP, or too many of them, end in a Problem, after which nothing more is read from that
-connection. An Upgrade is declined by going on in HTTP/1.1, as the standard allows.
+A request arrived when its last bytes did. A body whose length is known beforehand is put into one buffer of that
+length: what came with the head is copied there, and for the rest `room` says where the socket may write by itself
+(`filled` says how much it did). Bytes that are not HTTP, or too many of them, end in a Problem, after which nothing
+more is read from that connection. An Upgrade is declined by going on in HTTP/1.1, as the standard allows: the request's
+body is still its body.
 """
 
 from typing import Any
@@ -20,6 +21,7 @@ _KEPT = frozenset(
     )
 )  # fmt: skip
 _USUAL = Limits()
+_CHUNKS_FOLLOW = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Request:
@@ -112,12 +114,12 @@ class RequestParser:
             self._fill(count, arrived)
             return count
         self._fed += len(data)
+        taken = len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._parser = httptools.HttpRequestParser(self)
-            self._stamp(self._done, arrived)
-            return int(upgrade.args[0])
+            self._decline_upgrade()
+            taken = int(upgrade.args[0])
         except httptools.HttpParserError:
             self._refuse(400, "the bytes are not an HTTP/1.1 request")
         if self._fed > self._limits.head:
@@ -127,7 +129,7 @@ class RequestParser:
         elif self._in_body and self._length:
             self._make_room()
         self._stamp(self._done, arrived)
-        return len(data)
+        return taken
 
     def filled(self, count: int, arrived: int) -> list[Request | Problem]:
         """So many bytes were put into `room`."""
@@ -222,6 +224,8 @@ class RequestParser:
         self._size = size
 
     def on_message_complete(self) -> None:
+        if self._parser.should_upgrade() and (self._length or self._codings):
+            return  # only its head is: `_decline_upgrade`
         self._in_body = False
         self.is_partial = False
         self.wants_continue = False
@@ -234,6 +238,15 @@ class RequestParser:
             self._buffer = self._pieces = None
             self._done.append(self._request)
             self._request = _NONE
+
+    def _decline_upgrade(self) -> None:
+        """httptools leaves all that comes behind the head to others, also a body. One of a known length goes into
+        `room`; one in chunks is for a new parser, which has to be told of it."""
+        self._parser = httptools.HttpRequestParser(self)
+        if self._in_body and self._codings and self._problem is None:
+            request, wants_continue = self._request, self.wants_continue
+            self._parser.feed_data(_CHUNKS_FOLLOW)
+            self._request, self.wants_continue = request, wants_continue
 
     def _make_room(self) -> None:
         try:

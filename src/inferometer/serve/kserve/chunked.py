@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from inferometer.serve.kserve import grpc_codec, unread
 from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, let_go, prepare, say_times
+from inferometer.serve.kserve.grpc_fields import fields
 from inferometer.serve.kserve.guard import Context
 from inferometer.serve.kserve.messages import Chunk, Message
 from inferometer.serve.memory import untouched
@@ -23,11 +24,13 @@ from inferometer.wire.failures import bounded
 
 PIECE = 1 << 20
 _MAX_TENSORS = 1000
+_DATA = 0x12  # field 2 of Chunk
 
 
 async def infer_chunked(models: Models, limit: int, receiving: set[Context], context: Context) -> None:
-    """`limit`: bytes of all the request's tensors. `receiving`: all such calls whose request is not complete; with what is under
-    way, they are no more than the server takes."""
+    """`limit`: bytes of all the request's tensors. `receiving`: all such calls whose request is not complete; with what
+    is under way, they are no more than the server takes. One whose head has come is let in: it is served when it is
+    complete, though new ones are refused by then."""
     await prepare(context)
     try:
         request, raw = await _received(models, context, limit, receiving)
@@ -53,10 +56,10 @@ async def infer_chunked(models: Models, limit: int, receiving: set[Context], con
         end.append(refused)
         changed.set()
 
-    one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
+    one = inference(models, request, raw, {}, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
     del request, raw
     try:
-        models.submit(one)
+        models.submit(one, was_let_in=True)
         while answers or not end:
             if answers:
                 outputs = answers.popleft()
@@ -91,7 +94,8 @@ async def _received(
         raise _invalid("the head of a request has a ModelInferRequest")
     if head.request.raw_input_contents:
         raise _invalid("raw contents come in the chunks after the head, not in it")
-    models.find(head.request.model_name, head.request.model_version)  # before anything large is taken
+    models.check_open()  # this and what follows: before anything large is taken
+    models.find(head.request.model_name, head.request.model_version)
     sizes = _checked(head.sizes, limit)
     models.check_room(len(receiving))
     receiving.add(context)
@@ -147,9 +151,20 @@ async def _chunk(context: Context) -> Message | None:
     if message is grpc.aio.EOF:
         return None
     try:
+        if len(message) > grpc_codec.LARGE and not _is_data(message):
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"the head is {len(message)} bytes, the server takes {grpc_codec.LARGE}; contents come in the chunks after it",
+            )
         return Chunk.FromString(message)
     except DecodeError as error:
         raise Refused("INTERNAL", f"the message is no Chunk: {bounded(str(error))}") from None
+
+
+def _is_data(message: bytes) -> bool:
+    """And nothing else: to read that is to copy it."""
+    tag, _, _, end = next(fields(message, 1))
+    return tag == _DATA and end == len(message)
 
 
 def _invalid(message: str) -> Refused:

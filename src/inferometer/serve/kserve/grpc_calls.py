@@ -25,13 +25,14 @@ def inference(
     models: Models,
     request: Message,
     raw: grpc_codec.Raw,
+    typed: grpc_codec.Typed,
     *,
     answer: Answer,
     ended: Ended,
     deadline: int,
     arrived: int,
 ) -> Inference:
-    inputs, unread = grpc_codec.inputs(request, raw, models.regions)
+    inputs, unread = grpc_codec.inputs(request, raw, typed, models.regions)
     return Inference(
         request.model_name,
         inputs,
@@ -112,7 +113,7 @@ class _Waiting:
 
 async def model_infer(models: Models, data: bytes, context: Context) -> bytes:
     now = time.monotonic_ns()
-    request, raw = grpc_codec.parse(data)
+    request, raw, typed = grpc_codec.parse(data)
     if is_decoupled(models, request):
         raise Refused("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
     waiting = _Waiting()
@@ -120,6 +121,7 @@ async def model_infer(models: Models, data: bytes, context: Context) -> bytes:
         models,
         request,
         raw,
+        typed,
         answer=waiting.answer,
         ended=waiting.ended,
         deadline=deadline(context, now),

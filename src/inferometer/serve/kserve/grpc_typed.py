@@ -1,7 +1,7 @@
 """Typed contents of a ModelInferRequest's inputs (InferTensorContents), turned into raw ones.
 
-Small ones come as protobuf has read them. Large ones are cut out of the message unread (`cut`) and read in a thread, a piece at
-a time: protobuf lets no other thread go on before it has read all that it is given, and each of a million strings is an object.
+Small ones come as protobuf has read them. Those of a large message are cut out of it unread (`cut`) and read in a thread, a piece
+at a time: protobuf lets no other thread go on before it has read all that it is given, and each of a million strings is an object.
 """
 
 import struct
@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve.messages import InferTensorContents, Message
+from inferometer.serve.kserve.grpc_fields import fields, length
+from inferometer.serve.kserve.messages import InferTensorContents
 from inferometer.serve.models.types import Refused
 from inferometer.tensors import DATATYPES, from_numpy
 from inferometer.wire.failures import bounded
 
-LARGE = 64 * 1024
-"""Bytes of an input from which on its contents are cut out."""
+Filled = Sequence[tuple[Any, Sequence[Any]]]
+"""The fields of an InferTensorContents that have elements, as its ListFields has them."""
+Data = bytes | memoryview
+
 _PIECE = 4096
-"""Elements that are turned at a time."""
+"""Strings that are turned at a time."""
 _PIECE_BYTES = 32 * 1024
-"""Bytes of packed numbers that protobuf reads at a time."""
+"""Bytes of contents that protobuf reads at a time."""
 _FIELDS = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT16", "INT8"),
@@ -33,9 +36,10 @@ _FIELDS = {
     "bytes_contents": ("BYTES",),
 }
 _CONTENTS = 0x2A  # field 5 of InferInputTensor, length-delimited
-_STRING = 0x42  # field 8 of InferTensorContents
-_NUMBERS = {number << 3 | 2: field for number, field in enumerate(list(_FIELDS)[:7], start=1)}
-"""Packed ones, by their tag."""
+_TAGS = {number << 3 | 2: field for number, field in enumerate(_FIELDS, start=1)}
+"""Strings and packed numbers."""
+_AS_THEY_ARE = {"fp32_contents": 4, "fp64_contents": 8}
+"""Numbers that protobuf packs as raw bytes, of this size."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -46,141 +50,95 @@ class Mismatch(Exception):  # noqa: N818  (told to the client in other words)
 # --- as protobuf has read them ---------------------------------------------------------------------------------------
 
 
-def is_empty(contents: Message) -> bool:
-    return not contents.ListFields()
-
-
-def raw(name: str, datatype: str, contents: Message) -> bytes | memoryview:
+def raw(name: str, datatype: str, filled: Filled) -> Data:
     """The elements of the one field that is filled, as raw bytes. Mismatch, or UserError where one does not fit."""
-    for field, _ in contents.ListFields():
+    for field, _ in filled:
         if datatype not in _FIELDS[field.name]:
             raise Mismatch(_FIELDS[field.name][0])
-    parts = [
-        _turned(name, datatype, field.name, values[at : at + _PIECE])
-        for field, values in contents.ListFields()
-        for at in range(0, len(values), _PIECE)
-    ]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return _joined([part for field, values in filled for part in _turned(name, datatype, field.name, values)])
 
 
-def _turned(name: str, datatype: str, field: str, values: Sequence[Any]) -> bytes | memoryview:
+def _turned(name: str, datatype: str, field: str, values: Sequence[Any]) -> Iterator[Data]:
     dtype = DATATYPES[datatype].dtype
-    if dtype is not None:
+    if dtype is not None:  # whole: numpy takes protobuf's numbers as they lie, and a slice would be a list
         wide = np.int64 if field in ("int_contents", "uint_contents") else dtype
-        return from_numpy(name, np.array(values, wide), datatype).data
-    array = np.empty(len(values), object)
-    array[:] = values
-    return from_numpy(name, array, "BYTES").data
+        yield from_numpy(name, np.array(values, wide), datatype).data
+        return
+    for at in range(0, len(values), _PIECE):
+        some = values[at : at + _PIECE]
+        array = np.empty(len(some), object)
+        array[:] = some
+        yield from_numpy(name, array, "BYTES").data
+
+
+def _joined(parts: list[Data]) -> Data:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # --- as they were sent -----------------------------------------------------------------------------------------------
 
 
-def cut(view: memoryview) -> tuple[bytes, list[memoryview]] | None:
-    """An InferInputTensor without its contents, and those: where there are several, one after the other, as protobuf merges
-    them. None where that is left to protobuf."""
+def cut(view: memoryview, most: int) -> tuple[list[memoryview], list[memoryview], int]:
+    """An InferInputTensor without its contents, and those: where there are several, protobuf merges them. And how many fields
+    it has, of which there may be `most`."""
     rest: list[memoryview] = []
     contents: list[memoryview] = []
-    place, end = 0, len(view)
-    while place < end:
-        tag = view[place]
-        if tag & 7 != 2 or tag >= 0x80:
-            return None
-        try:
-            size, start = varint(view, place + 1)
-        except IndexError:
-            return None
-        after = start + size
-        if after > end:
-            return None
+    for tag, begin, start, end in fields(view, most):
         if tag == _CONTENTS:
-            contents.append(view[start:after])
+            contents.append(view[start:end])
         else:
-            rest.append(view[place:after])
-        place = after
-    return b"".join(rest), contents
+            rest.append(view[begin:end])
+    return rest, contents, len(rest) + len(contents)
 
 
-def raw_of_sent(name: str, datatype: str, contents: list[memoryview]) -> bytes | memoryview:
+def raw_of_sent(name: str, datatype: str, contents: list[memoryview]) -> Data:
     """As `raw`, of contents that were cut out; Refused where they are none."""
-    sent = b"".join(contents)
     try:
-        parts = _pieces(name, datatype, sent)
-        if parts is None:
-            return raw(name, datatype, InferTensorContents.FromString(sent))
-        return b"".join(parts)
+        return _joined([part for one in contents for part in _parts(name, datatype, one) if part])
     except DecodeError as error:
         raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
 
 
-def _pieces(name: str, datatype: str, sent: bytes) -> list[bytes | memoryview] | None:
-    """None where there is anything else than strings, or packed numbers, of that datatype."""
-    parts: list[bytes | memoryview] = []
-    few: list[bytes] = []
-    pack, strings = _LENGTH.pack, datatype == "BYTES"
-    place, end = 0, len(sent)
-    while place < end:
-        tag = sent[place]
-        try:
-            size, start = sent[place + 1], place + 2
-            if size >= 0x80:
-                size, start = varint(sent, place + 1)
-        except IndexError:
-            return None
-        after = start + size
-        if after > end:
-            return None
-        if tag == _STRING and strings:
-            few += (pack(size), sent[start:after])
-            if len(few) >= 2 * _PIECE:
-                parts.append(b"".join(few))
-                few = []
-        elif tag in _NUMBERS and datatype in _FIELDS[_NUMBERS[tag]]:
-            for piece in _packed(tag, sent, start, after):
-                parts.append(raw(name, datatype, InferTensorContents.FromString(piece)))
-        else:
-            return None
-        place = after
-    return [*parts, *few]
+def _parts(name: str, datatype: str, sent: memoryview) -> Iterator[Data]:
+    """Small fields are read together, large ones by themselves."""
+    place = 0
+    for tag, begin, start, end in fields(sent, len(sent)):
+        if end - start > _PIECE_BYTES and tag in _TAGS:
+            yield _read(name, datatype, sent[place:begin])
+            yield from _parts_of_one(name, datatype, tag, sent[start:end])
+            place = end
+        elif end - place > _PIECE_BYTES:
+            yield _read(name, datatype, sent[place:end])
+            place = end
+    yield _read(name, datatype, sent[place:])
 
 
-def _packed(tag: int, sent: bytes, place: int, end: int) -> Iterator[bytes]:
-    """The numbers from `place` on as messages of their own. Where they are of no fixed size, each ends below 0x80."""
-    fixed = _NUMBERS[tag] in ("fp32_contents", "fp64_contents")
+def _read(name: str, datatype: str, contents: Data) -> Data:
+    return raw(name, datatype, InferTensorContents.FromString(contents).ListFields())
+
+
+def _parts_of_one(name: str, datatype: str, tag: int, value: memoryview) -> Iterator[Data]:
+    field = _TAGS[tag]
+    if datatype not in _FIELDS[field]:
+        raise Mismatch(_FIELDS[field][0])
+    if datatype == "BYTES":
+        yield _LENGTH.pack(len(value))
+        yield value
+    elif field not in _AS_THEY_ARE:
+        for piece in _packed(tag, value):
+            yield _read(name, datatype, piece)
+    elif len(value) % _AS_THEY_ARE[field]:
+        raise DecodeError("packed numbers end in one")
+    else:
+        yield value
+
+
+def _packed(tag: int, numbers: memoryview) -> Iterator[bytes]:
+    """The numbers as messages of their own; each ends with a byte below 0x80."""
+    place, end = 0, len(numbers)
     while place < end:
         after = min(place + _PIECE_BYTES, end)
-        while not fixed and after < end and sent[after - 1] >= 0x80:
+        while after < end and numbers[after - 1] >= 0x80:
             after += 1
-        yield bytes((tag,)) + length(after - place) + sent[place:after]
+        yield b"".join((bytes((tag,)), length(after - place), numbers[place:after]))
         place = after
-
-
-# --- lengths ---------------------------------------------------------------------------------------------------------
-
-
-def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """A length, and where it ends; IndexError where it does not."""
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            return value, place
-        shift += 7
-        if shift > 63:
-            raise IndexError("a length has no end")
-
-
-def length(size: int) -> bytes:
-    if size < 0x80:
-        return _ONE_BYTE[size]
-    made = bytearray()
-    while size >= 0x80:
-        made.append(size & 0x7F | 0x80)
-        size >>= 7
-    made.append(size)
-    return bytes(made)
-
-
-_ONE_BYTE = [bytes((size,)) for size in range(0x80)]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
-from inferometer.serve.models.regions import AT_ONCE, Place
+from inferometer.serve.models.regions import Place
 from inferometer.serve.models.types import (
     Facts,
     Output,
@@ -58,7 +58,7 @@ class Asked(msgspec.Struct, frozen=True):
     binary: bool = False
     """Answers as binary data, where no outputs are named."""
     unread: dict[str, Unread] = {}
-    """Large inputs in shared memory."""
+    """Inputs in shared memory."""
 
 
 class _InputParameters(msgspec.Struct):
@@ -265,15 +265,9 @@ def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> 
         return _from_json(given.name, given.datatype, given.shape, given.data)
     if isinstance(places.shared_memory_region, str):
         place = find(places.shared_memory_region, places.shared_memory_byte_size, places.shared_memory_offset)
-        raw = _read(given.name, place, unread)
+        unread[given.name] = Unread(place.read, place.byte_size)
+        raw = b""
     return Tensor(given.name, given.datatype, given.shape, raw)
-
-
-def _read(name: str, place: Place, unread: dict[str, Unread]) -> bytes:
-    if place.byte_size <= AT_ONCE:
-        return place.read()
-    unread[name] = Unread(place.read, place.byte_size)
-    return b""
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.Raw) -> Tensor:

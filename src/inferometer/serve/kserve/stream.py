@@ -81,7 +81,7 @@ async def infer_stream(models: Models, context: Context) -> None:
     if data is grpc.aio.EOF:
         raise Refused("INVALID_ARGUMENT", "the call has no request")
     now = time.monotonic_ns()
-    request, raw = grpc_codec.parse(data)
+    request, raw, typed = grpc_codec.parse(data)
     outbox, end = Outbox(context), _End()
 
     def answer(outputs: tuple[Output, ...]) -> None:
@@ -95,8 +95,10 @@ async def infer_stream(models: Models, context: Context) -> None:
         end.refused = end.refused or refused
         outbox.complete()
 
-    one = inference(models, request, raw, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now)
-    del request, raw, data
+    one = inference(
+        models, request, raw, typed, answer=answer, ended=ended, deadline=deadline(context, now), arrived=now
+    )
+    del request, raw, typed, data
     try:
         await prepare(context)
         models.submit(one)
@@ -189,7 +191,7 @@ class Stream:
     def _take(self, data: bytes) -> None:
         now = time.monotonic_ns()
         try:
-            request, raw = grpc_codec.parse(data)
+            request, raw, typed = grpc_codec.parse(data)
         except Refused as refused:
             self._outbox.put(_error(refused.message, ModelInferResponse()))
             return
@@ -201,6 +203,7 @@ class Stream:
                 self._models,
                 request,
                 raw,
+                typed,
                 answer=lambda outputs: self._answer(one, outputs),
                 ended=lambda refused: self._ended(one, refused),
                 deadline=deadline(self._context, now),

@@ -1,8 +1,8 @@
 """Is a request what the model takes? Checked before it is queued; the messages are Triton's, with the expected and the given
 after them where it leaves one out.
 
-`check` never takes long. What does is left to `read`, which may be called in a thread: many strings have to be walked through
-one by one, and large inputs may still lie in shared memory.
+`check` never takes long. What may is left to `read`, which is called in a thread where `takes_long` says so: many strings have to
+be walked through one by one, and large inputs may still lie in shared memory.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
+from inferometer.serve.models.regions import AT_ONCE
 from inferometer.serve.models.types import Facts, Inference, Refused, Tensors, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
@@ -84,6 +85,16 @@ def check(inference: Inference, model: Taken) -> bool:
     return is_whole
 
 
+def takes_long(inference: Inference) -> bool:
+    """To `read` it, of which `check` has found that it has to be."""
+    sizes = [unread.size for unread in inference.unread.values()]
+    return (
+        min(sizes, default=0) < 0
+        or sum(sizes) > AT_ONCE
+        or any(tensor.datatype == "BYTES" and math.prod(tensor.shape) > MANY for tensor in inference.inputs.values())
+    )
+
+
 def read(inference: Inference, model: Taken) -> Tensors:
     """The inputs, all of them there and looked at; or Refused. The request is left as it is."""
     inputs = dict(inference.inputs)
@@ -106,7 +117,7 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
             f"inference input '{spec.name}' data-type is '{tensor.datatype}', but model '{model.model}' expects "
             f"'{spec.datatype}'",
         )
-    if len(shape) != len(spec.shape) or not _fits(shape, spec.shape):
+    if not fits(shape, spec.shape):
         note = f". {_BATCH_NOTE}" if model.max_batch else ""
         _refuse(
             inference,
@@ -144,9 +155,12 @@ def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) 
         )
 
 
-def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    for size, wanted in zip(shape, expected, strict=True):  # noqa: SIM110  (a generator costs more than what it looks at)
-        if size < 0 or wanted not in (size, -1):
+def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Each size is the expected one, or any where that is -1."""
+    if len(shape) != len(expected):
+        return False
+    for i, size in enumerate(shape):  # noqa: SIM110  (a generator costs more than what it looks at, and so does zip)
+        if size < 0 or size != expected[i] != -1:
             return False
     return True
 

@@ -1,20 +1,22 @@
 """A batch on an instance: begun in the loop or run in a thread, answered, ended.
 
 Whatever a model raises is an answer to its requests (INTERNAL, in one line); the instance takes the next batch. The requests
-of a batch that fails in a thread are tried again, each alone: only the one that it is about fails.
+of a batch that fails in a thread, or whose outputs are not what they should be, are tried again, each alone: only the one that
+it is about fails.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
 from inferometer.errors import UserError
 from inferometer.serve.models.batches import join, split
 from inferometer.serve.models.outputs import check, check_complete, select
-from inferometer.serve.models.regions import AT_ONCE, Regions
+from inferometer.serve.models.regions import AT_ONCE
 from inferometer.serve.models.types import HTTP_STATUS, Facts, Inference, Loaded, Output, Refused, Tensors
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
@@ -35,7 +37,6 @@ _LENGTH = 1000
 class Owner(Protocol):
     """The model, as an execution knows it."""
 
-    regions: Regions
     labels: Mapping[str, tuple[str, ...]]
     batched: bool
     decoupled: bool
@@ -171,10 +172,10 @@ class Execution:
         self._computed = now()
         try:
             if self._aside or self._takes_long(outputs):
-                self.owner.aside.do(lambda: self._shares(outputs), self._shared)
+                self.owner.aside.do(partial(self._shares, outputs, self.batch), self._shared)
                 self._aside += 1
                 return
-            made = self._shares(outputs)
+            made = self._shares(outputs, self.batch)
         except Exception as error:
             self._finish(reason(error))
             return
@@ -183,6 +184,8 @@ class Execution:
 
     def _takes_long(self, outputs: Tensors) -> bool:
         """To find many strings in a batch, to order a large output's classes or to copy it: in a thread, the loop goes on."""
+        if len(self.batch) == 1 and not self.batch[0].wanted:
+            return False
         size = max([len(tensor.data) for tensor in outputs.values()], default=0)
         if size <= _LARGE:
             return False
@@ -230,43 +233,59 @@ class Execution:
 
     def _compute(self) -> Compute:
         begin = now()
-        outputs, joined = self._together()
-        if outputs is None:  # by now, what the failure held is freed: it may have been short of memory
-            self._tell(self._answer, [self._alone(inference) for inference in self.batch])
+        made, joined, computed = self._together()
+        if isinstance(made, list):
+            self._tell(self._answer, made)
+            return joined - begin, computed - joined, now() - computed
+        if made is not None:
+            self._iterate(made)
             return joined - begin, now() - joined, 0
-        if not isinstance(outputs, dict):
-            self._iterate(outputs)
-            return joined - begin, now() - joined, 0
-        computed = now()
-        self._tell(self._answer, self._shares(outputs))
-        return joined - begin, computed - joined, now() - computed
+        for inference in self.batch:  # by now, what the failure held is freed: it may have been short of memory
+            if not inference.is_over:
+                self._tell(self._answer_alone, inference, self._alone(inference), (joined - begin, now() - joined, 0))
+        return joined - begin, now() - joined, 0
 
-    def _together(self) -> tuple[Tensors | Iterator[Tensors] | None, int]:
-        """What the model makes of the batch, None where it fails with more than one request; and when it began with it."""
+    def _together(self) -> tuple[Shares | Iterator[Tensors] | None, int, int]:
+        """What the model makes of the batch, None where it fails with more than one request; when it began with it and when it
+        was done."""
         assert self.instance.loaded.run is not None
         joined = now()
         try:
             inputs = join(self.batch)
             joined = now()
-            return self.instance.loaded.run(inputs, self.batch[0].parameters), joined
+            outputs = self.instance.loaded.run(inputs, self.batch[0].parameters)
+            computed = now()
+            if not isinstance(outputs, dict):
+                return outputs, joined, computed
+            made = self._shares(outputs, self.batch)
+            if len(self.batch) == 1 or not self._misses_some(outputs, made):
+                return made, joined, computed
         except BaseException:
             if len(self.batch) == 1:
                 raise
-        return None, joined
+        return None, joined, joined
+
+    def _misses_some(self, outputs: Tensors, made: Shares) -> bool:
+        """Outputs that a request should have had."""
+        return len(outputs) < len(self.owner.facts.outputs) and any(isinstance(share, Refused) for share in made)
 
     def _alone(self, inference: Inference) -> tuple[Output, ...] | Refused:
         """A request of a batch that failed: what is wrong with one of them is no reason to refuse the others."""
         assert self.instance.loaded.run is not None
-        if inference.is_over:
-            return Refused("CANCELLED", "the request was cancelled")
         try:
             outputs = self.instance.loaded.run(join([inference]), inference.parameters)
             if not isinstance(outputs, dict):
                 return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
-            check(outputs, self.owner.facts.outputs, inference.rows if self.owner.batched else None)
+            return self._shares(outputs, [inference])[0]
         except BaseException as error:
             return reason(error)
-        return self._selected(inference, outputs)
+
+    def _answer_alone(self, inference: Inference, made: tuple[Output, ...] | Refused, compute: Compute) -> None:
+        """It need not wait for the others."""
+        self._answered = True
+        self._give(inference, made, now())
+        if not inference.is_over:
+            self.owner.succeeded(inference, compute)
 
     def _iterate(self, answers: Iterator[Tensors]) -> None:
         """Answers as they come; closed after the first that nobody wants."""
@@ -276,7 +295,7 @@ class Execution:
                 if all(inference.is_over for inference in self.batch):
                     break
                 room.acquire()
-                self._tell(self._answer_next, self._shares(outputs), room)
+                self._tell(self._answer_next, self._shares(outputs, self.batch), room)
         finally:
             close = getattr(answers, "close", None)
             if close is not None:
@@ -298,13 +317,13 @@ class Execution:
 
     # --- both ---
 
-    def _shares(self, outputs: Tensors) -> Shares:
+    def _shares(self, outputs: Tensors, batch: list[Inference]) -> Shares:
         """Each request's outputs, as it wants them; one's trouble with its shared memory is not the others'."""
-        batch, owner = self.batch, self.owner
-        check(outputs, owner.facts.outputs, sum([inference.rows for inference in batch]) if owner.batched else None)
+        owner, rows = self.owner, [inference.rows for inference in batch]
+        check(outputs, owner.facts.outputs, sum(rows) if owner.batched else None)
         if len(batch) == 1:
             return [self._selected(batch[0], outputs)]
-        shares = split(outputs, [inference.rows for inference in batch])
+        shares = split(outputs, rows)
         return [self._selected(inference, share) for inference, share in zip(batch, shares, strict=True)]
 
     def _selected(self, inference: Inference, outputs: Tensors) -> tuple[Output, ...] | Refused:
@@ -312,25 +331,27 @@ class Execution:
         try:
             if len(outputs) < len(owner.facts.outputs) and not owner.decoupled:
                 check_complete(outputs, inference, owner.facts)
-            return select(outputs, inference.wanted, owner.labels, owner.regions, owner.batched)
+            return select(outputs, inference, owner.labels, owner.batched)
         except Exception as error:
             return reason(error)
 
     def _answer(self, made: Shares) -> None:
-        is_first = not self._answered
-        if not is_first and not self.owner.decoupled:
+        if self._answered and not self.owner.decoupled:
             return
         t = now()
         self._answered = True
         for inference, outputs in zip(self.batch, made, strict=True):
-            if inference.is_over:
-                continue
-            if isinstance(outputs, Refused):
-                self.owner.failed(inference, outputs)
-                continue
-            if is_first:
-                inference.compute_ns = t - inference.started
-            self.owner.answered(inference, outputs)
+            self._give(inference, outputs, t)
+
+    def _give(self, inference: Inference, outputs: tuple[Output, ...] | Refused, t: int) -> None:
+        if inference.is_over:
+            return
+        if isinstance(outputs, Refused):
+            self.owner.failed(inference, outputs)
+            return
+        if not inference.compute_ns:  # the first answer
+            inference.compute_ns = t - inference.started
+        self.owner.answered(inference, outputs)
 
     def _end(self, why: Refused | None, compute: Compute) -> None:
         self._is_over = True
@@ -346,6 +367,13 @@ class Execution:
 
 def reason(error: BaseException) -> Refused:
     """An exception as an answer, in one line; without the frames that it came through, and the tensors that they hold."""
+    try:
+        return _shown(error)
+    except BaseException:  # a model's own may raise as it is shown; whoever waits for an answer is to get one
+        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be shown)")
+
+
+def _shown(error: BaseException) -> Refused:
     if isinstance(error, Refused):
         if error.code in tuple(HTTP_STATUS):
             return Refused(error.code, error.message)

@@ -87,13 +87,14 @@ class Model:
 
     def submit(self, inference: Inference) -> None:
         is_whole = checks.check(inference, self._taken)
-        for wanted in inference.wanted:
-            if wanted.placed is not None:
-                self.regions.find(wanted.placed.region, wanted.placed.byte_size, wanted.placed.offset)
-        if is_whole:
-            self._accept(inference)
-        else:
-            self._read(inference)
+        if inference.wanted:
+            inference.memory = self.regions.places(inference.wanted)
+        if not is_whole:
+            if checks.takes_long(inference):
+                self._read(inference)
+                return
+            inference.inputs, inference.unread = checks.read(inference, self._taken), {}
+        self._accept(inference)
 
     def _read(self, inference: Inference) -> None:
         """In a thread: what is still to be read or looked at of its inputs. It is accepted, or ends, after that."""

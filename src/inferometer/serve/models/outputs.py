@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.serve.models.regions import Regions
-from inferometer.serve.models.types import Facts, Inference, Output, Placed, Refused, Tensors, Wanted
+from inferometer.serve.models.checks import fits
+from inferometer.serve.models.regions import Place
+from inferometer.serve.models.types import Facts, Inference, Output, Refused, Tensors
 from inferometer.tensors import Tensor, TensorSpec, from_numpy, shown, to_numpy
 
 Labels = Mapping[str, Sequence[str]]
@@ -18,32 +19,25 @@ def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> No
     """Each is as it is configured, and has the batch's rows; None: the model knows no batches."""
     known = 0
     for spec in specs:
-        name, wanted, tensor = spec.name, spec.shape, tensors.get(spec.name)
+        tensor = tensors.get(spec.name)
         if tensor is None:
             continue
         known += 1
-        shape = tensor.shape
+        name, shape = spec.name, tensor.shape
         if rows is not None and (not shape or shape[0] != rows):
             raise Refused(
                 "INTERNAL",
                 f"output '{name}' of a batch of {rows} has the shape {shown(shape)}: the first dimension is the batch",
             )
-        if len(shape) != len(wanted) or not _fits(shape, wanted):
+        if not fits(shape, spec.shape):
             raise Refused(
                 "INTERNAL",
-                f"the model gave output '{name}' with the shape {shown(shape)}, its configuration says {shown(wanted)}",
+                f"the model gave output '{name}' with the shape {shown(shape)}, its configuration says {shown(spec.shape)}",
             )
     if known < len(tensors):
         names = {spec.name for spec in specs}
         other = next(name for name in tensors if name not in names)
         raise Refused("INTERNAL", f"the model gave an output '{other:.60}', which its configuration does not have")
-
-
-def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    for size, wanted in zip(shape, expected, strict=True):  # noqa: SIM110  (a generator costs more than what it looks at)
-        if wanted not in (size, -1):
-            return False
-    return True
 
 
 def check_complete(tensors: Tensors, inference: Inference, facts: Facts) -> None:
@@ -56,20 +50,18 @@ def check_complete(tensors: Tensors, inference: Inference, facts: Facts) -> None
     )
 
 
-def select(
-    tensors: Tensors, wanted: Sequence[Wanted], labels: Labels, regions: Regions, batched: bool
-) -> tuple[Output, ...]:
-    if not wanted:
+def select(tensors: Tensors, inference: Inference, labels: Labels, batched: bool) -> tuple[Output, ...]:
+    if not inference.wanted:
         return tuple([Output(tensor) for tensor in tensors.values()])
     made = []
-    for each in wanted:
+    for each in inference.wanted:
         tensor = tensors.get(each.name)
         if tensor is None:
             raise Refused("INTERNAL", f"the model gave no output '{each.name}', which was asked for")
         if each.classes > 0:
             tensor = classify(tensor, each.classes, labels.get(each.name, ()), batched)
         elif each.placed is not None:
-            tensor = _place(tensor, each.placed, regions)
+            tensor = _place(tensor, inference.memory[each.name])
         made.append(Output(tensor, each))
     return tuple(made)
 
@@ -99,13 +91,13 @@ def _named(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:
     return f"{shown}:{index}:{labels[index]}" if index < len(labels) else f"{shown}:{index}"
 
 
-def _place(tensor: Tensor, placed: Placed, regions: Regions) -> Tensor:
+def _place(tensor: Tensor, place: Place) -> Tensor:
     size = len(tensor.data)
-    if size > placed.byte_size:
+    if size > place.byte_size:
         raise Refused(
             "INTERNAL",
-            f"shared memory size specified with the request for output '{tensor.name}' ({placed.byte_size} bytes) should be "
+            f"shared memory size specified with the request for output '{tensor.name}' ({place.byte_size} bytes) should be "
             f"at least {size} bytes to hold the results",
         )
-    regions.find(placed.region, placed.byte_size, placed.offset).write(tensor.data)
+    place.write(tensor.data)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, b"")

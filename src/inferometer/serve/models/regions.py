@@ -8,11 +8,12 @@ gone would end the process. The messages are Triton's.
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from inferometer.serve.models.types import Refused
+from inferometer.serve.models.types import Refused, Wanted
 
 FOLDER = Path("/dev/shm")
 AT_ONCE = 1 << 20
@@ -136,6 +137,14 @@ class Regions:
         if offset < 0 or byte_size < 0 or offset + byte_size > found.byte_size:
             raise Refused("INVALID_ARGUMENT", f"Invalid offset + byte size for shared memory region: '{region}'")
         return Place(found, offset, byte_size)
+
+    def places(self, wanted: Sequence[Wanted]) -> dict[str, Place]:
+        """Of the outputs that are wanted in shared memory, by their names."""
+        return {
+            each.name: self.find(each.placed.region, each.placed.byte_size, each.placed.offset)
+            for each in wanted
+            if each.placed is not None
+        }
 
     def _open(self, key: str) -> _File:
         name = key.removeprefix("/")

@@ -134,8 +134,7 @@ class Models:
     def submit(self, inference: Inference, was_let_in: bool = False) -> None:
         """Check and queue it, or raise Refused (then `ended` is not called). A model that is quick enough (identity) calls
         `answer` and `ended` before this returns. One that `was_let_in` came before new ones were refused."""
-        if self._is_closed or (self._refuses and not was_let_in):
-            raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+        self.check_open(was_let_in)
         model = self.find(inference.model, inference.version)
         self.check_room()
         inference.version = model.version
@@ -146,6 +145,11 @@ class Models:
             if inference.place is None and not inference.is_over:  # nobody has it who would say that it is over
                 self._over()
             raise
+
+    def check_open(self, was_let_in: bool = False) -> None:
+        """Refused where the server takes no new requests; where it has closed, not even one that `was_let_in`."""
+        if self._is_closed or (self._refuses and not was_let_in):
+            raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
 
     def check_room(self, others: int = 0) -> None:
         """Refused where the server has all the requests that it may have, with `others` that are not submitted yet."""

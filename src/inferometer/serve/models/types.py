@@ -68,8 +68,8 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """An input's bytes that are still to be got, from shared memory or out of a message's typed contents: many, and therefore
-    got in a thread, once all else is found to be right."""
+    """An input's bytes that are still to be got, from shared memory or out of a message's typed contents, once all else is found
+    to be right; in a thread where they may be many."""
 
     read: Callable[[], bytes | memoryview]
     """In any thread; Refused where they are not what they should be."""
@@ -101,7 +101,7 @@ class Inference:
 
     __slots__ = (
         "answer", "arrived", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
-        "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "unread", "version", "wanted",
+        "memory", "model", "parameters", "place", "queue_ns", "queued", "rows", "started", "unread", "version", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,8 @@ class Inference:
         self.unread = unread
         """Of which inputs the data is not there yet (b"")."""
         self.wanted = wanted
+        self.memory: Mapping[str, Any] = {}
+        """Where the outputs go that are wanted in shared memory: what their regions were when it was submitted."""
         self.parameters = parameters
         self.arrived = arrived
         self.deadline = deadline

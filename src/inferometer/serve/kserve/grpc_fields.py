@@ -1,0 +1,94 @@
+"""The fields of a protobuf message, found without reading what is in them.
+
+protobuf reads all that it is given at once, and no other thread goes on before it has: what is large is found here and taken out
+of the message first. It has the last word about what is left in; a message that is malformed between its fields raises its
+DecodeError.
+"""
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from inferometer.serve.models.types import Refused
+
+MOST = 10_000
+"""Fields of a message that are looked at, which is some milliseconds of work."""
+Field = tuple[int, int, int, int]
+"""The tag; where the field begins, where its value does, and where both end."""
+
+_VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
+_FIRST = 1 << 3
+"""The least tag."""
+_LONGEST_LENGTH = 5
+_LONGEST_NUMBER = 10
+"""Bytes of a varint."""
+
+
+def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
+    """Each of them, known or not; Refused where they are more than `most`. Groups, which nobody has sent for long, are none."""
+    place, end = 0, len(data)
+    try:
+        while place < end:
+            begin, tag = place, data[place]
+            place += 1
+            if tag >= 0x80:
+                tag, place = varint(data, begin)
+            if tag < _FIRST:
+                raise DecodeError("a field has no number")
+            kind = tag & 7
+            if kind == _SIZED:
+                size = data[place]
+                place += 1
+                if size >= 0x80:
+                    size, place = varint(data, place - 1)
+                after = place + size
+            elif kind == _VARINT:
+                after = _behind_number(data, place)
+            elif kind in _FIXED:
+                after = place + _FIXED[kind]
+            else:
+                raise DecodeError(f"a field has the wire type {kind}, which is not read")
+            if after > end:
+                raise DecodeError("it ends in a field")
+            most -= 1
+            if most < 0:
+                raise Refused("INVALID_ARGUMENT", f"the message has more than {MOST} fields")
+            yield tag, begin, place, after
+            place = after
+    except IndexError:
+        raise DecodeError("it ends in a field") from None
+
+
+_FIXED = {_EIGHT: 8, _FOUR: 4}
+
+
+def _behind_number(data: bytes | memoryview, place: int) -> int:
+    for after in range(place, place + _LONGEST_NUMBER):
+        if data[after] < 0x80:
+            return after + 1
+    raise DecodeError("a number has no end")
+
+
+def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
+    """A tag or a length, and where it ends; IndexError where the data does before it."""
+    value = 0
+    for i in range(_LONGEST_LENGTH):
+        byte = data[place + i]
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, place + i + 1
+    raise DecodeError("a length has no end")
+
+
+def length(size: int) -> bytes:
+    if size < 0x80:
+        return _ONE_BYTE[size]
+    made = bytearray()
+    while size >= 0x80:
+        made.append(size & 0x7F | 0x80)
+        size >>= 7
+    made.append(size)
+    return bytes(made)
+
+
+_ONE_BYTE = [bytes((size,)) for size in range(0x80)]
