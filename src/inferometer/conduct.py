@@ -22,8 +22,8 @@ import msgspec
 from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.config.load import check_waiting
-from inferometer.config.schema import Closed, Config, Measure, Stages, Tensors
+from inferometer.config.load import check_sequences
+from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
 from inferometer.engine import before, shared_memory, spool
 from inferometer.engine.exchange import Place
@@ -123,7 +123,8 @@ def _completed(config: Config, reached: before.Reached) -> Config:
     assert isinstance(config.data, Tensors)
     in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
     facts = reached.facts
-    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message)
+    as_json = config.server.api == "kserve-json"
+    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
     completed = msgspec.structs.replace(config, data=data)
     _check_streams(completed)
     return completed
@@ -146,17 +147,9 @@ def _sequenced(config: Config, reached: before.Reached) -> Config:
 
 def _check_streams(config: Config) -> None:
     """The load is one for the sequences that the file has."""
-    longest = longest_sequence(config)
-    if not longest or not isinstance(config.data, Tensors) or config.data.sequence != "streams":
-        return
-    check_waiting(config.load, f"data.fill: {config.data.fill[1:]} has sequences")
-    for stage in config.load.stages if isinstance(config.load, Stages) else [config.load]:
-        least = longest * stage.concurrency if isinstance(stage, Closed) else 0
-        if 0 < stage.requests < least:
-            raise UserError(
-                f"load.requests: {stage.requests} are fewer than a sequence for each user: the file's longest has {longest}",
-                f"give {least} or more",
-            )
+    if isinstance(config.data, Tensors) and config.data.sequence == "streams":
+        where = f"data.fill: {config.data.fill[1:]} has sequences"
+        check_sequences(config.load, longest_sequence(config), where)
 
 
 def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
@@ -274,13 +267,14 @@ def _finished(head: Manifest, crew: Crew, statistics: Watch | None, secrets: tup
     facts = crew.facts[0] if crew.facts else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
     given_up = {stage for one in crew.facts for stage in one.given_up}
+    stages, reasons = statistics.told() if statistics else ((), ())
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
         t0_wall_ns=wall,
         clock=head.clock | ({"stamps": facts.stamps, "timer": facts.timer, "loop": facts.loop} if facts else {}),
-        statistics=statistics.stages() if statistics else (),
-        no_statistics=tuple(hide(why, secrets) for why in statistics.reasons()) if statistics else (),
+        statistics=stages,
+        no_statistics=tuple(hide(why, secrets) for why in reasons),
         outcome=Outcome(crew.interrupted, errors, tuple(sorted(given_up))),
     )
 

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, Stages, StageSpec, Tensors, Window
+from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, StageSpec, Tensors, Window, stages_of
 from inferometer.config.secret import REMOVED, is_secret
 from inferometer.engine.kserve import ModelFacts
 from inferometer.records import StagePlan
@@ -110,7 +110,7 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
 
 def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
     """What each stage asked for, in words and numbers."""
-    specs = config.load.stages if isinstance(config.load, Stages) else [config.load]
+    specs = stages_of(config.load)
     return tuple(
         _stage_plan(spec, stage, number) for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
     )

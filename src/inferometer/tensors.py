@@ -6,7 +6,6 @@ not fit raises a UserError that says what was expected and what was given.
 """
 
 import math
-import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer import memory
 from inferometer.errors import SEND_LESS, UserError
 from inferometer.units import format_bytes
 
@@ -95,7 +95,13 @@ def datatype_of(name: str, datatype: str) -> Datatype:
 GRPC_MESSAGE = 2**31 - 1
 """Bytes of the largest message that protobuf and most servers can take at all."""
 _COPIES = 4
-"""How often a tensor is in memory while it is made and encoded, about."""
+"""How often a tensor is in memory while it is encoded, about."""
+_MADE_UP = {"BYTES": 370, "BF16": 28, "FP16": 20, "BOOL": 8, "UINT8": 6, "INT8": 6}
+"""Bytes that an element takes while random ones are made, about, where that is more: strings are objects by then, and narrow
+numbers are made from wider ones."""
+_IN_JSON = {"FP32": 70, "FP64": 80}
+_WHOLE_IN_JSON = 18
+"""The same while JSON is made, where numbers are objects: floats one each, small whole numbers a few for all."""
 _BYTES_ELEMENT = 12
 """What a made-up string takes, about."""
 _LARGEST_SIZE = 2**63 - 1
@@ -106,34 +112,39 @@ def size_of(spec: TensorSpec) -> int:
     return elements(spec.shape) * (datatype_of(spec.name, spec.datatype).size or _BYTES_ELEMENT)
 
 
-def check_room(specs: Iterable[TensorSpec], where: str, in_grpc_message: bool) -> None:
+def check_room(
+    specs: Sequence[TensorSpec], where: str, in_grpc_message: bool, as_json: bool = False, zeros: bool = False
+) -> None:
     """One request with tensors of these full shapes can be made and sent; asked before any memory is."""
-    sizes = [(size_of(spec), spec) for spec in specs]
-    total = sum(size for size, _ in sizes)
-    too_long = next((spec for _, spec in sizes if max(spec.shape, default=0) > _LARGEST_SIZE), None)
+    sizes = [size_of(spec) for spec in specs]
+    needs = [_need(spec, as_json, zeros) for spec in specs]
+    too_long = next((spec for spec in specs if max(spec.shape, default=0) > _LARGEST_SIZE), None)
     if too_long is not None:
         raise UserError(
             f"{where}: {too_long.name}: {shown(too_long.shape)} has a size that no protocol can say", "lower it"
         )
-    memory = _memory() // _COPIES
-    if total <= memory and not (in_grpc_message and total > GRPC_MESSAGE):
+    total, need, most = sum(sizes), sum(needs), memory.limit()
+    is_too_long = in_grpc_message and total > GRPC_MESSAGE
+    if need <= most and not is_too_long:
         return
-    size, largest = max(sizes, key=lambda one: one[0])
+    size, _, largest = max(zip(sizes, needs, specs, strict=True), key=lambda one: one[0] if is_too_long else one[1])
     all_of_it = f", {_about(total)} with the other inputs" if total > size else ""
     limit = (
         "a gRPC message holds 2 GiB"
-        if in_grpc_message and total > GRPC_MESSAGE
-        else f"this machine has memory for {format_bytes(memory)} in a request"
+        if is_too_long
+        else f"to make the request takes about {_about(need)} of memory, and there are {format_bytes(most)}"
     )
     raise UserError(
         f"{where}: {largest.name}: {largest.datatype} {shown(largest.shape)} is {_about(size)}{all_of_it}; {limit}",
-        SEND_LESS if in_grpc_message and total <= memory else "take a smaller shape, or a smaller batch",
+        SEND_LESS if need <= most else "take a smaller shape, or a smaller batch",
     )
 
 
-def _memory() -> int:
-    """Bytes that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _need(spec: TensorSpec, as_json: bool, zeros: bool) -> int:
+    """Bytes of memory that a tensor takes at the most while it is made and encoded, about."""
+    made = 0 if zeros else _MADE_UP.get(spec.datatype, 0)
+    encoded = _IN_JSON.get(spec.datatype, _WHOLE_IN_JSON) if as_json else 0
+    return max(_COPIES * size_of(spec), elements(spec.shape) * max(made, encoded))
 
 
 def _about(size: int) -> str:

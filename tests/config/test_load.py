@@ -153,7 +153,7 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "server.api: kserve for a tensor server, or data.type: synthetic"),
         ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with api chat", "grpc:// URL"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "waits for the last answer", "closed"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "not whole sequences of 5, one for each user", "20 or more"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "has no room for a sequence of 5 for each user", "20 or more"),
         ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "not whole sequences of 5", "a multiple of 5"),
         ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "messages or path is needed", "file"),
         ({"measure": {"warmup": "soon"}}, "measure.warmup: expected a count of requests, a duration", "docs"),

@@ -250,7 +250,7 @@ def test_a_length_that_is_given_wins_over_the_streams_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("data", "load", "more", "problem", "remedy"),
     [
-        (STREAMS, {"concurrency": 2, "requests": 5}, {}, "the file's longest has 3", "6 or more"),
+        (STREAMS, {"concurrency": 2, "requests": 5}, {}, "has no room for a sequence of 3 for each user", "6 or more"),
         (STREAMS, {"type": "constant", "rate": 5, "duration": 1}, {}, "waits for the last answer", "closed"),
         (STREAMS, {"concurrency": 1, "requests": 5}, {"batch": 2}, "each request one inference", "at 1"),
         (STREAMS, {"concurrency": 1, "requests": 5}, {"sequence": "streams", "fill": "zeros"}, "data.fill is zeros", "@FILE"),
@@ -263,3 +263,69 @@ def test_what_does_not_go_with_streams_is_refused(
     with pytest.raises(UserError) as raised:
         from_file(tmp_path, data, load, **more)
     assert problem in raised.value.what and remedy in raised.value.remedy
+
+
+# --- what the server may have, and what is not sent ------------------------------------------------------------------
+
+
+def test_a_sequence_whose_start_timed_out_is_ended(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    is_ended = threading.Event()
+
+    def inferred(parameters: dict[str, Any]) -> None:
+        seen.append(parameters)
+        if len(seen) == 1:
+            is_ended.wait(30)
+        elif parameters["sequence_end"]:
+            is_ended.set()
+
+    with scripted(serving(inferred)) as url:
+        _, summary = measure(
+            tmp_path,
+            url,
+            server={"api": "kserve", "model": "pair", "timeouts": {"total": "1s"}},
+            data={"type": "tensors", "sequence": 3},
+            load={"type": "closed", "concurrency": 1, "requests": 6},
+            measure={"warmup": 0, "cooldown": 0},
+        )
+    is_ended.set()
+    assert [one.code for one in summary.failures] == ["total_timeout"]
+    assert steps(seen)[:3] == [(0, True, False), (0, False, True), (1, True, False)]
+
+
+def test_users_of_several_processes_are_spread_over_the_urls(tmp_path: Path) -> None:
+    seen: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    with scripted(serving(seen[0].append)) as one, scripted(serving(seen[1].append)) as other:
+        measure(
+            tmp_path,
+            one,
+            server={"url": [one, other], "api": "kserve", "model": "pair"},
+            data={"type": "tensors", "sequence": 2},
+            load={"type": "closed", "concurrency": 2, "requests": 8},
+            measure={"warmup": 0, "cooldown": 0},
+            client={"processes": 2},
+        )
+    assert [len(heard) for heard in seen] == [4, 4]
+
+
+def test_the_report_says_how_many_requests_no_sequence_had_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps({"data": [[entry(1)] * 2, [entry(2)] * 5]}))
+
+    def said(requests: int, **more: object) -> tuple[str, str]:
+        with scripted(serving(lambda parameters: None)) as url:
+            _, summary = measure(
+                tmp_path,
+                url,
+                server={"api": "kserve-json", "model": "pair"},
+                data={"type": "tensors", "fill": f"@{path}", "sequence": "streams"},
+                load={"type": "closed", "concurrency": 1, "requests": requests} | more,
+                measure={"warmup": 0, "cooldown": 0},
+            )
+        (found,) = (check for check in summary.checks if check.name == "interrupted")
+        return found.status, found.message
+
+    status, message = said(13)
+    assert (status, "4 of 13 requests" in message, "the next sequence" in message) == ("warn", True, True)
+    assert said(14) == ("pass", "ran to its end")
+    assert said(13, duration="60s") == ("pass", "ran to its end")

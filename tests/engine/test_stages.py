@@ -26,6 +26,7 @@ class World:
         self.stopping = self.is_halted = False
         self.sequences: Sequences | None = None
         self.given_up: list[int] = []
+        self.unreached_since = 0
         self.awaiting = False
         self.places: list[int] = []
         self.agenda: Any = self
@@ -54,6 +55,8 @@ class World:
         self.caps.append((cap, drop))
 
     def launch(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            flight.sent = self.now
         self.released += flights
         self.sent_at += [self.now] * len(flights)
 
@@ -167,10 +170,10 @@ def test_open_loop_sends_nothing_more_once_the_run_is_stopped(world: World) -> N
 # --- closed loop -----------------------------------------------------------------------------------------------------
 
 
-def answer(world: World, loop: ClosedLoop, *flights: Flight, failed: bool = False) -> None:
+def answer(world: World, loop: ClosedLoop, *flights: Flight, failed: bool = False, code: str = "reset") -> None:
     for flight in flights:
         flight.done = world.now
-    loop.freed([(flight, Fail("reset", "") if failed else OK, None) for flight in flights])
+    loop.freed([(flight, Fail(code, "") if failed else OK, None) for flight in flights])
 
 
 def test_closed_loop_keeps_so_many_in_flight_until_all_are_sent(world: World) -> None:
@@ -361,7 +364,8 @@ def refuse(world: World, loop: ClosedLoop, until: int, code: str = "connect_refu
         fresh, first = world.released[first:], len(world.released)
         for flight in fresh:
             flight.done = world.now
-        loop.freed([(flight, Fail(code, ""), None) for flight in fresh])
+        if fresh:
+            loop.freed([(flight, Fail(code, ""), None) for flight in fresh])
         world.until(world.now + 5 * MS)
 
 
@@ -535,22 +539,23 @@ def test_when_the_run_is_halted_no_sequence_is_closed(clock: Clock) -> None:
     assert world.places == [0, 4]
 
 
-def run_with(world: World, loop: ClosedLoop, failing: set[int], rounds: int = 40) -> None:
+def run_with(world: World, loop: ClosedLoop, failing: set[int], rounds: int = 40, code: str = "reset") -> None:
     """One request after the other, of which those fail that are the nth."""
     done = 0
     for _ in range(rounds):
         world.until(world.now + 20 * MS)
         if len(world.released) > done:
-            answer(world, loop, world.released[done], failed=done in failing)
+            answer(world, loop, world.released[done], failed=done in failing, code=code)
             done += 1
 
 
-def test_a_sequence_whose_start_failed_is_left_for_another(clock: Clock) -> None:
+@pytest.mark.parametrize("code", ["http_503", "grpc_UNAVAILABLE", "error_body"])
+def test_a_sequence_whose_start_was_refused_is_left_for_another(clock: Clock, code: str) -> None:
     world = in_sequences(3, 3, 3, 3)
     clock(world)
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=8))
     loop.start(T0, world.then)
-    run_with(world, loop, failing={0})
+    run_with(world, loop, failing={0}, code=code)
     assert world.places == [0, 3, 4, 5, 6, 7, 8]  # 8 requests: the one that failed, two sequences, and one is left
     assert len(world.next_stage) == 1
 
@@ -584,3 +589,112 @@ def test_a_sequence_that_failed_is_ended_at_once_when_the_run_is_stopped(clock: 
     world.stopping = True
     answer(world, loop, world.released[1], failed=True)
     assert world.places == [0, 1, 3]
+
+
+def test_a_sequence_whose_start_was_not_sent_is_left_for_another(clock: Clock) -> None:
+    world = in_sequences(3, 3, 3, 3)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=6))
+    loop.start(T0, world.then)
+    world.round()
+    world.released[0].sent = 0
+    run_with(world, loop, failing={0}, code="connect_failed")
+    assert world.places == [0, 3, 4, 5]
+
+
+UNTOLD = [
+    *("total_timeout", "first_token_timeout", "closed", "reset", "cut_short", "stream_reset"),
+    *("connect_failed", "grpc_DEADLINE_EXCEEDED", "grpc_CANCELLED", "http_502", "http_504"),
+]
+
+
+@pytest.mark.parametrize("code", UNTOLD)
+def test_a_sequence_whose_start_may_have_got_to_the_server_is_ended(clock: Clock, code: str) -> None:
+    world = in_sequences(4, 4, 4, 4)
+    clock(world)
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=1, requests=8))
+    loop.start(T0, world.then)
+    run_with(world, loop, failing={0}, code=code)
+    assert world.places == [0, 3, 4, 5, 6, 7]  # 8 requests: two for the first, four for the second, and two are left
+    assert len(world.next_stage) == 1
+
+
+def test_a_sequence_that_was_shared_is_free_only_once_afterwards() -> None:
+    sequences = Sequences((2, 2))
+    for user in range(3):
+        sequences.begin((0, user))
+    for user in range(3):
+        sequences.take((0, user))
+        sequences.take((0, user))
+        sequences.answered((0, user), failed=False, taken=True)
+    for user in range(2):
+        sequences.begin((1, user))
+    assert {sequences.take((1, user)) for user in range(2)} == {0, 2}
+
+
+def test_a_stage_that_is_given_up_is_told_so_after_the_last_request_of_its_sequence_was_sent(clock: Clock) -> None:
+    """Once it is told, the run is over as soon as nothing is in flight."""
+    world = in_sequences(*[4] * 8)
+    clock(world)
+    sent: list[int] = []
+    think = 31_000 * MS
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=1000, think=think))
+    loop.start(T0, lambda at: sent.append(len(world.released)))
+    world.round()
+    answer(world, loop, world.released[0])
+    answer(world, loop, world.released[1], failed=True, code="connect_refused")
+    world.until(T0 + think)
+    answer(world, loop, world.released[2], failed=True, code="connect_refused")
+    assert world.given_up == [0]
+    assert sent == [len(world.released)]
+    assert world.places[-1] == 3  # the END of the first user's, whose second request failed
+
+
+# --- the server is gone, over several stages -------------------------------------------------------------------------
+
+
+def given_up(world: World) -> int:
+    """A stage that is given up; when."""
+    loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=1000))
+    loop.start(T0, world.then)
+    world.round()
+    refuse(world, loop, T0 + 60_000 * MS)
+    (at,) = world.next_stage
+    return at
+
+
+def test_the_stages_after_one_that_was_given_up_are_given_up_at_their_first_failure_to_connect(world: World) -> None:
+    at = given_up(world)
+    for number in (1, 2):
+        first = len(world.released)
+        loop = ClosedLoop(world, number, ClosedStage(concurrency=2, requests=1000))
+        loop.start(world.now, world.then)
+        world.next_stage.clear()
+        world.until(world.now + MS)
+        refuse(world, loop, world.now + 1_000 * MS, first=first)
+    assert world.given_up == [0, 1, 2]
+    assert world.now - at < 1_000 * MS
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("event", [OK, Fail("http_503", "")])
+def test_a_stage_that_reaches_the_server_again_gives_those_after_it_all_the_time(
+    world: World, event: Any, is_open: bool
+) -> None:
+    given_up(world)
+    world.next_stage.clear()
+    back = world.now
+    between = (
+        OpenLoop(world, 1, open_stage(0)) if is_open else ClosedLoop(world, 1, ClosedStage(concurrency=1, requests=1))
+    )
+    between.start(back, lambda at: None)
+    world.until(back)
+    world.released[-1].done = back
+    between.freed([(world.released[-1], event, None)])
+    first = len(world.released)
+    last = ClosedLoop(world, 2, ClosedStage(concurrency=2, requests=1000))
+    last.start(back, world.then)
+    world.round()
+    refuse(world, last, back + 90_000 * MS, first=first)
+    (ended,) = world.next_stage
+    assert ended - back >= 30_000 * MS

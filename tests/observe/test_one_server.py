@@ -1,5 +1,6 @@
-"""Several URLs: servers are added up, and one that two URLs lead to counts once, whoever else asks it."""
+"""Several URLs: servers are added up, and one that two URLs lead to counts once, if it can be seen that it is one."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -56,7 +57,7 @@ def watch(by_port: dict[int, Server], *servers: Server) -> Watch:
 
 
 def counted(found: Watch) -> list[int]:
-    return [stage.success.count for stage in found.stages() if stage is not None]
+    return [stage.success.count for stage in found.told()[0] if stage is not None]
 
 
 def test_servers_are_added_up(by_port: dict[int, Server]) -> None:
@@ -99,14 +100,37 @@ def test_of_three_urls_two_may_be_one_server(by_port: dict[int, Server]) -> None
     assert counted(found) == [20]
 
 
-def test_one_server_counts_once_while_others_ask_it_all_the_time(by_port: dict[int, Server]) -> None:
-    """It never says the same twice; what one URL says lies between two answers of the other."""
+def test_one_server_that_others_never_leave_alone_counts_for_each_url_and_its_means_are_its_own(
+    by_port: dict[int, Server],
+) -> None:
+    """It never says the same twice, as two that are much alike would not."""
     one = Server(1000, busy=1)
     found, start = watch(by_port, one, one), one.count
     one.serve(50)
     found.end()
+    (stage,) = found.told()[0]
+    assert stage is not None
+    assert stage.queue.count == pytest.approx(2 * (one.count - start), abs=4)
+    assert stage.queue.ns / stage.queue.count == one.took
+
+
+def test_one_server_that_others_leave_alone_at_one_end_counts_once(by_port: dict[int, Server]) -> None:
+    one = Server(1001)
+    found = watch(by_port, one, one)
+    one.busy = 1
+    one.serve(50)
+    start = one.count
+    found.end()
     (total,) = counted(found)
-    assert 50 < total <= one.count - start + 2
+    assert 50 < total <= 50 + one.count - start
+
+
+def test_what_another_server_is_kept_busy_with_does_not_matter(by_port: dict[int, Server]) -> None:
+    one, busy = Server(9), Server(1000, busy=1)
+    found, start = watch(by_port, one, busy, one), busy.count
+    one.serve(50)
+    found.end()
+    assert counted(found) == [50 + busy.count - start]
 
 
 def test_two_servers_are_two_while_others_ask_them_all_the_time(by_port: dict[int, Server]) -> None:
@@ -130,9 +154,12 @@ def test_two_servers_are_two_however_close_they_are(by_port: dict[int, Server]) 
     assert total > 1.5 * (one.count - start)
 
 
-def test_servers_that_do_not_say_how_long_are_not_taken_for_one(by_port: dict[int, Server]) -> None:
-    """Counts alone may well be the same."""
-    one, two = Server(took=0), Server(took=0)
+@pytest.mark.parametrize("unit", [0, 1_000, 2_000_000])
+def test_servers_that_do_not_say_how_long_to_the_nanosecond_are_not_taken_for_one(
+    by_port: dict[int, Server], unit: int
+) -> None:
+    """Counts alone may well be the same, and so may sums of whole milliseconds."""
+    one, two = Server(took=unit), Server(took=unit)
     found = watch(by_port, one, two)
     one.serve(10)
     two.serve(10)
@@ -150,8 +177,44 @@ def test_a_server_that_is_gone_at_the_end_is_judged_by_the_start(
     monkeypatch.setattr(kserve, "question", refuse)
     found.end()
     assert counted(found) == [10]
-    assert found.reasons() == ("", "the server's statistics could not be read: connection refused")
+    assert found.told()[1] == ("", "the server's statistics could not be read: connection refused")
 
 
 def refuse(*_: object) -> None:
     raise UserError("connection refused")
+
+
+class Replica(Server):
+    """One of several that others' requests are dealt out to in turn; a question takes so long that many come meanwhile."""
+
+    others: list["Replica"]
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = random.Random(seed)
+
+    def serve(self, requests: int) -> None:
+        self.count += requests
+        self.ns += sum(int(self.generator.gauss(2e6, 2e5)) for _ in range(requests))
+
+    def say(self) -> tuple[ModelStatistics, ...]:
+        for replica in self.others:
+            replica.serve(100)
+        said = super().say()
+        for replica in self.others:
+            replica.serve(100)
+        return said
+
+
+def test_replicas_that_others_load_alike_are_not_taken_for_one(by_port: dict[int, Server]) -> None:
+    """What one says lies between two answers of the other in some of these pairs, at both ends."""
+    for seed in range(20):
+        by_port.clear()
+        pair = [Replica(2 * seed), Replica(2 * seed + 1)]
+        for replica in pair:
+            replica.others = pair
+            replica.serve(2_000)
+        found, start = watch(by_port, *pair), pair[0].count
+        found.end()
+        (total,) = counted(found)
+        assert total > 1.5 * (pair[0].count - start), seed

@@ -58,7 +58,7 @@ def end(server: Server, found: Watch, *counts: int) -> list[int | None]:
     """What each stage has when this is said at the end."""
     server.counts = list(counts)
     found.end()
-    return [None if stage is None else stage.inferences for stage in found.stages()]
+    return [None if stage is None else stage.inferences for stage in found.told()[0]]
 
 
 def test_a_stage_is_what_came_between_two_marks(server: Server) -> None:
@@ -125,8 +125,9 @@ def test_why_a_stage_has_none(server: Server) -> None:
     end(server, found, 4)
     unsaid = "the server's statistics could not be read: cut off"
     restarted = "the statistics of m went backwards: the server or the model was started anew in between"
-    assert found.reasons() == (statistics.UNSEEN, statistics.UNSEEN, unsaid, unsaid, restarted, "")
-    assert [stage is None for stage in found.stages()] == [True] * 5 + [False]
+    stages, reasons = found.told()
+    assert reasons == (statistics.UNSEEN, statistics.UNSEEN, unsaid, unsaid, restarted, "")
+    assert [stage is None for stage in stages] == [True] * 5 + [False]
 
 
 def test_a_server_that_has_no_statistics_offers_none(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,4 +137,4 @@ def test_a_server_that_has_no_statistics_offers_none(server: Server, monkeypatch
     monkeypatch.setattr(kserve, "question", refuse)
     found = watch(server, 0)
     found.end()
-    assert (found.stages(), found.reasons()) == ((None,), ("the server offers no statistics",))
+    assert found.told() == ((None,), ("the server offers no statistics",))

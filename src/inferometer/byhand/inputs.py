@@ -35,7 +35,7 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
     """All inputs of the request, in the model's order."""
-    over_grpc = options.url.startswith("grpc")
+    over_grpc, as_json, fill = options.url.startswith("grpc"), options.api == "kserve-json", options.fill or "random"
     specs = facts.metadata.inputs
     config = facts.config.raw if facts.config is not None else {}
     shapes = _shapes(options, specs)
@@ -45,13 +45,14 @@ def build(options: Options, facts: ModelFacts) -> tuple[Given, ...]:
         left = [spec for spec in specs if spec.name not in given]
         spec = _for_image(left, specs, formats, _optional(specs, config))
         wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
-        tensors.check_room([_sized(wanted)], "--image", over_grpc)
+        tensors.check_room([_sized(wanted)], "--image", over_grpc, as_json)
         given[spec.name] = Given(*image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, "")))
         _check_fit(given[spec.name].tensor, spec)
     made_up = _to_make_up(options, specs, given, shapes, _optional(specs, config))
-    tensors.check_room(made_up, "--shape" if shapes else f"the model {facts.metadata.name}", over_grpc)
+    where = "--shape" if shapes else f"the model {facts.metadata.name}"
+    tensors.check_room(made_up, where, over_grpc, as_json, zeros=fill == "zeros")
     generator = np.random.default_rng()
-    given |= {spec.name: _made_up(spec, options.fill or "random", generator) for spec in made_up}
+    given |= {spec.name: _made_up(spec, fill, generator) for spec in made_up}
     return tuple(given[spec.name] for spec in specs if spec.name in given)
 
 

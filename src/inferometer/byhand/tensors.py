@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from inferometer import memory
 from inferometer.byhand import classes, inputs, spent
 from inferometer.byhand.options import Options
 from inferometer.byhand.result import Given, Response, Result
@@ -24,6 +25,7 @@ _TAG = "infer"
 T = TypeVar("T")
 
 
+@memory.enough_for("the request")
 def ask(whom: Whom, options: Options) -> tuple[Result, Fail | None]:
     """What was answered and, of a stream that failed after some answers, why."""
     facts = whom.reached.facts

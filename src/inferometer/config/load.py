@@ -26,6 +26,7 @@ from inferometer.config.schema import (
     Steps,
     Tensors,
     Window,
+    stages_of,
 )
 from inferometer.config.secret import is_secret
 from inferometer.errors import UserError
@@ -176,8 +177,7 @@ def _quantity(kind: type, value: object) -> object:
 
 def _check(config: Config, source: str) -> None:
     """What the types cannot say: every stage ends, a rate that varies has the time to, headers are headers."""
-    stages = config.load.stages if isinstance(config.load, Stages) else [config.load]
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(stages_of(config.load)):
         where = f"load.stages.{number}" if isinstance(config.load, Stages) else "load"
         _check_stable(stage, where, source)
         if not stage.duration and not stage.requests:
@@ -201,7 +201,7 @@ def _check(config: Config, source: str) -> None:
 
 def _give_time_to_settle(config: Config) -> None:
     """A stage that ends when it is stable may take ten windows, unless it says how much it may take."""
-    for stage in config.load.stages if isinstance(config.load, Stages) else [config.load]:
+    for stage in stages_of(config.load):
         if stage.stable and not stage.duration and not stage.requests:
             stage.duration = Seconds(_WINDOWS * stage.window)
 
@@ -262,32 +262,38 @@ def _check_protocol(config: Config, source: str) -> None:
             f"use {by_server}data.type: {fitting}",
         )
     if isinstance(data, Tensors) and data.sequence:
-        _check_sequences(config.load, data.sequence, source)
+        length = data.sequence if isinstance(data.sequence, int) else 0  # streams: the file is read later
+        check_sequences(config.load, length, f"{source}: data.sequence")
+        _check_whole(config.load, length, source)
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
             f"{source}: data: messages or path is needed, and not both", "give data.messages as JSON, or a file"
         )
 
 
-def _check_sequences(load: Load, length: int | str, source: str) -> None:
-    check_waiting(load, f"{source}: data.sequence")
-    for stage in load.stages if isinstance(load, Stages) else [load]:
-        if isinstance(length, int) and isinstance(stage, Closed):
-            least = length * stage.concurrency
-            if stage.requests and (stage.requests < least or stage.requests % length):
-                raise UserError(
-                    f"{source}: load.requests: {stage.requests} are not whole sequences of {length}, one for each user at least",
-                    f"give a multiple of {length}, {least} or more",
-                )
+def check_sequences(load: Load, longest: int, where: str) -> None:
+    """The load is one for sequences of up to so many requests; 0: that is not known."""
+    for stage in stages_of(load):
+        if not isinstance(stage, Closed):
+            raise UserError(
+                f"{where}: a sequence's next request waits for the last answer",
+                "use load.type: closed; its concurrency is the number of sequences at a time",
+            )
+        least = longest * stage.concurrency
+        if 0 < stage.requests < least:
+            raise UserError(
+                f"{where}: load.requests ({stage.requests}) has no room for a sequence of {longest} for each user",
+                f"give {least} or more",
+            )
 
 
-def check_waiting(load: Load, where: str) -> None:
-    """The load is one for sequences."""
-    if not all(isinstance(stage, Closed) for stage in (load.stages if isinstance(load, Stages) else [load])):
-        raise UserError(
-            f"{where}: a sequence's next request waits for the last answer",
-            "use load.type: closed; its concurrency is the number of sequences at a time",
-        )
+def _check_whole(load: Load, length: int, source: str) -> None:
+    for stage in stages_of(load):
+        if length and stage.requests % length:
+            raise UserError(
+                f"{source}: load.requests: {stage.requests} are not whole sequences of {length}",
+                f"give a multiple of {length}",
+            )
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -342,6 +342,11 @@ class Stages(_Section, tag_field="type", tag="stages"):
 Load = StageSpec | Stages
 
 
+def stages_of(load: Load) -> list[StageSpec]:
+    """Its loads in a row, one or several."""
+    return load.stages if isinstance(load, Stages) else [load]
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ all of them have the stamp of the bytes they came in.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from inferometer.engine.connection import STALE_WITHIN
 from inferometer.engine.flight import Flight, note
 from inferometer.engine.link import Link
+from inferometer.engine.pool import NEVER
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamAnswer
 from inferometer.wire.failures import bounded
@@ -67,11 +69,18 @@ class Channel:
         self._is_gone = False
         self._unsent: list[Flight] = []  # queued, and not yet handed to the kernel
         self.link: Link  # set by the owner
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call] = {}  # in the order of their sending
 
     @property
     def has_room(self) -> bool:
         return len(self.calls) < self._limit and not self.is_closing
+
+    @property
+    def first_sent(self) -> int:
+        """When the first of those under way was sent."""
+        for call in self.calls.values():
+            return call.flight.sent
+        return NEVER
 
     def established(self) -> None:
         self._http2.start()
@@ -241,11 +250,19 @@ class Channel:
         if not self.link.is_ready:  # no stream yet
             self.broken(fail)
             return
-        for stream, call in self.calls.items():
-            if call.flight is flight:
-                self._http2.reset(stream)
-                self._end(stream, call, now(), fail)
+        for each in self.calls.items():
+            if each[1].flight is flight:
+                self._cancel([each], fail)
                 break
+
+    def expire(self, sent_by: int, fail: Fail) -> None:
+        """End the requests that were sent by an instant; the others go on."""
+        self._cancel(list(takewhile(lambda each: each[1].flight.sent <= sent_by, self.calls.items())), fail)
+
+    def _cancel(self, calls: Sequence[tuple[int, Call]], fail: Fail) -> None:
+        for stream, call in calls:
+            self._http2.reset(stream)
+            self._end(stream, call, now(), fail)
         self._flush()
         if self.is_closing and not self.calls:
             self._gone(None, None)

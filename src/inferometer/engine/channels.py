@@ -1,7 +1,9 @@
 """The HTTP/2 channels to one base URL. A request goes over one that is idle, else over one that has room, else over a new one.
 
 An idle one first, because the kernel has one stamp for all that lies in a socket: answers that share a channel and come at
-the same time get the stamp of the last of them.
+the same time get the stamp of the last of them. A deadline is kept by that stamp, too: after it the channel is read before a
+call is given up, so that an answer that came in time is one. Only where the client stood still past the deadline, and more came
+over the channel meanwhile, is its own stamp lost, and it counts as late.
 """
 
 from collections import deque
@@ -12,7 +14,7 @@ import msgspec
 from inferometer.engine.channel import Channel
 from inferometer.engine.dial import AT_ONCE, Countdown, Dial
 from inferometer.engine.flight import Flight
-from inferometer.engine.pool import Carrier, OnEnded
+from inferometer.engine.pool import NEVER, Carrier, OnEnded
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamAnswer
 from inferometer.units import NS
@@ -100,6 +102,18 @@ class Channels:
                 yield channel, call.flight
         for flight, since in (*self._refused, *self._waiting):
             yield _Waiting(self, _Awaited(self._awaited_from(since))), flight
+
+    def expire(self, at: int) -> int:
+        if not self._deadline:
+            return NEVER
+        sent_by = at - self._deadline
+        first = at  # of all that are left
+        for channel in (*self._ready, *self._closing):
+            if channel.first_sent <= sent_by:
+                channel.link.read_until(at)
+                channel.expire(sent_by, self._late)
+            first = min(first, channel.first_sent)
+        return first + self._deadline
 
     def _awaited_from(self, since: int) -> int:
         """What a waiting request's patience counts from: the opening of a channel. It has patience without end while
@@ -233,9 +247,6 @@ class _Awaited(msgspec.Struct, frozen=True):
 
     connect_from: int
     is_ready: bool = False
-
-    def read_until(self, instant: int) -> None:
-        """Nothing comes over it."""
 
 
 class _Waiting(msgspec.Struct, frozen=True):

@@ -35,9 +35,8 @@ def question(place: Place, headers: Mapping[str, str], name: str, *arguments: An
     target = place.target
     if not target.grpc:
         asked = getattr(control, name)(*arguments)
-        plain = {
-            key: value for key, value in headers.items() if key.lower() != "accept-encoding"
-        }  # that is for inferences
+        # accept-encoding is for inferences
+        plain = {key: value for key, value in headers.items() if key.lower() != "accept-encoding"}
         reply = ask.http(place, asked.method, asked.path, plain, asked.body)
         return _told(target.url, f"http_{reply.status}", lambda: control.read(asked, reply.status, reply.body))
     call = getattr(grpc, name)(*arguments)

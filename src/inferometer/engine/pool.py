@@ -9,6 +9,8 @@ from inferometer.engine.flight import Flight
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 
+NEVER = 1 << 62
+"""An instant that does not come."""
 _STALE_IN_A_ROW = 3
 """After so many reused connections that had gone stale, with no reuse that worked between, none are reused any more."""
 
@@ -34,8 +36,6 @@ class Openness(Protocol):
 
     @property
     def connect_from(self) -> int: ...
-
-    def read_until(self, instant: int) -> None: ...
 
 
 class Carrier(Protocol):
@@ -64,6 +64,9 @@ class Carriers(Protocol):
 
     def flights(self) -> Iterator[tuple[Carrier, Flight]]:
         """What is under way."""
+
+    def expire(self, at: int) -> int:
+        """End what has missed its deadline by an instant; when the next may."""
 
     def close(self) -> None: ...
 
@@ -128,6 +131,10 @@ class Pool:
 
     def flights(self) -> Iterator[tuple[Connection, Flight]]:
         return ((each, each.flight) for each in list(self._connections) if each.flight is not None)
+
+    def expire(self, at: int) -> int:
+        """Deadlines are gRPC's."""
+        return NEVER
 
     def close(self) -> None:
         for connection in self._connections:

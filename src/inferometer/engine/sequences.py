@@ -3,8 +3,8 @@ START to the END (Triton: or until it has been idle for long), so whatever was b
 
 - A sequence is one user's alone until its END is answered; then others may have it. There are more than users.
 - It can be closed early: what follows then is its last request, which has the END.
-- One whose START failed is not the server's either: the user leaves it. Where a later request failed, the server holds it
-  still, as far as anybody knows: its END is sent, once.
+- One whose START did not get to the server, or was refused by it, is not the server's either: the user leaves it. Where any
+  other request failed (a START that timed out, say), the server holds it, as far as anybody knows: its END is sent, once.
 """
 
 from collections import deque
@@ -22,6 +22,8 @@ class _Place(msgspec.Struct, gc=False):
     end: int
     """The tails of the sequence are those from `first` to before `end`."""
     next: int
+    is_shared: bool
+    """With another user, who gives it back."""
 
 
 class Sequences:
@@ -39,8 +41,9 @@ class Sequences:
 
     def begin(self, user: User) -> None:
         # All are taken only where more than three stages still close theirs while the next one runs.
-        first, end = self._free.popleft() if self._free else self._some
-        self._places[user] = _Place(first, end, first)
+        is_shared = not self._free
+        first, end = self._some if is_shared else self._free.popleft()
+        self._places[user] = _Place(first, end, first, is_shared)
 
     def is_within(self, user: User) -> bool:
         """The user has something of a sequence still to send."""
@@ -59,11 +62,12 @@ class Sequences:
         place.next = place.end - 1
         return left_out
 
-    def answered(self, user: User, failed: bool) -> int:
-        """The user's request has ended; how many requests of its sequence are left out for that."""
+    def answered(self, user: User, failed: bool, taken: bool) -> int:
+        """The user's request has ended, and the server may have `taken` it; how many requests of its sequence are left out."""
         place = self._places[user]
-        if place.next == place.end or (failed and place.next == place.first + 1):
+        if place.next == place.end or (not taken and place.next == place.first + 1):
             del self._places[user]
-            self._free.append((place.first, place.end))
+            if not place.is_shared:
+                self._free.append((place.first, place.end))
             return place.end - place.next
         return self.close(user) if failed else 0

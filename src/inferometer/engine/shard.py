@@ -20,7 +20,7 @@ from inferometer.engine.dial import Dial
 from inferometer.engine.flight import Ended, Flight
 from inferometer.engine.health import TICK, Health
 from inferometer.engine.inbox import Clock, Inbox
-from inferometer.engine.pool import Answer, Carrier, Carriers, Pool
+from inferometer.engine.pool import NEVER, Answer, Carrier, Carriers, Pool
 from inferometer.engine.sequences import Sequences
 from inferometer.engine.spool import PEEKS, Spool
 from inferometer.engine.stages import Asking, driver
@@ -31,13 +31,16 @@ from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
 from inferometer.units import NS
 from inferometer.wire.failures import meaning
-from inferometer.wire.grpc import deadline_passed
 from inferometer.wire.target import Target
 
+_LOOK_SHARE = 20
+"""Deadlines and timeouts are found by looking for them, never by a timer a request. A look for timeouts goes over all that is in
+flight, so that there has to be time between two: at least so many times what one took, however long that is."""
 _SWEEP_APART = 5_000_000
-_SWEEP_SHARE = 20
-"""Timeouts are looked for by sweeps, never by a timer a request: at this distance or wider, and closer where so few are in
-flight that a sweep takes less than a twentieth of the time between two."""
+"""A look for deadlines goes over the first call of each channel: sweeps for them may be as close as this, whatever is in flight."""
+_MARKS = 4
+"""Each in a turn of the loop of its own. What came before one is read, decoded and recorded in the turn that follows, or, without
+epoll, in the one after that (watcher.py): that is certain when this many are made, and not before."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -90,6 +93,7 @@ class Shard:
         self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
         self.stopping = self.is_halted = False
         self.given_up: list[int] = []
+        self.unreached_since = 0
         self.texts: list[tuple[int, str]] = []
         self._drivers = [driver(self, index, stage) for index, stage in enumerate(task.plan.stages)]
         self._stage = -1
@@ -98,12 +102,13 @@ class Shard:
         self._is_settling = False
         self._finished = loop.create_future()
         self._health: Health | None = None
-        self._ticked = (0, 0)  # the last two: what came before the older is read by the next, stall or no stall
+        self._marks = deque([0] * _MARKS, _MARKS)  # instants; what came before the first is recorded
+        self._is_marking = False
         self._parent = os.getppid()
         timeouts = task.timeouts
-        limits = (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total, task.deadline)
-        self._limits = tuple(int(limit * NS) for limit in limits)
-        self._late = deadline_passed(task.deadline)
+        limits = (timeouts.connect, timeouts.first_token, timeouts.idle, timeouts.total)
+        self._limits = tuple(int(limit * NS) or NEVER for limit in limits)
+        self._look_at = 0  # for timeouts, again
 
     def _lead_to(self, place: int) -> Carriers:
         """What carries requests to one of the targets."""
@@ -217,7 +222,7 @@ class Shard:
         made = []
         for id, (user, intended) in zip(ids, asking, strict=True):
             if self.sequences is not None:
-                n, url = self.sequences.take((stage, user)), user % urls
+                n, url = self.sequences.take((stage, user)), (self._number + user) % urls
             else:
                 n, url = self._made % distinct, id % urls
             self._made += 1
@@ -345,7 +350,10 @@ class Shard:
             except OSError:
                 self._disk_is_full()
         self._publish()
-        self._control["recorded"], self._ticked = self._ticked[0], (self._ticked[1], now())
+        self._control["recorded"] = self._marks[0]
+        if not self._is_marking:
+            self._is_marking = True
+            self._loop.call_soon(self._mark)
         stop = self._control["stop"]
         if os.getppid() != self._parent:
             stop = 2
@@ -358,6 +366,12 @@ class Shard:
         if not self._finished.done():
             following = max(due + TICK, now() + TICK // 2)
             self.agenda.at(following, lambda: self._tick(following))
+
+    def _mark(self) -> None:
+        """Once a turn of the loop at most, and never in the middle of the inbox's work, where ticks may be: several of them while
+        what was read before the first is still to be decoded."""
+        self._is_marking = False
+        self._marks.append(now())
 
     def _peek(self) -> list[int]:
         pairs: list[int] = []
@@ -381,25 +395,37 @@ class Shard:
         control["stage"] = min(max(self._stage, 0), len(self._drivers) - 1)
 
     def _sweep(self) -> None:
-        """Fail what has outstayed a timeout. Nothing new can expire before the shortest limit has passed from now."""
-        limits = [limit for limit in self._limits if limit]
-        if not limits or self._finished.done():
+        """End what has missed its deadline, and what has outstayed a timeout."""
+        if self._finished.done():
             return
         at = now()
-        following = at + min(limits)
+        following = min(carriers.expire(at) for carriers in self._carriers)
+        apart = min(_SWEEP_APART, _LOOK_SHARE * (now() - at))
+        if at >= self._look_at:
+            self._look_at = self._time_out(at)
+        following = min(max(following, at + apart), self._look_at)
+        if following < NEVER and not self._finished.done():
+            self.agenda.at(following, self._sweep_soon)
+
+    def _time_out(self, at: int) -> int:
+        """Fail what has outstayed a timeout; when to look again. Nothing new can before the shortest limit has passed from now."""
+        shortest = min(self._limits)
+        if shortest == NEVER:
+            return NEVER
+        begun = now()
+        following = at + shortest
+        over: list[tuple[Carrier, Flight, str]] = []
         for carriers in self._carriers:
-            for carrier, flight in list(carriers.flights()):
+            for carrier, flight in carriers.flights():
                 expires, code = self._expiry(carrier, flight)
                 if expires > at:
                     following = min(following, expires)
-                elif code == self._late.code:
-                    carrier.link.read_until(expires)  # an answer that came in time is one, however late it is read
-                    carrier.give_up(flight, code, self._late.message)
                 else:
-                    carrier.give_up(flight, code)
-        if not self._finished.done():
-            apart = min(_SWEEP_APART, _SWEEP_SHARE * (now() - at))
-            self.agenda.at(max(following, at + apart), self._sweep_soon)
+                    over.append((carrier, flight, code))
+        apart = _LOOK_SHARE * (now() - begun)
+        for carrier, flight, code in over:
+            carrier.give_up(flight, code)
+        return max(following, at + apart)
 
     def _sweep_soon(self) -> None:
         """The agenda may be looked at in the middle of the inbox's work; reading has to wait for the end of that."""
@@ -407,18 +433,13 @@ class Shard:
 
     def _expiry(self, carrier: Carrier, flight: Flight) -> tuple[int, str]:
         """When the request expires, and by which of its timeouts."""
-        connect, first_token, idle, total, deadline = self._limits
-        never = 1 << 62
+        connect, first_token, idle, total = self._limits
         if not carrier.link.is_ready:
-            return (carrier.link.connect_from + connect if connect else never), "connect_timeout"
-        candidates = [(flight.sent + total if total else never, "total_timeout")]
-        if deadline:
-            candidates.append((flight.sent + deadline, self._late.code))
-        if flight.arrivals:
-            candidates.append((flight.arrivals[-1] + idle if idle else never, "idle_timeout"))
-        else:
-            candidates.append((flight.sent + first_token if first_token else never, "first_token_timeout"))
-        return min(candidates)
+            return carrier.link.connect_from + connect, "connect_timeout"
+        arrivals = flight.arrivals
+        if arrivals:
+            return min((flight.sent + total, "total_timeout"), (arrivals[-1] + idle, "idle_timeout"))
+        return min((flight.sent + total, "total_timeout"), (flight.sent + first_token, "first_token_timeout"))
 
     def _stop(self, deadline: int) -> None:
         """Send nothing more but what closes sequences; what is in flight has until the deadline."""

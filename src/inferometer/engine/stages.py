@@ -14,7 +14,7 @@ from inferometer.engine.sequences import Sequences
 from inferometer.records import UNREACHED
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
-from inferometer.types import ClosedStage, Fail, OpenStage
+from inferometer.types import ClosedStage, End, Fail, OpenStage
 from inferometer.units import NS
 
 Then = Callable[[int], None]
@@ -34,6 +34,9 @@ _MAX_BACKOFF = 1_000_000_000
 refuses everything at once is not asked a million times."""
 _NO_CONNECTION = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))
 """The failures of requests that did not get to the server."""
+_REFUSED = ("http_", "grpc_", "error_body", "error_frame")
+_UNTOLD = frozenset(("http_502", "http_504", "grpc_DEADLINE_EXCEEDED", "grpc_CANCELLED"))
+"""A server's answer says that it refused the request, but for these: whoever gives them may not know what became of it."""
 
 
 Asking = tuple[int, int]
@@ -51,6 +54,8 @@ class Launcher(Protocol):
     """Users send requests in sequences, each from its first to its last; None: each request is for itself."""
     given_up: list[int]
     """Stages that ended because the server could not be reached."""
+    unreached_since: int
+    """When the first of the failures to connect came that came one after the other, in whichever stage; 0: none."""
 
     def make(self, stage: int, ids: Sequence[int], asking: Sequence[Asking]) -> list[Flight]: ...
 
@@ -136,7 +141,10 @@ class OpenLoop:
             ready.append(self._make(self._next + len(ready)))
 
     def freed(self, ended: Sequence[Ended]) -> None:
-        """Answers came: nothing to do, the plan decides."""
+        """Answers came: nothing to send, the plan decides."""
+        launcher = self._launcher
+        if launcher.unreached_since and any(_got_through(event) for _, event, _ in ended):
+            launcher.unreached_since = 0
 
     def close_sequences(self) -> None:
         """There are none: their requests wait for answers."""
@@ -156,7 +164,6 @@ class ClosedLoop:
         self._then: Then = lambda at: None
         self._failures = [0] * plan.concurrency
         self._pausing: set[int] = set()  # users
-        self._unreached_since = 0  # the first of the failures to connect that came one after the other; 0: none
         self._begun = 0  # sequences: requests sent, and those that sequences under way still hold
 
     def start(self, at: int, then: Then) -> None:
@@ -230,40 +237,40 @@ class ClosedLoop:
 
     def freed(self, ended: Sequence[Ended]) -> None:
         """Users' answers came: they ask again, after a pause if they think or the server fails."""
-        sequences = self._launcher.sequences
+        launcher = self._launcher
+        sequences = launcher.sequences
         asking: list[Asking] = []
         for flight, event, _ in ended:
             user, pause = flight.user, self._plan.think
             failed = event.__class__ is Fail
             if failed:
                 pause = max(pause, self._backoff(user))
-                self._look_for_server(flight, event)  # type: ignore[arg-type]
+                launcher.unreached_since = 0 if _got_through(event) else launcher.unreached_since or flight.done
             else:
-                self._failures[user] = self._unreached_since = 0
+                self._failures[user] = launcher.unreached_since = 0
             if sequences is not None:
-                self._begun -= sequences.answered((self._index, user), failed)
+                self._begun -= sequences.answered((self._index, user), failed, _may_be_taken(flight, event))
             if pause and not self._is_ending:
                 self._ask_after(pause, flight)
             else:
                 asking.append((user, flight.done))
         if asking:
             self._ask(asking)
+        if launcher.unreached_since:
+            self._look_for_server(ended[-1][0].done)
 
     def _backoff(self, user: int) -> int:
         failures = self._failures[user]
         self._failures[user] = min(failures + 1, 10)
         return min(_BACKOFF << failures, _MAX_BACKOFF)
 
-    def _look_for_server(self, flight: Flight, fail: Fail) -> None:
+    def _look_for_server(self, at: int) -> None:
         """Give a stage up that has no end but a number of requests, once nothing has got to the server for long: with every
-        user asking once a second, it would go on for hours."""
-        if fail.code not in _NO_CONNECTION:
-            self._unreached_since = 0
-            return
-        self._unreached_since = self._unreached_since or flight.done
-        has_waited = flight.done - self._unreached_since >= UNREACHED * NS
-        if has_waited and not self._plan.duration and not self._over and not self._launcher.is_awaiting():
-            self._launcher.given_up.append(self._index)
+        user asking once a second, it would go on for hours. A stage that follows does not wait for as long again."""
+        launcher = self._launcher
+        has_waited = at - launcher.unreached_since >= UNREACHED * NS
+        if has_waited and not self._plan.duration and not self._over and not launcher.is_awaiting():
+            launcher.given_up.append(self._index)
             self._finish(now())
 
     def _ask_after(self, pause: int, flight: Flight) -> None:
@@ -275,6 +282,17 @@ class ClosedLoop:
         if user in self._pausing:  # and has not closed its sequence meanwhile
             self._pausing.discard(user)
             self._ask([(user, at)])
+
+
+def _got_through(event: End | Fail) -> bool:
+    return not isinstance(event, Fail) or event.code not in _NO_CONNECTION
+
+
+def _may_be_taken(flight: Flight, event: End | Fail) -> bool:
+    """The server may have taken the request: it was sent, and no answer says that it was refused."""
+    if not isinstance(event, Fail):
+        return True
+    return bool(flight.sent) and (event.code in _UNTOLD or not event.code.startswith(_REFUSED))
 
 
 Driver = OpenLoop | ClosedLoop

@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from inferometer import schedule, workload
+from inferometer import memory, schedule, workload
 from inferometer.config import secret
 from inferometer.config.schema import Config, Messages, Tensors
 from inferometer.engine import before
@@ -94,6 +94,7 @@ async def _run(job: Job, number: int) -> Facts:
     )
 
 
+@memory.enough_for("data")
 def make_task(job: Job, shard: int) -> Task:
     config, reached = job.config, job.reached
     plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards, longest_sequence(config) or 1)

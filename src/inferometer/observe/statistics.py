@@ -7,7 +7,8 @@ A server counts a request when it is rid of it, which may be after its answer ha
 start and at the end, it is asked until it has said the same for a while.
 
 Two URLs may lead to one server, whose statistics then count once. No two servers have spent the same nanoseconds: places
-that say the same at the start and at the end, or what lies between two answers of the other where others keep it busy, are one.
+that say the same while they stand still, at the start and at the end, are one. What cannot be told counts as two: a server that
+counts twice has twice the requests and the same means, while one that is taken for another is left out of them.
 """
 
 import time
@@ -69,7 +70,7 @@ class Watch:
         found, alike, asked = self._ask(), 1, 1
         if isinstance(found, str):
             return found
-        earlier = found
+        pair: _Pair | None = None
         while time.monotonic() - since < _STILL_S or alike < _STILL_ANSWERS:
             if time.monotonic() - begin >= _PATIENCE_S and asked >= _STILL_ANSWERS:
                 break
@@ -77,23 +78,18 @@ class Watch:
             latest = self._ask()
             if isinstance(latest, str):
                 break
-            asked, alike, earlier = asked + 1, alike + 1, found
+            asked, alike, pair = asked + 1, alike + 1, (found, latest)
             if latest != found:
                 found, since, alike = latest, time.monotonic(), 1
-        self._pairs.append((earlier, found))
+        self._pairs += [pair] if pair else []
         return found
 
-    def stages(self) -> tuple[StageStatistics | None, ...]:
-        """What happened from mark to mark; None where the server did not say."""
-        return tuple(one if isinstance(one, StageStatistics) else None for one in self._between())
-
-    def reasons(self) -> tuple[str, ...]:
-        """For each stage why it has none; empty where it has."""
-        return tuple(one if isinstance(one, str) else "" for one in self._between())
-
-    def _between(self) -> list[StageStatistics | str]:
+    def told(self) -> tuple[tuple[StageStatistics | None, ...], tuple[str, ...]]:
+        """What happened from mark to mark, None where the server did not say; and why it did not, empty where it did."""
         servers = self._servers()
-        return [_between(*pair, servers) for pair in zip(self._marks, self._marks[1:], strict=False)]
+        found = [_between(*pair, servers) for pair in zip(self._marks, self._marks[1:], strict=False)]
+        stages = tuple(one if isinstance(one, StageStatistics) else None for one in found)
+        return stages, tuple(one if isinstance(one, str) else "" for one in found)
 
     def _servers(self) -> list[int]:
         """Of the places one for each server."""
@@ -104,32 +100,17 @@ class Watch:
         return found
 
     def _is_one(self, place: int, other: int) -> bool:
-        return any(_has_spent(later[place]) for _, later in self._pairs) and all(
-            _lies_between(earlier[place], earlier[other], later[place]) for earlier, later in self._pairs
-        )
+        still = [
+            (later[place], later[other])
+            for earlier, later in self._pairs
+            if earlier[place] == later[place] and earlier[other] == later[other]
+        ]
+        return all(one == another for one, another in still) and any(_has_nanoseconds(one) for one, _ in still)
 
 
-def _has_spent(said: _Said) -> bool:
-    """Servers that have not may well say the same."""
-    return any(getattr(one, name).ns for one in said for name in SPENT)
-
-
-def _lies_between(low: _Said, said: _Said, high: _Said) -> bool:
-    """Counts that only grow, and of which there are many: those of another server do not lie there."""
-    least, found, most = _numbers(low), _numbers(said), _numbers(high)
-    return all(least.get(key, 0) <= found.get(key, 0) <= most.get(key, 0) for key in least | found | most)
-
-
-def _numbers(said: _Said) -> dict[tuple[object, ...], int]:
-    """Everything that was counted, by what it is."""
-    found: dict[tuple[object, ...], int] = {}
-    for one in said:
-        about = (one.name, one.version)
-        found |= {(*about, "inferences"): one.inference_count, (*about, "executions"): one.execution_count}
-        for name in SPENT:
-            spent = getattr(one, name)
-            found |= {(*about, name): spent.count, (*about, name, "ns"): spent.ns}
-    return found
+def _has_nanoseconds(said: _Said) -> bool:
+    """Servers that have spent nothing, or that count in coarser units, may well say the same."""
+    return any(getattr(one, name).ns % 1000 for one in said for name in SPENT)
 
 
 def _between(before: _Mark | str, after: _Mark | str, servers: list[int]) -> StageStatistics | str:

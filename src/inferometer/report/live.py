@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferometer import schedule
-from inferometer.config.schema import Closed, Config, Ramp, Stages, Steps
+from inferometer.config.schema import Closed, Config, Ramp, Stages, Steps, stages_of
 from inferometer.engine.before import Reached
 from inferometer.engine.spool import failures_of
 from inferometer.fleet.crew import Snapshot
@@ -50,7 +50,7 @@ class LiveView:
     # --- told by conduct ---
 
     def planned(self, config: Config, plan: Plan, reached: Reached, shards: int, folder: Path) -> None:
-        self._specs = config.load.stages if isinstance(config.load, Stages) else [config.load]
+        self._specs = stages_of(config.load)
         self._plan = plan
         self._total = schedule.total_requests(plan)
         self._duration = schedule.planned_duration(plan)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps
+from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, StageSpec, Steps, stages_of
 from inferometer.errors import UserError
 from inferometer.schedule import process, profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
@@ -24,10 +24,9 @@ LONGEST = 1e9
 
 def plan(load: Load, seed: int) -> Plan:
     """Every instant, before the first. A stage's chance depends on the seed and its place alone."""
-    specs = load.stages if isinstance(load, Stages) else [load]
     stages: list[Stage] = []
     first_id = 0
-    for number, spec in enumerate(specs):
+    for number, spec in enumerate(stages_of(load)):
         stage = (
             _closed(spec, first_id)
             if isinstance(spec, Closed)

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import msgspec
 
+from inferometer import memory
 from inferometer.config.schema import Data, Jsonl, Messages, Prompts, Synthetic, Tensors
 from inferometer.types import Request
 from inferometer.workload import jsonl, messages, prompts, synthetic, tensors, tokenizer
@@ -31,6 +32,7 @@ _SAMPLE = 256
 _TENSOR_SAMPLE = 4
 
 
+@memory.enough_for("data")
 def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     """The requests with these ids."""
     requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
@@ -43,6 +45,7 @@ def distinct(spec: Data) -> int | None:
     return count
 
 
+@memory.enough_for("data")
 def digest(spec: Data, seed: int) -> str:
     """Names the workload: another spec, seed, tokenizer, file content or way of building gives another digest.
 

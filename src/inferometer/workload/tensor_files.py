@@ -2,10 +2,11 @@
 
     {"data": [{"INPUT0": [1, 2, 3], "INPUT1": {"content": [4, 5], "shape": [2]}, "INPUT2": {"b64": "..."}}, ...]}
 
-An entry of `data` is a request. A list of entries is a stream: one sequence, or what is sent one after the other; entries that
-are in no list are one stream. (What else stands in the file, such as `validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as
-they travel, or, for BYTES, a string a line; it is one request. As with perf_analyzer, these tensors have no batch dimension:
-a batch is made of so many entries in a row. An .npz holds one request, batch included.
+An entry of `data` is a request. A list of entries is a stream: one sequence, or what is sent one after the other. Without any
+list all entries are one stream; beside lists, an entry in none is a stream by itself. (What else stands in the file, such as
+`validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as they travel, or,
+for BYTES, a string a line; it is one request. As with perf_analyzer, these tensors have no batch dimension: a batch is made of
+so many entries in a row. An .npz holds one request, batch included.
 """
 
 import base64

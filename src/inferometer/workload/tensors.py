@@ -22,7 +22,13 @@ _ROOM = 256 << 20
 _MOST = 20_000
 
 
-def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int, in_grpc_message: bool = False) -> Tensors:
+def complete(
+    spec: Tensors,
+    metadata: Sequence[TensorSpec],
+    max_batch: int,
+    in_grpc_message: bool = False,
+    as_json: bool = False,
+) -> Tensors:
     """The spec with inputs of full shapes: the user's, the batch size in front where the model takes batches, else 1."""
     known = _specs(spec.inputs) or list(metadata)
     names = [one.name for one in known]
@@ -42,7 +48,8 @@ def complete(spec: Tensors, metadata: Sequence[TensorSpec], max_batch: int, in_g
         raise UserError(f"data.batch: {spec.batch}, but the model takes at most {max_batch}", "lower it")
     known = _needed(known, spec)
     full = msgspec.structs.replace(spec, inputs=[_full(one, spec, max_batch) for one in known])
-    tensors.check_room(_specs(full.inputs), "data.shape" if spec.shape else "data", in_grpc_message)
+    where = "data.shape" if spec.shape else "data"
+    tensors.check_room(_specs(full.inputs), where, in_grpc_message, as_json, zeros=spec.fill == "zeros")
     if spec.fill.startswith("@"):
         _check_file(full, known)
     if max_batch and batch(full, max_batch) > max_batch:

@@ -21,7 +21,7 @@ CHECKS = {
     rule.name: rule
     for rule in (
         Rule("completed", "at least one request of the window was answered in full", outcome.completed),
-        Rule("interrupted", "the run was not ended before its plan was", outcome.interrupted),
+        Rule("interrupted", "the run was not ended before its plan was (a warning where sequences left some of load.requests unsent)", outcome.interrupted),
         Rule("workers", "no client process died or hung", outcome.workers),
         Rule("failures", "failed / (ok + failed) of the window is at most limits.failures", outcome.failures),
         Rule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),

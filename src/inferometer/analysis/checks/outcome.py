@@ -1,5 +1,7 @@
 """Did the run come to its end, and did the server answer?"""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from inferometer.analysis import settings
@@ -27,7 +29,8 @@ def interrupted(facts: Facts) -> Check:
     if outcome.given_up:
         return Check("interrupted", "fail", 1, 0, _given_up(facts, outcome.given_up))
     if not outcome.interrupted:
-        return Check("interrupted", "pass", 0, 0, "ran to its end")
+        left = None if outcome.errors else _left_by_sequences(facts)
+        return Check("interrupted", "warn" if left else "pass", 0, 0, left or "ran to its end")
     return Check(
         "interrupted",
         "fail",
@@ -39,8 +42,7 @@ def interrupted(facts: Facts) -> Check:
 
 def _given_up(facts: Facts, stages: tuple[int, ...]) -> str:
     run = facts.run
-    planned = sum(run.manifest.plan[stage].requests for stage in stages)
-    unsent = planned - int(np.isin(run.records.rows["stage"], stages).sum())
+    _, unsent = _planned(facts, stages)
     which = "the run was"
     if len(run.manifest.plan) > 1:
         numbers = ", ".join(str(stage + 1) for stage in stages)
@@ -49,6 +51,25 @@ def _given_up(facts: Facts, stages: tuple[int, ...]) -> str:
         f"The server could not be reached for {UNREACHED} s on end, so {which} given up, with {unsent:,} requests not sent. "
         "See whether the server is still up. (A stage with a load.duration goes on whether it is or not.)"
     )
+
+
+def _left_by_sequences(facts: Facts) -> str | None:
+    """What stages that only a number of requests ends did not send of it."""
+    manifest = facts.run.manifest
+    by_count = [number for number, plan in enumerate(manifest.plan) if not (plan.open or plan.duration or plan.stable)]
+    planned, unsent = _planned(facts, by_count)
+    if unsent <= 0 or not settings.text(manifest, "data", "sequence"):
+        return None
+    return (
+        f"Not sent: {unsent:,} of {planned:,} requests, since the next sequence would have gone beyond load.requests. "
+        "Give a number that sequences fill, or load.duration."
+    )
+
+
+def _planned(facts: Facts, stages: Sequence[int]) -> tuple[int, int]:
+    """The requests that these stages asked for, and those of them that were not sent."""
+    planned = sum(facts.run.manifest.plan[stage].requests for stage in stages)
+    return planned, planned - int(np.isin(facts.run.records.rows["stage"], stages).sum())
 
 
 def workers(facts: Facts) -> Check:

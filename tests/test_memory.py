@@ -1,0 +1,231 @@
+"""How much memory a process may have, what a request takes of it, and what is said where there was not enough."""
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferometer import memory, tensors, workload
+from inferometer.byhand import inputs
+from inferometer.byhand import tensors as by_hand
+from inferometer.byhand.options import Options
+from inferometer.config.load import from_mapping
+from inferometer.config.schema import Tensors
+from inferometer.engine import before
+from inferometer.engine.kserve import ModelFacts
+from inferometer.errors import UserError
+from inferometer.fleet.job import Job, make_task
+from inferometer.tensors import Tensor, TensorSpec
+from inferometer.wire import calls
+from inferometer.wire.kserve import grpc, http
+from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
+from inferometer.wire.kserve.http import InferOptions
+from inferometer.wire.target import parse
+from inferometer.workload import tensors as made
+
+GIB = 2**30
+UNLIMITED_1 = 9223372036854771712
+
+
+# --- how much there is -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`limit` on a machine with 64 GiB, for what the process says of its groups and what stands in their files."""
+
+    def found(own: str | None, **files: str | int) -> int:
+        if own is not None:
+            (tmp_path / "own").write_text(own)
+        for name, text in files.items():
+            file = tmp_path / "groups" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+        monkeypatch.setattr(memory, "_machine", lambda: 64 * GIB)
+        monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+        monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+        return memory.limit()
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        pytest.param(None, {}, 64 * GIB, id="no groups at all"),
+        pytest.param("0::/\n", {}, 64 * GIB, id="a group without a limit"),
+        pytest.param("0::/\n", {"memory.max": 4 * GIB}, 4 * GIB, id="a container, its own root"),
+        pytest.param("0::/\n", {"memory.max": 128 * GIB}, 64 * GIB, id="more than the machine has"),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "max"}, 64 * GIB, id="max"),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": 8 * GIB, "a/memory.max": 9 * GIB}, 8 * GIB, id="its own"),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": 9 * GIB}, 9 * GIB, id="of one above it"),
+        pytest.param(
+            "5:cpu,memory:/a\n1:cpu:/b\n0::/\n",
+            {"memory/a/memory.limit_in_bytes": 3 * GIB, "memory/memory.limit_in_bytes": UNLIMITED_1},
+            3 * GIB,
+            id="version 1",
+        ),
+        pytest.param(
+            "4:memory:/docker/0123\n",
+            {"memory/memory.limit_in_bytes": 2 * GIB},
+            2 * GIB,
+            id="version 1, a container that is called by the host's path",
+        ),
+        pytest.param("4:memory:/\n", {"memory/memory.limit_in_bytes": UNLIMITED_1}, 64 * GIB, id="version 1, none"),
+    ],
+)
+def test_a_process_may_have_what_its_machine_and_its_groups_have(
+    groups: Callable[..., int], own: str | None, files: dict[str, str | int], expected: int
+) -> None:
+    assert groups(own, **files) == expected
+
+
+def test_this_process_may_have_some() -> None:
+    assert 2**20 < memory.limit() < 2**60
+
+
+# --- what a request takes --------------------------------------------------------------------------------------------
+
+ENCODERS: dict[str, Callable[[Tensor], object]] = {
+    "grpc": lambda made: grpc.infer_request("m", "", [made], InferOptions()),
+    "binary": lambda made: http.encode((made,), InferOptions(binary=True)),
+    "json": lambda made: http.encode((made,), InferOptions(binary=False)),
+}
+
+
+@pytest.mark.parametrize("fill", ["random", "zeros"])
+@pytest.mark.parametrize(
+    ("datatype", "way"),
+    [(one, way) for one in tensors.DATATYPES for way in ENCODERS if way != "json" or one not in ("FP16", "BF16")],
+)
+def test_a_tensor_takes_no_more_memory_than_is_reckoned_with(datatype: str, way: str, fill: str) -> None:
+    def make(count: int) -> object:
+        if fill == "zeros":
+            made = tensors.zeros("x", datatype, (count,))
+        else:
+            made = tensors.random("x", datatype, (count,), np.random.default_rng(0))
+        return made, ENCODERS[way](made)
+
+    make(1)  # what is set up once is no part of it
+    tracemalloc.start()
+    try:
+        kept = make(20_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept
+    reckoned = tensors._need(TensorSpec("x", datatype, (20_000,)), way == "json", fill == "zeros")
+    assert peak <= 1.05 * reckoned + 30_000  # what else this process does meanwhile
+
+
+@pytest.mark.parametrize(
+    ("datatype", "as_json", "zeros", "fitting"),
+    [
+        ("FP32", False, False, GIB // 16),
+        ("FP32", True, False, GIB // 70),
+        ("FP32", True, True, GIB // 70),
+        ("BF16", False, False, GIB // 28),
+        ("BF16", False, True, GIB // 8),
+        ("UINT8", False, False, GIB // 6),
+        ("UINT8", True, False, GIB // 18),
+        ("INT64", False, False, GIB // 32),
+        ("BYTES", False, False, GIB // 370),
+        ("BYTES", False, True, GIB // 48),
+    ],
+)
+def test_what_fits_depends_on_the_datatype_and_on_the_way(
+    monkeypatch: pytest.MonkeyPatch, datatype: str, as_json: bool, zeros: bool, fitting: int
+) -> None:
+    monkeypatch.setattr(memory, "limit", lambda: GIB)
+    tensors.check_room([TensorSpec("A", datatype, (fitting,))], "data", False, as_json, zeros)
+    with pytest.raises(UserError, match="to make the request takes about 1 GiB of memory, and there are 1 GiB"):
+        tensors.check_room([TensorSpec("A", datatype, (fitting + 1,))], "data", False, as_json, zeros)
+
+
+def test_the_input_that_takes_the_most_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "limit", lambda: GIB)
+    numbers, words = TensorSpec("A", "FP32", (20_000_000,)), TensorSpec("B", "BYTES", (3_000_000,))
+    with pytest.raises(UserError, match=r"^data: B: BYTES \[3000000\] is 34\.3 MiB, 111 MiB with the other inputs; to"):
+        tensors.check_room([numbers, words], "data", in_grpc_message=True)
+
+
+FLOATS = TensorSpec("A", "FP32", (-1,))
+
+
+@pytest.mark.parametrize("api", ["kserve", "kserve-json"])
+def test_by_hand_json_is_refused_where_binary_tensors_are_sent(monkeypatch: pytest.MonkeyPatch, api: str) -> None:
+    monkeypatch.setattr(memory, "limit", lambda: 2**20)
+    facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
+    options = Options("http://x", api=api, shapes=("A=30000",))
+    if api == "kserve":
+        assert inputs.build(options, facts)
+    else:
+        with pytest.raises(UserError, match="--shape: A: FP32"):
+            inputs.build(options, facts)
+
+
+@pytest.mark.parametrize("fill", ["random", "zeros"])
+def test_a_run_refuses_random_strings_where_empty_ones_are_sent(monkeypatch: pytest.MonkeyPatch, fill: str) -> None:
+    monkeypatch.setattr(memory, "limit", lambda: 2**20)
+    spec, words = Tensors(fill=fill, shape={"A": [10_000]}), TensorSpec("A", "BYTES", (-1,))
+    if fill == "zeros":
+        assert made.complete(spec, [words], 0)
+    else:
+        with pytest.raises(UserError, match="shape: A: BYTES"):
+            made.complete(spec, [words], 0)
+
+
+# --- where there was not enough --------------------------------------------------------------------------------------
+
+
+def test_a_lack_of_memory_is_a_user_error_and_others_stay_what_they_are() -> None:
+    with pytest.raises(UserError, match="data: there is not enough memory") as caught, memory.enough_for("data"):
+        raise MemoryError
+    assert caught.value.remedy
+    with pytest.raises(KeyError), memory.enough_for("data"):
+        raise KeyError
+
+
+def lack(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(("module", "name"), [(made, "build"), (calls, "encode")])
+def test_a_run_whose_requests_find_no_memory_ends_with_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    config = from_mapping(
+        {
+            "server": {"url": "grpc://x:1", "model": "m"},
+            "data": {"type": "tensors", "inputs": [{"name": "A", "datatype": "INT32", "shape": [1]}]},
+            "load": {"type": "closed", "concurrency": 1, "requests": 1},
+        }
+    )
+    job = Job(config, before.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
+    assert make_task(job, 0)
+    monkeypatch.setattr(module, name, lack)
+    with pytest.raises(UserError, match="data: there is not enough memory"):
+        make_task(job, 0)
+
+
+@pytest.mark.parametrize(("module", "name"), [(made, "build"), (made, "content")])
+def test_a_workload_that_finds_no_memory_to_be_named_is_a_user_error(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    spec = made.complete(Tensors(), [FLOATS], 0)
+    assert workload.digest(spec, 0)
+    monkeypatch.setattr(module, name, lack)
+    with pytest.raises(UserError, match="data: there is not enough memory"):
+        workload.digest(spec, 0)
+
+
+def test_by_hand_a_request_that_finds_no_memory_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
+    monkeypatch.setattr(tensors, "random", lack)
+    asked: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
+    with pytest.raises(UserError, match="the request: there is not enough memory"):
+        by_hand.ask(asked, Options("grpc://x"))
