@@ -1,10 +1,12 @@
 """Who gets in: TLS, mutual TLS, the token; ports that cannot be listened on; the access log; the end."""
 
+import io
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,7 +17,7 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve.kserve import messages
+from inferometer.serve.kserve import guard, messages
 from inferometer.serve.kserve.guard import client_of, shown
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
@@ -166,20 +168,28 @@ def test_an_address_of_another_machine_is_refused() -> None:
 # --- the access log --------------------------------------------------------------------------------------------------
 
 
-def test_the_access_log_has_a_line_a_call(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Standard error. (pytest's own loses what is written just when it is read.)"""
+    written = io.StringIO()
+    monkeypatch.setattr(guard, "sys", SimpleNamespace(stderr=written))
+    return written
+
+
+def lines_of(log: io.StringIO, count: int) -> list[str]:
+    """Once there are so many: a call's line may come after its answer."""
+    until(lambda: log.getvalue().count("\n") >= count, f"{count} lines")
+    return log.getvalue().splitlines()
+
+
+def test_the_access_log_has_a_line_a_call(log: io.StringIO) -> None:
     with serving(access_log=True) as one, dialled(one.place) as stub:
-        said: list[str] = []
-
-        def is_written(count: int) -> bool:
-            said.append(capfd.readouterr().err)
-            return "".join(said).count("\n") >= count
-
         stub.ModelInfer(a_request())
         failure(lambda: stub.ModelInfer(a_request("nope"), metadata=[("authorization", "Bearer private")]))
-        until(lambda: is_written(2), "the refused call's line, which may come after its answer")
+        lines_of(log, 2)
         list(stub.ModelStreamInfer(iter([a_request()])))
-        until(lambda: is_written(3), "the stream's line")
-    lines = "".join([*said, capfd.readouterr().err]).splitlines()
+        lines_of(log, 3)
+    lines = log.getvalue().splitlines()
     assert [line.split()[2:5] for line in lines] == [
         ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "OK"],
         ["GRPC", "/inference.GRPCInferenceService/ModelInfer", "NOT_FOUND"],
@@ -188,23 +198,15 @@ def test_the_access_log_has_a_line_a_call(capfd: pytest.CaptureFixture[str]) -> 
     assert "private" not in "".join(lines)
 
 
-def logged(
-    capfd: pytest.CaptureFixture[str], calls: Callable[[Served], None], count: int, **settings: Any
-) -> list[str]:
+def logged(log: io.StringIO, calls: Callable[[Served], None], count: int, **settings: Any) -> list[str]:
     """The lines of a server that was called so."""
-    said: list[str] = []
-
-    def is_written() -> bool:
-        said.append(capfd.readouterr().err)
-        return "".join(said).count("\n") >= count
-
     with serving(access_log=True, **settings) as one:
         calls(one)
-        until(is_written, f"{count} lines")
-    return "".join([*said, capfd.readouterr().err]).splitlines()
+        lines_of(log, count)
+    return log.getvalue().splitlines()
 
 
-def test_the_access_log_has_calls_that_are_turned_away(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_access_log_has_calls_that_are_turned_away(log: io.StringIO) -> None:
     def calls(one: Served) -> None:
         with grpc.insecure_channel(one.place) as channel:
             token: dict[str, Any] = {"metadata": [("authorization", "Bearer secret")], "timeout": PATIENCE_S}
@@ -213,7 +215,7 @@ def test_the_access_log_has_calls_that_are_turned_away(capfd: pytest.CaptureFixt
             for path in ("/no.such/Method", "/no.such/a line\nmore"):
                 assert failure(lambda path=path: channel.unary_unary(path)(b"", **token))[0] == "UNIMPLEMENTED"
 
-    lines = logged(capfd, calls, 4, token="secret")
+    lines = logged(log, calls, 4, token="secret")
     assert sorted(line.split()[3:5] for line in lines) == [
         ["/inference.GRPCInferenceService/ModelInfer", "UNAUTHENTICATED"],
         ["/inference.GRPCInferenceService/ModelStreamInfer", "UNAUTHENTICATED"],
@@ -222,22 +224,20 @@ def test_the_access_log_has_calls_that_are_turned_away(capfd: pytest.CaptureFixt
     ]
 
 
-def test_the_access_log_has_the_client_of_calls_that_their_deadline_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
+def test_the_access_log_has_the_client_of_calls_that_their_deadline_ended(log: io.StringIO) -> None:
     with serving(access_log=True) as one, dialled(one.place) as stub:
 
         def is_written() -> bool:
             """Of the first call that came in before its time was over."""
             failure(lambda: stub.ModelInfer(a_request("slow"), timeout=0.1))
-            said.append(capfd.readouterr().err)
-            return "CANCELLED" in "".join(said)
+            return "CANCELLED" in log.getvalue()
 
         until(is_written)
-    lines = "".join([*said, capfd.readouterr().err]).splitlines()
+    lines = log.getvalue().splitlines()
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line.split()[1]) for line in lines), lines
 
 
-def test_the_client_of_an_ipv6_call_is_written_as_an_address(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_client_of_an_ipv6_call_is_written_as_an_address(log: io.StringIO) -> None:
     if not has_ipv6():
         pytest.skip("this machine has no ::1")
 
@@ -245,7 +245,7 @@ def test_the_client_of_an_ipv6_call_is_written_as_an_address(capfd: pytest.Captu
         with dialled(f"[::1]:{one.server.port}") as stub:
             stub.ModelInfer(a_request(), timeout=PATIENCE_S)
 
-    (line,) = logged(capfd, calls, 1, host="::1")
+    (line,) = logged(log, calls, 1, host="::1")
     assert re.fullmatch(r"\[::1\]:\d+", line.split()[1]), line
 
 
