@@ -33,8 +33,8 @@ import msgspec
 import psutil
 
 from bench.common import CLIENT_CORE, HERE, RESULTS, SERVER_CORE, Line, measure, median, show
-from inferometer import protocols
-from inferometer.report import protocols as protocols_report
+from inferometer import compare_protocols
+from inferometer.report import protocol_comparison as protocols_report
 from inferometer.serve import background
 from inferometer.serve.settings import Settings
 
@@ -219,10 +219,10 @@ def _batching(folder: str, seconds: float, rounds: int, facts: dict[str, Any]) -
 
 def _protocols(seconds: float, facts: dict[str, Any]) -> list[Line]:
     with _ours() as server, _on(CLIENT_CORE):
-        options = protocols.Options(
+        options = compare_protocols.ComparisonOptions(
             http=server.urls["http"], grpc=server.urls["grpc"], sizes=SIZES, duration=max(seconds, JSON_S)
         )
-        found = protocols.compare(options)
+        found = compare_protocols.compare(options)
     table = protocols_report.render(found)
     print(table)
     RESULTS.mkdir(exist_ok=True)

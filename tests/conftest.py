@@ -11,8 +11,8 @@ from hypothesis import settings
 
 from inferometer import conduct
 from inferometer.config import Config
-from inferometer.engine import channel, connection
-from inferometer.fleet import crew
+from inferometer.engine import http1_connection, http2_connection
+from inferometer.fleet import supervisor
 from inferometer.units import NS
 
 settings.register_profile("shared-machine", deadline=None)
@@ -32,7 +32,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 def runs_start_soon() -> Iterator[None]:
     """Users' runs wait 100 ms for all processes to have heard of the start. Tests make hundreds, of one process and few requests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "_START_IN", NS // 50)
+        patch.setattr(supervisor, "_START_IN", NS // 50)
         yield
 
 
@@ -40,7 +40,7 @@ def runs_start_soon() -> Iterator[None]:
 def stale_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users' requests are sent again where the news that the connection was closed comes within half a second. A machine that
     stands still for as long would make failures of them."""
-    for module in (connection, channel):
+    for module in (http1_connection, http2_connection):
         monkeypatch.setattr(module, "STALE_WITHIN", 1 << 62)
 
 

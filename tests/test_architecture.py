@@ -7,13 +7,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
 
-BASE = {"errors", "units", "memory", "tensors", "types", "records", "timing", "config", ""}
-"""What everybody stands on ("" is the package itself: its version)."""
+BASE = {"errors", "units", "memory", "tensors", "types", "records", "timing", "config", "open_files", ""}
+"""What every folder may use ("" is the package itself: its version)."""
 
 MAY_IMPORT = {
     "errors": set(),
     "units": set(),
     "memory": {"errors"},
+    "open_files": {"errors"},
     "tensors": {"errors", "units", "memory"},
     "types": {"tensors"},
     "records": set(),
@@ -23,21 +24,22 @@ MAY_IMPORT = {
     "workload": BASE,
     "schedule": BASE,
     "wire": BASE,
-    "engine": BASE | {"wire"},
-    "observe": BASE | {"wire", "engine", "analysis"},
-    "fleet": BASE | {"workload", "schedule", "wire", "engine"},
-    "analysis": BASE,
+    "probe": BASE | {"wire"},
     "store": BASE,
-    "report": BASE | {"schedule", "engine", "fleet", "analysis", "store"},
+    "engine": BASE | {"wire", "store"},
+    "fleet": BASE | {"workload", "schedule", "wire", "probe", "engine", "store"},
+    "observe": BASE | {"wire", "probe", "analysis", "store"},
+    "analysis": BASE,
+    "report": BASE | {"schedule", "probe", "fleet", "analysis", "store"},
     "serve": BASE | {"workload", "wire", "proto"},
-    "manifest": BASE | {"wire", "engine", "workload"},
+    "manifest": BASE | {"wire", "probe", "workload"},
     "conduct": BASE
-    | {"workload", "schedule", "wire", "engine", "fleet", "observe", "analysis", "report", "store", "manifest"},
+    | {"workload", "schedule", "wire", "probe", "fleet", "observe", "analysis", "report", "store", "manifest"},
     "calibrate": BASE | {"conduct", "analysis"},
-    "simple_perf": BASE | {"wire", "engine", "conduct", "analysis"},
-    "protocols": BASE | {"engine", "conduct", "analysis", "store", "simple_perf"},
-    "byhand": BASE | {"workload", "wire", "engine", "report"},
-    "cli": BASE | {"conduct", "calibrate", "simple_perf", "protocols", "serve", "report", "byhand"},
+    "triton_client": BASE | {"wire", "probe", "conduct", "analysis"},
+    "compare_protocols": BASE | {"probe", "conduct", "analysis", "store", "triton_client"},
+    "infer": BASE | {"workload", "wire", "probe", "report"},
+    "cli": BASE | {"conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
     "__main__": {"cli"},
 }
 

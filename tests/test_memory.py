@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from inferometer import memory, tensors, workload
-from inferometer.byhand import inputs
-from inferometer.byhand import tensors as by_hand
-from inferometer.byhand.options import Options
 from inferometer.config.load import from_mapping
 from inferometer.config.schema import Tensors
-from inferometer.engine import before
-from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job, make_task
+from inferometer.infer import inputs
+from inferometer.infer import tensors as by_hand
+from inferometer.infer.flags import InferFlags
+from inferometer.probe import reach
+from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import Tensor, TensorSpec
 from inferometer.wire import calls
 from inferometer.wire.kserve import grpc, http
@@ -160,7 +160,7 @@ FLOATS = TensorSpec("A", "FP32", (-1,))
 def test_by_hand_json_is_refused_where_binary_tensors_are_sent(monkeypatch: pytest.MonkeyPatch, api: str) -> None:
     monkeypatch.setattr(memory, "limit", lambda: 2**20)
     facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
-    options = Options("http://x", api=api, shapes=("A=30000",))
+    options = InferFlags("http://x", api=api, shapes=("A=30000",))
     if api == "kserve":
         assert inputs.build(options, facts)
     else:
@@ -205,7 +205,7 @@ def test_a_run_whose_requests_find_no_memory_ends_with_a_user_error(
             "load": {"type": "closed", "concurrency": 1, "requests": 1},
         }
     )
-    job = Job(config, before.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
+    job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
     assert make_task(job, 0)
     monkeypatch.setattr(module, name, lack)
     with pytest.raises(UserError, match="data: there is not enough memory"):
@@ -228,4 +228,4 @@ def test_by_hand_a_request_that_finds_no_memory_is_a_user_error(monkeypatch: pyt
     monkeypatch.setattr(tensors, "random", lack)
     asked: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.ask(asked, Options("grpc://x"))
+        by_hand.ask(asked, InferFlags("grpc://x"))

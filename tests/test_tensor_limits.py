@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from inferometer import memory, tensors
-from inferometer.byhand import inputs
-from inferometer.byhand.options import Options, spoken
 from inferometer.config.schema import TensorInput, Tensors
-from inferometer.engine.kserve import ModelFacts
 from inferometer.errors import UserError
+from inferometer.infer import inputs
+from inferometer.infer.flags import InferFlags, spoken
+from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import TensorSpec, from_numpy, to_numpy
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
 from inferometer.workload import tensors as workload
@@ -30,7 +30,7 @@ def a_machine_with_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_hand(url: str, *specs: TensorSpec, **more: Any) -> Any:
-    return inputs.build(Options(url, **more), ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=specs)))
+    return inputs.build(InferFlags(url, **more), ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=specs)))
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------

@@ -25,17 +25,18 @@ from inferometer.analysis.summary import Summary, summarise
 from inferometer.config.load import check_sequences
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
-from inferometer.engine import before, shared_memory, spool
-from inferometer.engine.exchange import Place
-from inferometer.engine.shared_memory import Served
 from inferometer.errors import UserError
-from inferometer.fleet.crew import Crew, Snapshot
 from inferometer.fleet.job import Job, how_many, longest_sequence, portions, prepared
+from inferometer.fleet.supervisor import Snapshot, Supervisor
 from inferometer.observe.settling import Settling
-from inferometer.observe.statistics import Watch
+from inferometer.observe.statistics import StatisticsWatch
+from inferometer.probe import reach, shared_memory
+from inferometer.probe.roundtrip import Peer
+from inferometer.probe.shared_memory import Served
 from inferometer.records import Manifest, Outcome, Run, StagePlan
 from inferometer.report import json as report_json
 from inferometer.store import draft as drafts
+from inferometer.store import spool
 from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
 from inferometer.timing.clock import wall_offset
@@ -55,7 +56,7 @@ _TOGETHER = 0.1
 class Show(Protocol):
     """Who is told how a run goes (report/live.py)."""
 
-    def planned(self, config: Config, plan: Plan, reached: before.Reached, shards: int, folder: Path) -> None: ...
+    def planned(self, config: Config, plan: Plan, reached: reach.Reached, shards: int, folder: Path) -> None: ...
 
     def progress(self, snapshot: Snapshot) -> None: ...
 
@@ -64,7 +65,7 @@ class Show(Protocol):
 
 def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
     """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored."""
-    reached = before.reach(config.server)
+    reached = reach.reach(config.server)
     config = _completed(config, reached)
     plan = schedule.plan(config.load, config.seed)
     shards = how_many(config, plan)
@@ -86,7 +87,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
         if show:
             show.planned(config, plan, reached, shards, folder)
         statistics = _statistics(config, reached)
-        crew = Crew(job, in_process=config.client.processes == 0)
+        crew = Supervisor(job, in_process=config.client.processes == 0)
         settling = _settling(job, draft.manifest.plan)
         with _ctrl_c(crew.stop):
             stage = 0
@@ -114,7 +115,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
     return _save(folder, _from_spool(folder, finished, shards))
 
 
-def _completed(config: Config, reached: before.Reached) -> Config:
+def _completed(config: Config, reached: reach.Reached) -> Config:
     """The config with what the server said about its model."""
     if not isinstance(config.data, Tensors):
         return config
@@ -130,7 +131,7 @@ def _completed(config: Config, reached: before.Reached) -> Config:
     return completed
 
 
-def _sequenced(config: Config, reached: before.Reached) -> Config:
+def _sequenced(config: Config, reached: reach.Reached) -> Config:
     """Where the model keeps sequences and data.sequence does not say how long they are, the file's streams do."""
     assert isinstance(config.data, Tensors) and reached.facts is not None
     known = reached.facts.config
@@ -157,17 +158,17 @@ def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
     return Settling(job.spool, job.shards, plans) if any(plan.stable for plan in plans) else None
 
 
-def _statistics(config: Config, reached: before.Reached) -> Watch | None:
+def _statistics(config: Config, reached: reach.Reached) -> StatisticsWatch | None:
     """Who asks a KServe server what it spent its time on."""
     if reached.facts is None:
         return None
     places, headers = _asked(config, reached)
     places = [msgspec.structs.replace(place, connect_timeout=_PATIENCE, timeout=_PATIENCE) for place in places]
-    return Watch(places, headers, reached.model, config.server.version or "")
+    return StatisticsWatch(places, headers, reached.model, config.server.version or "")
 
 
 def _shared(
-    config: Config, reached: before.Reached, plan: Plan, shards: int
+    config: Config, reached: reach.Reached, plan: Plan, shards: int
 ) -> contextlib.AbstractContextManager[tuple[SharedRefs, ...]]:
     """Shared memory with what each shard will send, where the config wants it."""
     if not config.server.shared_memory:
@@ -177,11 +178,11 @@ def _shared(
     return shared_memory.shared(served, portions(config, plan, shards))
 
 
-def _asked(config: Config, reached: before.Reached) -> tuple[list[Place], dict[str, str]]:
+def _asked(config: Config, reached: reach.Reached) -> tuple[list[Peer], dict[str, str]]:
     """Where a KServe server is asked about itself, and the headers of that."""
-    context = before.tls_context(config.server) if reached.targets[0].tls else None
-    places = [before.place_of(target, config.server, context) for target in reached.targets]
-    return places, before.request_headers(reached.targets[0], config.server, reached.secrets)
+    context = reach.tls_context(config.server) if reached.targets[0].tls else None
+    places = [reach.place_of(target, config.server, context) for target in reached.targets]
+    return places, reach.request_headers(reached.targets[0], config.server, reached.secrets)
 
 
 def open_run(folder: str) -> tuple[Run, Summary]:
@@ -239,7 +240,7 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     return Run(folder, head, records, total, lambda: spool.pieces(folder / SPOOL, shards))
 
 
-def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> Draft:
+def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> Draft:
     made = prepared(plan, shards)
     return Draft(
         Manifest(
@@ -262,7 +263,9 @@ def _draft(config: Config, reached: before.Reached, plan: Plan, shards: int) -> 
     )
 
 
-def _finished(head: Manifest, crew: Crew, statistics: Watch | None, secrets: tuple[str, ...]) -> Manifest:
+def _finished(
+    head: Manifest, crew: Supervisor, statistics: StatisticsWatch | None, secrets: tuple[str, ...]
+) -> Manifest:
     wall = crew.t0 + wall_offset()
     facts = crew.facts[0] if crew.facts else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())

@@ -12,7 +12,7 @@ import psutil
 from inferometer import __version__
 from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, StageSpec, Tensors, Window, stages_of
 from inferometer.config.secret import REMOVED, is_secret
-from inferometer.engine.kserve import ModelFacts
+from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan
 from inferometer.types import ClosedStage, OpenStage, Plan
 from inferometer.units import NS, format_number

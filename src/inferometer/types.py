@@ -142,7 +142,7 @@ class Decoder(Protocol):
         ...
 
 
-class StreamAnswer(Protocol):
+class StreamResponse(Protocol):
     """The same for one stream of a connection that carries many (HTTP/2): what its frames mean."""
 
     def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
@@ -179,7 +179,7 @@ class Calls(msgspec.Struct, frozen=True):
     n_out: tuple[int, ...]
     decoder: Callable[[], Decoder] | None = None
     """What makes a connection's decoder."""
-    answer: Callable[[], StreamAnswer] | None = None
+    answer: Callable[[], StreamResponse] | None = None
     """What makes a stream's."""
     sequences: tuple[int, ...] = ()
     """Tails lie in sequences of so many each, one after the other. One user sends a sequence from its first to its last; or, to

@@ -3,7 +3,7 @@
 import numpy as np
 import synthetic_run as made
 
-from inferometer.analysis.protocols import Measured
+from inferometer.analysis.protocol_comparison import Measured
 from inferometer.analysis.summary import summarise
 from inferometer.records import Failure, Spent, StagePlan, StageStatistics
 

@@ -6,7 +6,7 @@ import synthetic_run as made
 from protocol_runs import measured
 
 from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST
-from inferometer.analysis.protocols import WAYS, Cell, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import WAYS, Cell, Comparison, Measured, cell_of
 from inferometer.analysis.summary import summarise
 
 

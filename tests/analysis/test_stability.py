@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from inferometer.analysis import stability
 from inferometer.analysis.checks import Check
-from inferometer.analysis.stability import Rule, look
+from inferometer.analysis.stability import StabilityRule, look
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, mark
 from inferometer.config.schema import Measure, Window
 from inferometer.records import MISSING, Columns, Run, StagePlan
 
 WINDOW = made.SECOND
-RULE = Rule(WINDOW, 0.1)
+RULE = StabilityRule(WINDOW, 0.1)
 PLAN = StagePlan(type="closed", open=False, concurrency=1, duration=60.0, stable=0.1, window=1.0)
 
 
@@ -35,7 +35,7 @@ def answers(*windows: tuple[int, float], start: int = 0) -> np.ndarray:
     return rows
 
 
-def found(rows: np.ndarray, until: int, rule: Rule = RULE) -> stability.Found:
+def found(rows: np.ndarray, until: int, rule: StabilityRule = RULE) -> stability.Stability:
     return look(rows["done"], rows["sent"], rule, until)
 
 
@@ -44,7 +44,7 @@ def found(rows: np.ndarray, until: int, rule: Rule = RULE) -> stability.Found:
 
 def test_the_first_three_windows_in_a_row_that_agree_in_throughput_and_latency() -> None:
     rows = answers((10, 50), (100, 5), (100, 9), (105, 9), (110, 9.8), (100, 9), start=7 * WINDOW)
-    assert found(rows, 13 * WINDOW) == stability.Found(6, pytest.approx(0.1), (9 * WINDOW, 12 * WINDOW))
+    assert found(rows, 13 * WINDOW) == stability.Stability(6, pytest.approx(0.1), (9 * WINDOW, 12 * WINDOW))
 
 
 @pytest.mark.parametrize("windows", [[(100, 5), (100, 5), (89, 5)], [(100, 5), (100, 5), (100, 5.6)]])
@@ -56,18 +56,18 @@ def test_one_of_both_that_is_further_apart_is_not_stable(windows: list[tuple[int
 
 def test_the_window_that_is_not_over_does_not_count() -> None:
     rows = answers((100, 5), (100, 5), (100, 5))
-    assert found(rows, 3 * WINDOW - 1) == stability.Found(2)
+    assert found(rows, 3 * WINDOW - 1) == stability.Stability(2)
     assert found(rows, 3 * WINDOW).settled == (0, 3 * WINDOW)
 
 
 def test_a_window_without_an_answer_is_never_stable() -> None:
     rows = answers((5, 5), (5, 5), (5, 5), (5, 5))
     rows = rows[rows["done"] // WINDOW != 2]
-    assert found(rows, 4 * WINDOW, Rule(WINDOW, 1e9)) == stability.Found(4)
+    assert found(rows, 4 * WINDOW, StabilityRule(WINDOW, 1e9)) == stability.Stability(4)
 
 
 def test_nothing_answered_yet() -> None:
-    assert found(made.blank(0), 100 * WINDOW) == stability.Found()
+    assert found(made.blank(0), 100 * WINDOW) == stability.Stability()
 
 
 @given(
@@ -93,7 +93,7 @@ def test_it_is_what_the_plain_words_say(windows: list[tuple[int, int]], share: f
         if max(rates) / min(rates) <= 1 + share and max(means) / min(means) <= 1 + share:
             expected = (begin + first * WINDOW, begin + (first + 3) * WINDOW)
             break
-    assert found(rows, until, Rule(WINDOW, share)).settled == expected
+    assert found(rows, until, StabilityRule(WINDOW, share)).settled == expected
 
 
 def _any(windows: list[tuple[int, int]]) -> np.ndarray:
@@ -145,7 +145,7 @@ def test_windows_beyond_the_stages_time_are_not_looked_at() -> None:
     """A stage of 2.5 s whose last answers took long: the load fell after its end."""
     rows = answers((100, 5), (100, 5), (100, 5), (1, 5))
     plan = msgspec.structs.replace(PLAN, duration=2.5)
-    assert stability.of_stage(Columns.of(rows), 0, plan) == stability.Found(2)
+    assert stability.of_stage(Columns.of(rows), 0, plan) == stability.Stability(2)
 
 
 # --- what the report says --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import kserve_peers
 import pytest
 from command import Said, assert_one_line, cli
 
-from inferometer.engine import exchange
+from inferometer.probe import roundtrip
 from inferometer.units import NS
 from inferometer.wire import grpc, protobuf
 
@@ -42,7 +42,7 @@ def test_a_method(unaware: str) -> None:
 
 def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our clock is beyond the deadline when all three answers are there."""
-    told, now, ahead = exchange._said, exchange.now, 0
+    told, now, ahead = roundtrip._said, roundtrip.now, 0
 
     def tell(event: Any, answer: Any) -> Any:
         nonlocal ahead
@@ -51,8 +51,8 @@ def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.M
             ahead = 100 * NS
         return events
 
-    monkeypatch.setattr(exchange, "_said", tell)
-    monkeypatch.setattr(exchange, "now", lambda: now() + ahead)
+    monkeypatch.setattr(roundtrip, "_said", tell)
+    monkeypatch.setattr(roundtrip, "now", lambda: now() + ahead)
     said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert said.status == 2
     assert said.out.count("SQUARE") == 3

@@ -14,7 +14,7 @@ import pytest
 from command import Said, assert_one_line, cli
 from helpers import Client, scripted
 
-from inferometer import conduct, simple_perf
+from inferometer import conduct, triton_client
 
 Shape = list[int]
 
@@ -123,7 +123,7 @@ def test_warm_up_requests_are_sent_and_not_counted_and_the_records_are_stored(ur
     said = triton(url)
     run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
     assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
-    assert said.out == simple_perf.text(summary)
+    assert said.out == triton_client.text(summary)
     rows = run.records.rows
     counted = rows[run.records.phase == 1]
     span = (counted["done"].max() - counted["intended"].min()) / 1e9
@@ -264,7 +264,7 @@ def test_the_model_is_required_and_the_csv_must_have_a_place(url: str, tmp_path:
     ],
 )
 def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol: str | None, found: str) -> None:
-    assert simple_perf.url_of(url, protocol) == found
+    assert triton_client.url_of(url, protocol) == found
 
 
 def test_a_url_of_the_other_protocol_is_refused() -> None:

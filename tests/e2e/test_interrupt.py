@@ -18,10 +18,10 @@ import pytest
 from command import assert_one_line, cli, start
 from waiting import until
 
-from inferometer.engine.spool import Control
 from inferometer.serve.background import running, serving
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed
+from inferometer.store.spool import Control
 
 SLOW = ("--set", "server.headers={x-sim-fault: stall=20s}")
 """The simulator begins each answer and then says nothing for twenty seconds."""

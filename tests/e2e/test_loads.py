@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from inferometer import schedule
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
-from inferometer.engine import before
-from inferometer.engine.spool import Control, merge
 from inferometer.fleet.job import Job, run_shard
+from inferometer.probe import reach
 from inferometer.records import MISSING, PHASES, Run
 from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Fixed
+from inferometer.store.spool import Control, merge
 from inferometer.timing.clock import now
 from inferometer.types import OpenStage, Plan
 
@@ -282,7 +282,7 @@ def test_a_shard_left_to_itself_records_its_part_and_nothing_else(tmp_path: Path
         }
     )
     controls = [Control(tmp_path / f"{shard}.control", create=True) for shard in range(3)]
-    job = Job(config, before.reach(config.server), 3, tmp_path, "tag")
+    job = Job(config, reach.reach(config.server), 3, tmp_path, "tag")
     worker = threading.Thread(target=run_shard, args=(job, 1))
     worker.start()
     while controls[1].state != "ready":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import NO_USAGE, Client, answer, measure, polite, scripted
 
-from inferometer.engine import connection
+from inferometer.engine import http1_connection
 from inferometer.errors import UserError
 from inferometer.records import MISSING
 
@@ -83,7 +83,7 @@ def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_
 def test_a_connection_that_closes_long_after_the_send_was_not_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "STALE_WITHIN", 0)  # so that any time is long
+    monkeypatch.setattr(http1_connection, "STALE_WITHIN", 0)  # so that any time is long
 
     def script(client: Client) -> None:
         client.request()

@@ -7,14 +7,14 @@ import pytest
 from helpers import Client, answer, measure, scripted
 
 from inferometer import conduct
-from inferometer.engine import stages
+from inferometer.engine import drivers
 from inferometer.report import console
 
 
 def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "UNREACHED", 0.05)
+    monkeypatch.setattr(drivers, "UNREACHED", 0.05)
     with contextlib.ExitStack() as server:
 
         def script(client: Client) -> None:
@@ -41,7 +41,7 @@ def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
 
 
 def test_of_several_stages_the_one_is_named_that_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "UNREACHED", 0.05)
+    monkeypatch.setattr(drivers, "UNREACHED", 0.05)
     with contextlib.ExitStack() as server:
 
         def script(client: Client) -> None:

@@ -10,8 +10,8 @@ import pytest
 from grpc_peers import BIG, grpcio, one, run, said
 from waiting import until
 
-from inferometer.engine import channel
-from inferometer.engine.flight import Flight
+from inferometer.engine import http2_connection
+from inferometer.engine.inflight import Flight
 from inferometer.records import MISSING
 
 TEXT = b"\x12\x05hello"
@@ -61,7 +61,7 @@ def test_each_message_of_a_streamed_answer_is_an_arrival(tmp_path: Path, count: 
 def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes again a while after it was heard: what a client that is late finds together has one stamp."""
     heard: set[int] = set()
-    note = channel.note
+    note = http2_connection.note
 
     def noting(flight: Flight, *more: Any) -> Any:
         ending = note(flight, *more)
@@ -75,7 +75,7 @@ def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.
             until(lambda count=count: count in heard)  # type: ignore[misc]
             never.wait(0.03)
 
-    monkeypatch.setattr(channel, "note", noting)
+    monkeypatch.setattr(http2_connection, "note", noting)
     with grpcio(Down=down) as url:
         done, summary = run(tmp_path, url, "Down", load=one())
     rows = done.records.rows

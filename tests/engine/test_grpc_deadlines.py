@@ -11,20 +11,21 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_peers import HEAD, OK, Peer, following, framed, grpcio, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, following, framed, grpcio, one, run, said
 from h2.settings import SettingCodes
 from helpers import measure, polite, scripted
 from waiting import PATIENCE_S, until
 
-from inferometer.engine import exchange, shard
-from inferometer.engine.agenda import Agenda
-from inferometer.engine.exchange import Place
-from inferometer.engine.inbox import Inbox
+from inferometer.engine import shard
+from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
+from inferometer.probe import roundtrip
+from inferometer.probe.roundtrip import Peer
 from inferometer.timing import clock
 from inferometer.types import Event, Fail
 from inferometer.units import NS
-from inferometer.wire.grpc import GrpcAnswer, header_block
+from inferometer.wire.grpc import GrpcResponse, header_block
 from inferometer.wire.target import parse
 
 CANCEL = 8
@@ -64,9 +65,9 @@ def expire_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Shard], bo
 
 
 def test_a_call_that_is_never_answered_ends_by_its_deadline_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
-    peers: list[Peer] = []
+    peers: list[GrpcPeer] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         if peer.number:
             peers.append(peer)
             peer.request()
@@ -84,7 +85,7 @@ def test_a_call_that_is_never_answered_ends_by_its_deadline_and_is_cancelled_at_
 
 
 def test_the_others_on_the_connection_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         silent = peer.request()
         for stream in peer.requests():
             assert stream != silent
@@ -99,7 +100,7 @@ def test_the_others_on_the_connection_go_on(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             peer.head(stream)
             peer.data(stream, framed(b"") * 2)
@@ -117,7 +118,7 @@ def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
 ) -> None:
     monkeypatch.setattr(Shard, "_sweep", lambda self: None)
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             wait_past(SHORT[1])
             if ending == "answer":
@@ -140,9 +141,9 @@ def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_
 ) -> None:
     """The sweep takes the deadline for past while the answer lies in the socket, where nobody else has read it."""
     asked, answered = threading.Event(), threading.Event()
-    ready, looked = Inbox._ready, 0
+    ready, looked = Reader._ready, 0
 
-    def not_yet(inbox: Inbox, these: Sequence[tuple[int, int]]) -> None:
+    def not_yet(inbox: Reader, these: Sequence[tuple[int, int]]) -> None:
         if not asked.is_set():
             ready(inbox, these)
 
@@ -151,13 +152,13 @@ def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_
         looked += answered.is_set() and bool(select.select(list(of._inbox._sources), [], [], PATIENCE_S)[0])
         return looked > 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             asked.set()
             peer.answer(stream)
             answered.set()
 
-    monkeypatch.setattr(Inbox, "_ready", not_yet)
+    monkeypatch.setattr(Reader, "_ready", not_yet)
     expire_when(monkeypatch, is_there)
     with following(script) as url:
         done, summary = run(tmp_path, url, server=LONG, **SINGLE)
@@ -170,13 +171,13 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
 ) -> None:
     """A sweep is due when a part of it is read and not yet decoded, and the next part is there."""
     asked, shards = threading.Event(), list[Shard]()
-    start, sweep, catch_up, real, due = Shard.run, Shard._sweep, Agenda.catch_up, shard.now, 0
+    start, sweep, catch_up, real, due = Shard.run, Shard._sweep, Deadlines.catch_up, shard.now, 0
 
     async def noted(of: Shard) -> None:
         shards.append(of)
         await start(of)
 
-    def catching_up(agenda: Agenda) -> None:
+    def catching_up(agenda: Deadlines) -> None:
         nonlocal due
         catch_up(agenda)
         if asked.is_set() and not due:
@@ -189,14 +190,14 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
             patch.setattr(shard, "now", lambda: real() + due * 100 * NS)
             sweep(of)
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             asked.set()
             peer.answer(stream, bytes(1_000_000))
 
     monkeypatch.setattr(Shard, "run", noted)
     monkeypatch.setattr(Shard, "_sweep", late)
-    monkeypatch.setattr(Agenda, "catch_up", catching_up)
+    monkeypatch.setattr(Deadlines, "catch_up", catching_up)
     with following(script) as url:
         done, _ = run(tmp_path, url, server=LONG, **SINGLE)
     assert due
@@ -241,9 +242,9 @@ class Told:
     def __init__(self, url: str, deadline: float, timeout: float = PATIENCE_S, body: bytes = b"") -> None:
         self.kept: list[bytes] = []
         block = header_block("/t.S/Down", "x", False, {}, deadline)
-        answer = GrpcAnswer(True, None, self.kept)
-        place = Place(parse(url), timeout=timeout)
-        self.instants, self.fail = exchange.over_grpc(place, block, framed(body), answer, self.heard, deadline)
+        answer = GrpcResponse(True, None, self.kept)
+        place = Peer(parse(url), timeout=timeout)
+        self.instants, self.fail = roundtrip.over_grpc(place, block, framed(body), answer, self.heard, deadline)
 
     def heard(self, at: int, events: Sequence[Event]) -> None:
         pass
@@ -251,17 +252,17 @@ class Told:
 
 def late_once_told(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A deadline of 50 s has passed, by our clock, once something of the answer was heard; the stamps are right all the same."""
-    real, late = exchange.now, threading.Event()
-    monkeypatch.setattr(exchange, "now", lambda: real() + late.is_set() * 100 * NS)
+    real, late = roundtrip.now, threading.Event()
+    monkeypatch.setattr(roundtrip, "now", lambda: real() + late.is_set() * 100 * NS)
     monkeypatch.setattr(Told, "heard", lambda *_: late.set())
     return late
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE_S])
 def test_an_exchange_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout: float) -> None:
-    peers: list[Peer] = []
+    peers: list[GrpcPeer] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         peers.append(peer)
         peer.sock.settimeout(PATIENCE_S)
         peer.request()
@@ -279,7 +280,7 @@ def test_an_exchange_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout
 def test_an_exchange_of_which_the_server_takes_no_more_bytes_ends_by_its_deadline() -> None:
     over = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         peer.h2.increment_flow_control_window(2**31 - 1 - 65_535)
         peer.flush()
         over.wait(PATIENCE_S)
@@ -293,7 +294,7 @@ def test_an_exchange_of_which_the_server_takes_no_more_bytes_ends_by_its_deadlin
 def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     late_once_told(monkeypatch)
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             peer.head(stream)
             peer.data(stream, framed(b"abc"))
@@ -305,9 +306,9 @@ def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pyte
 
 
 def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_LEAST_S", PATIENCE_S)  # as if the timer were late
+    monkeypatch.setattr(roundtrip, "_LEAST_S", PATIENCE_S)  # as if the timer were late
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             wait_past(SHORT[1])
             peer.answer(stream, b"abc")
@@ -322,10 +323,10 @@ def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: p
 def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchange, "_LEAST_S", PATIENCE_S)  # the rest is still on its way
+    monkeypatch.setattr(roundtrip, "_LEAST_S", PATIENCE_S)  # the rest is still on its way
     late = late_once_told(monkeypatch)
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             peer.head(stream)
             peer.data(stream, framed(b"abc"))
@@ -341,6 +342,6 @@ def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_re
 def test_a_timeout_that_is_shorter_than_the_deadline_is_still_that() -> None:
     with (
         following(lambda peer: list(peer.requests())) as url,
-        pytest.raises(exchange.UserError, match="did not answer within 100 ms"),
+        pytest.raises(roundtrip.UserError, match="did not answer within 100 ms"),
     ):
         Told(url, 20, timeout=0.1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, Peer, following, framed, hard_close, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, following, framed, hard_close, one, run, said
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 
@@ -19,7 +19,7 @@ def test_what_lies_above_the_last_stream_goes_elsewhere_and_the_rest_is_answered
     """Four calls under way; the server goes away having looked at two of them, which it answers afterwards."""
     seen: list[tuple[int, int]] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         streams = []
         for stream in peer.requests():
             seen.append((peer.number, stream))
@@ -46,7 +46,7 @@ def test_a_server_that_goes_away_is_closed_when_its_last_answer_came(tmp_path: P
     gone = threading.Event()
     was_gone: list[bool] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             if peer.number == 1:
                 peer.go_away(stream)
@@ -66,7 +66,7 @@ def test_a_server_that_goes_away_is_closed_when_its_last_answer_came(tmp_path: P
 def test_a_channel_that_closes_after_its_last_call_was_given_up(tmp_path: Path) -> None:
     gone = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             if peer.number == 1:
                 peer.go_away(stream)
@@ -102,7 +102,7 @@ def test_a_server_that_goes_away_as_soon_as_it_is_connected_to(tmp_path: Path) -
 def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections(tmp_path: Path) -> None:
     connections = 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         nonlocal connections
         connections += 1
         if peer.number > 1:
@@ -132,7 +132,7 @@ def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: 
                 client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sock.close()
             return
-        peer = Peer(client, {})
+        peer = GrpcPeer(client, {})
         for stream in peer.requests():
             peer.go_away(stream)
             peer.answer(stream)
@@ -156,7 +156,7 @@ def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_l
     """Four calls under way; it may have begun with two of them, which have failed. The two others go elsewhere."""
     seen: list[int] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         if peer.number != 1:
             for stream in peer.requests():
                 seen.append(stream)
@@ -186,7 +186,7 @@ def test_an_answer_and_the_going_away_in_the_same_bytes_let_nothing_go_over_that
         if client.number == 2:
             over.wait(30)
             return
-        peer = Peer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+        peer = GrpcPeer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
         for stream in peer.requests():
             if client.number == 1:
                 over.wait(0.1)

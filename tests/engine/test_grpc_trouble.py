@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, Peer, following, framed, hard_close, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, following, framed, hard_close, one, run, said
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 from waiting import until
 
-from inferometer.engine.spool import Control
 from inferometer.records import MISSING
+from inferometer.store.spool import Control
 
 REFUSED_STREAM, INTERNAL_ERROR, CANCEL, ENHANCE_YOUR_CALM = 7, 2, 8, 11
 SINGLE = {"client": {"connections": 1}, "load": one()}
@@ -27,7 +27,7 @@ SINGLE = {"client": {"connections": 1}, "load": one()}
 def test_a_refused_stream_is_sent_again_once(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             seen.append((peer.number, stream))
             if len(seen) == 1:
@@ -47,7 +47,7 @@ def test_a_refused_stream_is_sent_again_once(tmp_path: Path) -> None:
 def test_a_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
     count = 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         nonlocal count
         for stream in peer.requests():
             count += 1
@@ -67,7 +67,7 @@ def test_a_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
 def test_a_stream_that_is_reset_says_by_which_code_and_the_others_go_on(
     tmp_path: Path, code: int, name: str, begun: bool
 ) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count != 1:
                 peer.answer(stream)
@@ -86,9 +86,9 @@ def test_a_stream_that_is_reset_says_by_which_code_and_the_others_go_on(
 
 
 def test_what_we_give_up_is_cancelled_at_the_server(tmp_path: Path) -> None:
-    peers: dict[int, Peer] = {}
+    peers: dict[int, GrpcPeer] = {}
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         peers[peer.number] = peer
         peer.request()
         while not peer.resets and peer.hear():
@@ -109,7 +109,7 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call(tmp_path: Path) -
     """The server takes the calls in and closes without a word: they were all sent into a connection that had been idle."""
     seen: list[int] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             seen.append(peer.number)
             if peer.number == 1:
@@ -131,7 +131,7 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call(tmp_path: Path) -
 def test_a_call_that_is_cut_off_twice_is_a_failure(tmp_path: Path) -> None:
     count = 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         nonlocal count
         if peer.request() is not None:
             count += 1
@@ -146,7 +146,7 @@ def test_a_call_that_is_cut_off_twice_is_a_failure(tmp_path: Path) -> None:
 def test_a_connection_that_ends_in_the_middle_ends_all_its_calls(tmp_path: Path, hard: bool) -> None:
     """One is half answered, one not at all; a third had been answered, so nobody takes the connection for stale."""
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         if peer.number != 1:
             peer.polite()
             return
@@ -160,7 +160,7 @@ def test_a_connection_that_ends_in_the_middle_ends_all_its_calls(tmp_path: Path,
         if hard:
             hard_close(peer)
 
-    def hear_until_quiet(peer: Peer) -> None:
+    def hear_until_quiet(peer: GrpcPeer) -> None:
         peer.request()
 
     load = {"type": "closed", "concurrency": 3, "requests": 4}
@@ -172,7 +172,7 @@ def test_a_connection_that_ends_in_the_middle_ends_all_its_calls(tmp_path: Path,
 
 
 def test_bytes_that_break_http2_end_the_connection_but_not_what_was_answered_before_them(tmp_path: Path) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             if peer.number == 1:
                 peer.h2.send_headers(stream, HEAD)
@@ -191,7 +191,7 @@ def test_bytes_that_break_http2_end_the_connection_but_not_what_was_answered_bef
 
 
 def test_what_was_under_way_then_is_malformed(tmp_path: Path) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for _ in peer.requests():
             peer.sock.sendall(struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))
 
@@ -207,7 +207,7 @@ def test_what_was_under_way_then_is_malformed(tmp_path: Path) -> None:
 def test_a_server_that_allows_no_streams_yet_is_waited_for_on_the_connection_there_is(tmp_path: Path) -> None:
     connections = 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         nonlocal connections
         connections += 1
         if peer.number:
@@ -226,7 +226,7 @@ def test_a_server_that_allows_no_streams_yet_is_waited_for_on_the_connection_the
 def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: Path) -> None:
     connections = 0
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         nonlocal connections
         connections += 1
         peer.polite()
@@ -272,7 +272,7 @@ def test_what_waits_is_not_sent_when_those_before_it_are_cancelled(tmp_path: Pat
 
     def script(client: Client) -> None:
         if client.number == 1:
-            asked.extend(Peer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1}).requests())
+            asked.extend(GrpcPeer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1}).requests())
             heard_all.set()
         elif client.number:
             while client.sock.recv(65536):
@@ -296,7 +296,7 @@ def test_what_waits_is_not_sent_when_those_before_it_are_cancelled(tmp_path: Pat
 def test_an_answer_that_comes_before_the_connection_breaks_under_our_writing_is_heard(tmp_path: Path) -> None:
     """The server has allowed all of a large request, answers after its headers, and closes with the rest unread."""
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         if not peer.number:
             return
         peer.h2.increment_flow_control_window(2**31 - 1 - 65_535)

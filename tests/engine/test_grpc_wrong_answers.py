@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import HEAD, OK, Peer, following, framed, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, following, framed, one, run, said
 from helpers import Client, measure, scripted
 
 from inferometer.errors import UserError
@@ -21,61 +21,61 @@ def plain(status: str, kind: str) -> list[tuple[str, str]]:
     return [(":status", status), ("content-type", kind)]
 
 
-def trailers_only(peer: Peer, stream: int) -> None:
+def trailers_only(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, [*HEAD, ("grpc-status", "5"), ("grpc-message", "no%20such%20thing")], end=True)
 
 
-def without_trailers(peer: Peer, stream: int) -> None:
+def without_trailers(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.data(stream, framed(b"abc"), end=True)
 
 
-def without_status(peer: Peer, stream: int) -> None:
+def without_status(peer: GrpcPeer, stream: int) -> None:
     peer.answer(stream, b"abc", [("x-other", "1")])
 
 
-def bare(peer: Peer, stream: int) -> None:
+def bare(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, end=True)
 
 
-def cut_message(peer: Peer, stream: int) -> None:
+def cut_message(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.data(stream, framed(b"abcdef")[:7])
     peer.head(stream, OK, end=True)
 
 
-def no_message(peer: Peer, stream: int) -> None:
+def no_message(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.head(stream, OK, end=True)
 
 
-def two_messages(peer: Peer, stream: int) -> None:
+def two_messages(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.data(stream, framed(b"abc") * 2)
     peer.head(stream, OK, end=True)
 
 
-def busy(peer: Peer, stream: int) -> None:
+def busy(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, plain("503", "text/plain"))
     peer.data(stream, b"come back later", end=True)
 
 
-def not_found(peer: Peer, stream: int) -> None:
+def not_found(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, plain("404", "text/plain"), end=True)
 
 
-def web_page(peer: Peer, stream: int) -> None:
+def web_page(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, plain("200", "text/html"))
     peer.data(stream, b"<html>", end=True)
 
 
-def packed_by_nobody(peer: Peer, stream: int) -> None:
+def packed_by_nobody(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.data(stream, b"\x01\x00\x00\x00\x03abc")
     peer.head(stream, OK, end=True)
 
 
-def unknown_status(peer: Peer, stream: int) -> None:
+def unknown_status(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream, [*HEAD, ("grpc-status", "77")], end=True)
 
 
@@ -97,7 +97,7 @@ def unknown_status(peer: Peer, stream: int) -> None:
     ],
 )
 def test_an_answer_that_is_none_is_a_failure_of_its_call_alone(tmp_path: Path, how, code: str, message: str) -> None:  # type: ignore[no-untyped-def]
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count:
                 peer.answer(stream)
@@ -165,7 +165,7 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
         if client.number == 2:
             over.wait(30)
             return
-        peer = Peer(client, {})
+        peer = GrpcPeer(client, {})
         for stream in peer.requests():
             if client.number == 1:
                 peer.go_away(stream)
@@ -197,7 +197,7 @@ def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
         first, _ = listener.accept()
         listener.close()
         look.close()
-        peer = Peer(Client(first, 1), {})
+        peer = GrpcPeer(Client(first, 1), {})
         stream = peer.request()
         if stream is not None:
             peer.answer(stream)
@@ -231,7 +231,7 @@ def test_over_tls_http2_is_what_is_asked_for(tmp_path: Path) -> None:
     context.set_alpn_protocols(["http/1.1", "h2"])
     chosen: list[str | None] = []
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         assert isinstance(peer.sock, ssl.SSLSocket)
         chosen.append(peer.sock.selected_alpn_protocol())
         peer.polite()

@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import Peer, descriptors, following
+from grpc_peers import GrpcPeer, descriptors, following
 from h2.settings import SettingCodes
 from helpers import Client, measure, scripted
 
-from inferometer import store
+from inferometer import open_files, store
 from inferometer.config import from_mapping
-from inferometer.engine import before
-from inferometer.engine.inbox import Clock, Inbox
-from inferometer.engine.link import KEPT_FILES, Link, out_of_sockets
+from inferometer.engine.reader import Reader, StampClock
+from inferometer.engine.transport import Transport, out_of_sockets
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job, make_task
+from inferometer.open_files import RESERVED_FILES
+from inferometer.probe import reach
 from inferometer.types import Fail
 from inferometer.wire.target import parse
 
@@ -43,7 +44,7 @@ def low_limit() -> Iterator[int]:
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(low_limit: int) -> None:
-    before.raise_file_limit(10)
+    open_files.raise_file_limit(10)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard > low_limit
 
@@ -51,7 +52,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(low_limit: int) -> None:
 def test_more_connections_than_files_is_said_before_the_run() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with pytest.raises(UserError) as caught:
-        before.raise_file_limit(hard + 1)
+        open_files.raise_file_limit(hard + 1)
     assert str(hard) in caught.value.what
     assert "client.processes" in caught.value.remedy
 
@@ -61,7 +62,7 @@ def test_requests_that_share_connections_need_no_file_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, files: int
 ) -> None:
     needed: list[int] = []
-    monkeypatch.setattr(before, "raise_file_limit", needed.append)
+    monkeypatch.setattr(open_files, "raise_file_limit", needed.append)
     config = from_mapping(
         {
             "server": {"url": f"{scheme}://x:1", "api": "kserve", "model": "m"},
@@ -70,7 +71,7 @@ def test_requests_that_share_connections_need_no_file_each(
             "client": {"connections": 4},
         }
     )
-    reached = before.Reached((parse(f"{scheme}://x:1"),), ((2, ("x", 1)),), "m", {})
+    reached = reach.Reached((parse(f"{scheme}://x:1"),), ((2, ("x", 1)),), "m", {})
     make_task(Job(config, reached, 1, tmp_path, "0a"), 0)
     assert needed == [files]
 
@@ -92,7 +93,7 @@ def silent(client: Client) -> None:
         pass
 
 
-def silent_peer(peer: Peer) -> None:
+def silent_peer(peer: GrpcPeer) -> None:
     for _ in peer.requests():
         pass
 
@@ -183,13 +184,13 @@ def test_sockets_that_run_out_before_the_start_are_one_clear_line(tmp_path: Path
 def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
     async def open_all() -> list[Fail]:
         with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
-            loop, clock = asyncio.get_running_loop(), Clock(0, False)
-            inbox = Inbox(loop, clock, lambda: None, lambda: None)
+            loop, clock = asyncio.get_running_loop(), StampClock(0, False)
+            inbox = Reader(loop, clock, lambda: None, lambda: None)
             users = [Opening() for _ in range(low_limit)]
-            links = [Link(loop, inbox, user) for user in users]
+            links = [Transport(loop, inbox, user) for user in users]
             for link in links:
                 link.connect(socket.AF_INET, listener.getsockname())
-            for _ in range(KEPT_FILES):
+            for _ in range(RESERVED_FILES):
                 kept.callback(os.close, os.dup(listener.fileno()))
             for link in links:
                 link.shut()

@@ -15,7 +15,7 @@ from kserve_peers import config, metadata
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
-from inferometer.fleet.crew import Crew
+from inferometer.fleet.supervisor import Supervisor
 
 ANSWER = b'{"model_name":"pair","model_version":"1","outputs":[]}'
 TOLD = {"/v2": {"name": "t"}, "/v2/models/pair": metadata("pair"), "/v2/models/pair/config": config("pair")}
@@ -122,10 +122,10 @@ def test_a_second_ctrl_c_ends_the_run_and_not_the_sequences_unless_it_is_one_wit
 ) -> None:
     seen: list[dict[str, Any]] = []
     is_heard, is_over = threading.Event(), threading.Event()
-    stop = Crew.stop
+    stop = Supervisor.stop
     monkeypatch.setattr(conduct, "_TOGETHER", 60 if together else 0)
 
-    def heard(crew: Crew) -> None:
+    def heard(crew: Supervisor) -> None:
         stop(crew)
         is_heard.set()
 
@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_ends_the_run_and_not_the_sequences_unless_it_is_one_wit
             if not together:
                 is_over.wait(30)
 
-    monkeypatch.setattr(Crew, "stop", heard)
+    monkeypatch.setattr(Supervisor, "stop", heard)
     sequences(
         tmp_path, inferred, 100, {"concurrency": 1, "requests": 100}, failed=int(not together), client={"grace": "10m"}
     )

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from grpc_peers import Peer, following, one, run
+from grpc_peers import GrpcPeer, following, one, run
 from waiting import until
 
-from inferometer.engine import channel as channel_module
+from inferometer.engine import http2_connection as channel_module
 from inferometer.engine import shard as shard_module
-from inferometer.engine.channel import Call, Channel
-from inferometer.engine.channels import Channels
-from inferometer.engine.flight import Flight
-from inferometer.engine.inbox import Inbox
-from inferometer.engine.pool import NEVER
+from inferometer.engine.http1_pool import NEVER
+from inferometer.engine.http2_connection import Http2Connection, StreamCall
+from inferometer.engine.http2_pool import Http2Pool
+from inferometer.engine.inflight import Flight
+from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
 from inferometer.timing.clock import now
 from inferometer.units import NS
@@ -41,7 +41,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 
-class Counted(dict[int, Call]):
+class Counted(dict[int, StreamCall]):
     """Calls, and how many of them were looked at."""
 
     looks = 0
@@ -83,7 +83,7 @@ class World:
         self.time = 0
         monkeypatch.setattr(channel_module, "now", lambda: self.time)
         dial = cast("Any", SimpleNamespace(loop=None))
-        self.channels = Channels(dial, b"head", lambda: cast("Any", None), self._ended, 1.0)
+        self.channels = Http2Pool(dial, b"head", lambda: cast("Any", None), self._ended, 1.0)
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS
@@ -93,8 +93,8 @@ class World:
             wire.written.clear()
             calls.looks = 0
 
-    def _open(self) -> Channel:
-        channel = Channel(self.channels)
+    def _open(self) -> Http2Connection:
+        channel = Http2Connection(self.channels)
         channel.link = cast("Any", Wire())
         channel.calls = Counted()
         self.channels._ready.append(channel)
@@ -191,17 +191,17 @@ def test_looks_for_timeouts_are_the_wider_apart_the_longer_they_take(
 def test_what_is_read_and_not_decoded_is_not_said_to_be_recorded_however_many_ticks_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards, decode = noting(monkeypatch), Inbox._decode
+    shards, decode = noting(monkeypatch), Reader._decode
     seen: list[tuple[int, int]] = []
 
-    def long(inbox: Inbox, items: Any) -> None:
+    def long(inbox: Reader, items: Any) -> None:
         if not seen and shards and shards[0]._sent:
             for _ in range(10):
                 shards[0]._tick(now())
             seen.append((shards[0]._control["recorded"], items[0][2]))
         decode(inbox, items)
 
-    monkeypatch.setattr(Inbox, "_decode", long)
+    monkeypatch.setattr(Reader, "_decode", long)
     with following(lambda peer: peer.polite()) as url:
         run(tmp_path, url, client={"connections": 1}, load=one())
     ((recorded, came),) = seen
@@ -213,7 +213,7 @@ def test_with_nothing_more_to_read_all_is_soon_said_to_be_recorded(
 ) -> None:
     shards, waited = noting(monkeypatch), list[int]()
 
-    def script(peer: Peer) -> None:
+    def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             asked = now()
             until(lambda asked=asked: shards[0]._control["recorded"] > asked)

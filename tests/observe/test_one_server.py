@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferometer.engine import kserve
-from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.observe import statistics
-from inferometer.observe.statistics import Watch
+from inferometer.observe.statistics import StatisticsWatch
+from inferometer.probe import kserve
+from inferometer.probe.roundtrip import Peer
 from inferometer.records import Spent
 from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse
@@ -51,12 +51,12 @@ def by_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Server]]:
     yield found
 
 
-def watch(by_port: dict[int, Server], *servers: Server) -> Watch:
+def watch(by_port: dict[int, Server], *servers: Server) -> StatisticsWatch:
     by_port |= dict(enumerate(servers, 8000))
-    return Watch([Place(parse(f"http://127.0.0.1:{port}")) for port in by_port], {}, "m", "")
+    return StatisticsWatch([Peer(parse(f"http://127.0.0.1:{port}")) for port in by_port], {}, "m", "")
 
 
-def counted(found: Watch) -> list[int]:
+def counted(found: StatisticsWatch) -> list[int]:
     return [stage.success.count for stage in found.told()[0] if stage is not None]
 
 

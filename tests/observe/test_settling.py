@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from inferometer.analysis import stability
-from inferometer.engine.flight import Flight
-from inferometer.engine.spool import Control, Spool, merge
+from inferometer.engine.inflight import Flight
 from inferometer.observe.settling import Settling
 from inferometer.records import StagePlan
+from inferometer.store.spool import Control, Spool, merge
 from inferometer.units import NS
 
 MS = NS // 1000

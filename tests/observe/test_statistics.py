@@ -2,11 +2,11 @@
 
 import pytest
 
-from inferometer.engine import kserve
-from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
 from inferometer.observe import statistics
-from inferometer.observe.statistics import Watch
+from inferometer.observe.statistics import StatisticsWatch
+from inferometer.probe import kserve
+from inferometer.probe.roundtrip import Peer
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered
 from inferometer.wire.target import parse
 
@@ -44,17 +44,17 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def watch(server: Server, *counts: int) -> Watch:
+def watch(server: Server, *counts: int) -> StatisticsWatch:
     server.counts = list(counts)
-    return Watch([Place(parse("http://127.0.0.1:8000"))], {}, "m", "")
+    return StatisticsWatch([Peer(parse("http://127.0.0.1:8000"))], {}, "m", "")
 
 
-def mark(server: Server, found: Watch, count: int, missed: int = 0) -> None:
+def mark(server: Server, found: StatisticsWatch, count: int, missed: int = 0) -> None:
     server.counts = [count]
     found.mark(missed)
 
 
-def end(server: Server, found: Watch, *counts: int) -> list[int | None]:
+def end(server: Server, found: StatisticsWatch, *counts: int) -> list[int | None]:
     """What each stage has when this is said at the end."""
     server.counts = list(counts)
     found.end()

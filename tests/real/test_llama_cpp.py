@@ -17,7 +17,7 @@ from real_server import check_times, in_a_row, inferometer, measure, most_in_fli
 
 from inferometer.records import COUNTED_BY, MISSING
 from inferometer.types import Tokens
-from inferometer.wire.openai import PATHS, StreamedAnswer
+from inferometer.wire.openai import PATHS, StreamedResponse
 from inferometer.workload import tokenizer
 
 pytestmark = pytest.mark.real
@@ -118,7 +118,7 @@ def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
     plain = ask(url, PATHS[api], _body(api, PROMPTS[0]))
-    decoder, events = StreamedAnswer(), list[Any]()
+    decoder, events = StreamedResponse(), list[Any]()
     for start in range(0, len(plain.body), size):
         decoder.feed(plain.body[start : start + size], events)
     assert decoder.finish(events) is None

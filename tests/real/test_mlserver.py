@@ -12,15 +12,15 @@ from real_server import started
 
 from inferometer.analysis.breakdown import breakdown
 from inferometer.config.schema import Server
-from inferometer.engine import ask, before, kserve
-from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
+from inferometer.probe import kserve, query, reach
+from inferometer.probe.roundtrip import Peer
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, NotOffered
-from inferometer.wire.kserve.http import InferAnswer, InferOptions
+from inferometer.wire.kserve.http import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 pytestmark = pytest.mark.real
@@ -35,18 +35,18 @@ def mlserver() -> Iterator[Urls]:
         yield places
 
 
-def place(mlserver: Urls, way: str) -> Place:
-    return Place(parse(mlserver[way]))
+def place(mlserver: Urls, way: str) -> Peer:
+    return Peer(parse(mlserver[way]))
 
 
-def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions) -> InferAnswer:
+def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions) -> InferResponse:
     if way == "grpc":
         message = grpc.infer_request("echo", "", tensors, options)
-        answered = ask.grpc(place(mlserver, way), grpc.INFER, [message], {})
+        answered = query.grpc(place(mlserver, way), grpc.INFER, [message], {})
         assert answered.fail is None, answered.fail
         return grpc.infer_answer(answered.body)
     headers, body = http.encode(tensors, options)
-    reply = ask.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
+    reply = query.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
     return http.decode(reply.status, reply.headers, reply.body)
 
 
@@ -70,13 +70,13 @@ def test_metadata_is_there_and_configuration_and_statistics_are_not_offered(mlse
 def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Urls, way: str) -> None:
     entries = kserve.question(place(mlserver, way), {}, "repository_index")
     assert [(entry.name, entry.state) for entry in entries] == [("echo", "READY"), ("words", "READY")]
-    assert before.reach(Server(mlserver[way], api="kserve")).model == "echo"
+    assert reach.reach(Server(mlserver[way], api="kserve")).model == "echo"
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="echo") as caught:
-        before.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
+        reach.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
     assert caught.value.remedy == "check server.version"
 
 
@@ -115,7 +115,7 @@ def test_typed_contents_are_read(mlserver: Urls) -> None:
     for datatype, (field, elements) in values.items():
         made = request.inputs.add(name=datatype, datatype=datatype, shape=[2])
         getattr(made.contents, field).extend(elements)
-    reply = ask.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
+    reply = query.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
     assert reply.fail is None, reply.fail
     assert not protobuf.own("kserve").message("inference.ModelInferResponse").FromString(reply.body).raw_output_contents
     assert grpc.infer_answer(reply.body).outputs == [

@@ -13,13 +13,13 @@ from triton_server import tensor as job_tensor
 from waiting import still, until
 
 from inferometer.config.schema import Server
-from inferometer.engine import ask, before, kserve
-from inferometer.engine.ask import Reply
-from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
+from inferometer.probe import kserve, query, reach
+from inferometer.probe.query import Reply
+from inferometer.probe.roundtrip import Peer
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
 from inferometer.wire.kserve import control, grpc, http
-from inferometer.wire.kserve.http import InferAnswer, InferOptions
+from inferometer.wire.kserve.http import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
 pytestmark = pytest.mark.real
@@ -39,8 +39,8 @@ ALL_WAYS = [*WAYS, "json"]
 BOTH = ["http", "grpc"]
 
 
-def place(triton: Triton, way: str) -> Place:
-    return Place(parse(triton.grpc if way.startswith("grpc") else triton.http))
+def place(triton: Triton, way: str) -> Peer:
+    return Peer(parse(triton.grpc if way.startswith("grpc") else triton.http))
 
 
 def infer(
@@ -50,7 +50,7 @@ def infer(
     tensors: list[Tensor],
     options: InferOptions = InferOptions(),  # noqa: B008 - frozen
     version: str = "",
-) -> InferAnswer:
+) -> InferResponse:
     """One inference that has one answer."""
     if way.startswith("grpc"):
         (answer,) = over_grpc(triton, way, model, tensors, options, version)
@@ -59,7 +59,7 @@ def infer(
     wishes = InferOptions(options.id, options.parameters, options.outputs, options.classification, binary=way != "json")
     headers, body = http.encode(tensors, wishes)
     packed, body = http.compressed(body, WAYS.get(way, "none"))
-    reply = ask.http(place(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
+    reply = query.http(place(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
     assert reply.headers.get("content-encoding") == (own.get("Accept-Encoding") if reply.status == 200 else None)
     check_instants(reply)
     return http.decode(reply.status, reply.headers, reply.body)
@@ -67,12 +67,12 @@ def infer(
 
 def over_grpc(
     triton: Triton, way: str, model: str, tensors: list[Tensor], options: InferOptions, version: str = ""
-) -> list[InferAnswer]:
+) -> list[InferResponse]:
     """All answers to one inference."""
     streamed = way == "grpc stream"
     message = grpc.infer_request(model, version, tensors, options)
     path = grpc.STREAM_INFER if streamed else grpc.INFER
-    reply = ask.grpc(place(triton, way), path, [message], {}, compression=WAYS[way])
+    reply = query.grpc(place(triton, way), path, [message], {}, compression=WAYS[way])
     if reply.fail is not None:
         raise UserError(f"{reply.fail.code}: {reply.fail.message}")
     check_instants(reply)
@@ -80,7 +80,7 @@ def over_grpc(
     for answer in answers:
         if isinstance(answer, str):
             raise UserError(answer)
-    return [answer for answer in answers if isinstance(answer, InferAnswer)]
+    return [answer for answer in answers if isinstance(answer, InferResponse)]
 
 
 def check_instants(reply: Reply) -> None:
@@ -394,11 +394,11 @@ def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracl
         assert kserve.question(there, {}, "model_ready", one.name)
 
 
-def settled(there: Place, model: str) -> tuple[control.ModelStatistics, ...]:
+def settled(there: Peer, model: str) -> tuple[control.ModelStatistics, ...]:
     return still(lambda: kserve.question(there, {}, "statistics", model))
 
 
-def counted(there: Place, successes: int) -> None:
+def counted(there: Peer, successes: int) -> None:
     """Wait until so many requests to identity are: Triton counts one after it has answered it."""
 
     def so_far() -> int:
@@ -463,7 +463,7 @@ def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
             assert not kserve.question(there, {}, "model_ready", "identity")
             entries = kserve.question(there, {}, "repository_index")
             assert [(one.name, one.state) for one in entries] == [("identity", ""), ("square", "READY")]
-            assert before.reach(Server(there.target.url, api="kserve")).model == "square"
+            assert reach.reach(Server(there.target.url, api="kserve")).model == "square"
             with pytest.raises(UserError) as caught:
-                before.reach(Server(there.target.url, api="kserve", model="identity"))
+                reach.reach(Server(there.target.url, api="kserve", model="identity"))
             assert caught.value.remedy == "load identity into the server"

@@ -10,7 +10,7 @@ import pytest
 from triton_server import running
 from waiting import until
 
-from inferometer.engine.spool import Control
+from inferometer.store.spool import Control
 
 pytestmark = pytest.mark.real
 

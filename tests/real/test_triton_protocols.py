@@ -8,7 +8,7 @@ from command import assert_one_line, cli
 from triton_server import Triton
 
 from inferometer import conduct
-from inferometer.analysis.protocols import WAYS
+from inferometer.analysis.protocol_comparison import WAYS
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]

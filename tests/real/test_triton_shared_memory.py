@@ -15,9 +15,9 @@ from helpers import measure
 from triton_server import Triton
 from waiting import until
 
-from inferometer.engine import kserve, shared_memory
-from inferometer.engine.exchange import Place
-from inferometer.engine.shared_memory import FOLDER, PREFIX, Portion, Served
+from inferometer.probe import kserve, shared_memory
+from inferometer.probe.roundtrip import Peer
+from inferometer.probe.shared_memory import FOLDER, PREFIX, Portion, Served
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES
 from inferometer.wire.kserve.calls import SharedRefs
@@ -62,7 +62,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
 
 
 def registered(url: str) -> tuple[ShmStatus, ...]:
-    found: tuple[ShmStatus, ...] = kserve.question(Place(parse(url)), {}, "shm_status")
+    found: tuple[ShmStatus, ...] = kserve.question(Peer(parse(url)), {}, "shm_status")
     return found
 
 
@@ -216,7 +216,7 @@ def test_a_run_that_is_ended_with_requests_in_the_model(
         until(lambda: not another_run_leaves(tmp_path, url))
     assert not (FOLDER / one.name).exists()
     assert registered(url) == ()
-    assert kserve.question(Place(parse(url)), {}, "live")
+    assert kserve.question(Peer(parse(url)), {}, "live")
 
 
 def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
@@ -225,7 +225,7 @@ def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
 
 
 def inferences(url: str) -> int:
-    (found,) = kserve.question(Place(parse(url)), {}, "statistics", "slow", "")
+    (found,) = kserve.question(Peer(parse(url)), {}, "statistics", "slow", "")
     return int(found.success.count)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from real_server import INSTALLED, ROOT
 
-from inferometer.byhand import spent
+from inferometer.infer import time_split
 from inferometer.observe import statistics
 
 MODELS = Path(__file__).parent / "triton_models"
@@ -153,7 +153,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton counts a request after it has answered it: on a busy machine maybe later than users are kept waiting for that."""
     monkeypatch.setattr(statistics, "_STILL_S", 0.2)
     monkeypatch.setattr(statistics, "_PATIENCE_S", 10.0)
-    monkeypatch.setattr(spent, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(time_split, "_PATIENCE_S", 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from inferometer import schedule
 from inferometer.config import from_mapping
-from inferometer.engine.before import Reached
-from inferometer.fleet.crew import Snapshot
+from inferometer.fleet.supervisor import Snapshot
+from inferometer.probe.reach import Reached
 from inferometer.records import ROW
 from inferometer.report.live import LiveView, describe
 from inferometer.wire.target import parse

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from protocol_runs import measured
 
-from inferometer.analysis.protocols import WAYS, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import WAYS, Comparison, Measured, cell_of
 from inferometer.errors import UserError
-from inferometer.report import protocols
+from inferometer.report import protocol_comparison
 
 GOLDEN = Path(__file__).parent / "golden"
 ABOUT = Comparison(
@@ -81,7 +81,7 @@ FOUND: dict[str, Callable[[], Comparison]] = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_the_bytes(name: str) -> None:
-    text, path = protocols.render(FOUND[name](), width=100), GOLDEN / f"protocols_{name}.txt"
+    text, path = protocol_comparison.render(FOUND[name](), width=100), GOLDEN / f"protocols_{name}.txt"
     if os.environ.get("INFEROMETER_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
@@ -90,11 +90,11 @@ def test_the_bytes(name: str) -> None:
 @pytest.mark.parametrize("width", [70, 80, 99, 100])
 @pytest.mark.parametrize("name", FOUND)
 def test_it_fits_and_lets_no_control_character_through(name: str, width: int) -> None:
-    text = protocols.render(FOUND[name](), width=width)
+    text = protocol_comparison.render(FOUND[name](), width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width and "…" not in text
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
-    assert all(f" {note} " in " ".join(text.split()) for note in protocols._notes(FOUND[name]()))
+    assert all(f" {note} " in " ".join(text.split()) for note in protocol_comparison._notes(FOUND[name]()))
     heads = next(line for line in lines if "times in ms" in line)
     assert all(head in heads for head in ("req/s", "e2e p50", "p99", "server", "network", "verdict"))
     assert ("bytes a request" in text) == ("bytes out" in heads) == (width >= 80)
@@ -104,7 +104,8 @@ def test_it_fits_and_lets_no_control_character_through(name: str, width: int) ->
 def test_bars_take_the_room_that_there_is() -> None:
     longest = {
         width: max(
-            line.count("█") + line.count("▒") for line in protocols.render(by_request(), width=width).splitlines()
+            line.count("█") + line.count("▒")
+            for line in protocol_comparison.render(by_request(), width=width).splitlines()
         )
         for width in (70, 80, 100)
     }
@@ -114,29 +115,31 @@ def test_bars_take_the_room_that_there_is() -> None:
 def test_large_numbers_fit_too() -> None:
     runs = {way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in WAYS}
     for width in (70, 80):
-        text = protocols.render(with_cells({1_000_000_000: runs}), width=width)
+        text = protocol_comparison.render(with_cells({1_000_000_000: runs}), width=width)
         assert max(map(len, text.splitlines())) <= width and "…" not in text
-    lines = protocols.render(with_cells({1_000_000_000: runs}), width=100).splitlines()
+    lines = protocol_comparison.render(with_cells({1_000_000_000: runs}), width=100).splitlines()
     assert max(map(len, lines)) <= 100
     assert "5,000,000,000" in "".join(lines) and "…" not in "".join(lines)
 
 
 def test_colour_changes_nothing_but_colour() -> None:
-    plain, colored = (protocols.render(by_statistics(), color=color, width=100) for color in (False, True))
+    plain, colored = (protocol_comparison.render(by_statistics(), color=color, width=100) for color in (False, True))
     assert "\x1b[" in colored and "\x1b[" not in plain
     assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
 
 
 def test_a_check_that_several_cells_fail_is_told_once() -> None:
     runs = {way: measured(2.0, failed=100 + place) for place, way in enumerate(WAYS)}
-    told = [line for line in protocols.render(with_cells({1000: runs}), width=100).splitlines() if "✗" in line]
+    told = [
+        line for line in protocol_comparison.render(with_cells({1000: runs}), width=100).splitlines() if "✗" in line
+    ]
     assert len(told) == 1
     assert told[0].startswith(" ✗ failures: gRPC unary, 1 kB and 3 more: 100 of 500 requests failed")
 
 
 def test_bars_are_as_long_as_their_times_say() -> None:
     found = by_request()
-    lines = protocols.render(found, width=100).splitlines()
+    lines = protocol_comparison.render(found, width=100).splitlines()
     drawn = [(line.count("█"), line.count("▒")) for line in lines if line.endswith(" ms") and "█" in line]
     longest = max(cell.mean or 0 for cell in found.cells)
     for (server, network), cell in zip(drawn, found.cells, strict=True):
@@ -150,7 +153,7 @@ def test_bars_are_as_long_as_their_times_say() -> None:
      (1 << 20, "1,048,576 B"), (10**9, "1 GB")],
 )  # fmt: skip
 def test_sizes_in_words_are_exact(size: int, words: str) -> None:
-    assert protocols.size_words(size) == words
+    assert protocol_comparison.size_words(size) == words
 
 
 # --- the chart -------------------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def test_sizes_in_words_are_exact(size: int, words: str) -> None:
 
 def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() -> None:
     first, *_ = by_request().cells
-    rows = protocols.chart_rows([first])
+    rows = protocol_comparison.chart_rows([first])
     assert [(row["protocol"], row["part"]) for row in rows] == [("gRPC unary", "server"), ("gRPC unary", "network")]
     assert [rows[0]["start"], rows[0]["end"], rows[1]["end"]] == pytest.approx([0, 0.75, 2.2495])
     assert rows[1]["start"] == rows[0]["end"]
@@ -167,14 +170,14 @@ def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() ->
 def test_what_a_server_says_beyond_the_mean_is_told_and_not_drawn() -> None:
     unary, stream, *_ = beyond().cells
     assert stream.mean is not None and stream.network == 0 == unary.network
-    assert protocols.parts(stream) == [("server", pytest.approx(stream.mean)), ("network", 0.0)]
-    text = " ".join(protocols.render(beyond(), width=100).split())
+    assert protocol_comparison.parts(stream) == [("server", pytest.approx(stream.mean)), ("network", 0.0)]
+    text = " ".join(protocol_comparison.render(beyond(), width=100).split())
     assert "took 0.850 ms longer than the client saw: gRPC stream, 1 kB (and less in 1 more)" in text
-    assert "longer than the client saw" not in protocols.render(by_statistics(), width=100)
+    assert "longer than the client saw" not in protocol_comparison.render(by_statistics(), width=100)
 
 
 def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:
-    spec = protocols.chart(by_statistics()).to_dict()
+    spec = protocol_comparison.chart(by_statistics()).to_dict()
     assert [panel["title"]["text"] for panel in spec["vconcat"]] == ["1 kB tensor", "100 kB tensor", "10 MB tensor"]
     assert spec["resolve"]["scale"]["x"] == "independent"
     ends = [panel["layer"][0]["encoding"]["x"]["scale"]["domain"][1] for panel in spec["vconcat"]]
@@ -184,47 +187,47 @@ def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:
 @pytest.mark.parametrize("name", FOUND)
 def test_the_svg_is_well_formed_and_says_what_is_to_be_said(name: str, tmp_path: Path) -> None:
     found = FOUND[name]()
-    protocols.draw(found, str(tmp_path / "out.SVG"))
+    protocol_comparison.draw(found, str(tmp_path / "out.SVG"))
     text = " ".join(
         "".join(node.itertext()) for node in ET.parse(tmp_path / "out.SVG").iter("{http://www.w3.org/2000/svg}text")
     )
     for cell in found.cells:
         assert WAYS[cell.protocol].label in text
-        assert f"{protocols.size_words(cell.size)} tensor" in text
+        assert f"{protocol_comparison.size_words(cell.size)} tensor" in text
     assert text.count("INVALID") == sum(cell.verdict == "INVALID" for cell in found.cells)
     assert text.count("no answer that counts") == sum(not cell.ok for cell in found.cells)
     assert ("network" in text) == any(cell.source for cell in found.cells)
 
 
 def test_png_and_html_need_nothing_from_elsewhere(tmp_path: Path) -> None:
-    protocols.draw(by_request(), str(tmp_path / "out.png"))
+    protocol_comparison.draw(by_request(), str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    protocols.draw(by_request(), str(tmp_path / "out.html"))
+    protocol_comparison.draw(by_request(), str(tmp_path / "out.html"))
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "gRPC stream" in page and '<script src="http' not in page
 
 
 def test_other_kinds_of_file_are_refused() -> None:
     with pytest.raises(UserError, match="not a kind of chart"):
-        protocols.check_chart("out.jpg")
+        protocol_comparison.check_chart("out.jpg")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vl_convert" else found(name))
     with pytest.raises(UserError, match="needs vl_convert") as error:
-        protocols.check_chart("out.svg")
+        protocol_comparison.check_chart("out.svg")
     assert "inferometer[report]" in error.value.remedy
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"out\.svg"):
-        protocols.draw(by_request(), str(tmp_path / "no" / "out.svg"))
+        protocol_comparison.draw(by_request(), str(tmp_path / "no" / "out.svg"))
 
 
 @pytest.mark.parametrize("longest", [0.00021, 0.7, 1.0, 10.3, 885.7, 12_345.0])
 def test_ticks_are_few_and_round(longest: float) -> None:
-    ticks = protocols._ticks(longest)
+    ticks = protocol_comparison._ticks(longest)
     assert ticks[0] == 0 and 3 <= len(ticks) <= 11
     assert ticks[-1] <= longest < ticks[-1] + 2 * ticks[1]
     assert f"{ticks[1]:e}"[0] in "125"

@@ -15,9 +15,9 @@ import synthetic_run as made
 
 from inferometer import store
 from inferometer.analysis.summary import summarise
-from inferometer.byhand import show
-from inferometer.byhand.result import Class, Given, Response, Result, ServerSide, Spoken
-from inferometer.engine.exchange import Instants
+from inferometer.infer import show
+from inferometer.infer.result import ClassScore, InputTensor, Response, Result, ServerSide, TextOutput
+from inferometer.probe.roundtrip import Instants
 from inferometer.report import console
 from inferometer.report.width import NARROWEST, WIDTH
 from inferometer.tensors import from_numpy
@@ -90,14 +90,16 @@ def result(**parts: object) -> Result:
 def tensors() -> Result:
     scores = from_numpy("SCORES", np.zeros((1, 9), np.float32))
     numbers = from_numpy("NUMBERS", np.linspace(0, 1, 64, dtype=np.float32))
-    classes = {"SCORES": ((Class(0.5, 1, "a very long label " * 9), Class(0.25, 2)),)}
-    inputs = (Given(numbers, "made up, " * 20),)
+    classes = {"SCORES": ((ClassScore(0.5, 1, "a very long label " * 9), ClassScore(0.25, 2)),)}
+    inputs = (InputTensor(numbers, "made up, " * 20),)
     spent = ServerSide(2 * MS, 5 * MS, "its statistics", 3)
     return result(inputs=inputs, responses=(Response(15 * MS, (scores, numbers), classes),), server=spent)
 
 
 def text() -> Result:
-    spoken = Spoken("one two", ((400 * MS, 1), (600 * MS, 1), (1000 * MS, 2)), Usage(70_000, 40_000, 30_000, 20_000))
+    spoken = TextOutput(
+        "one two", ((400 * MS, 1), (600 * MS, 1), (1000 * MS, 2)), Usage(70_000, 40_000, 30_000, 20_000)
+    )
     return result(spoken=spoken)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.serve.sim.openai import Ask
+from inferometer.serve.sim.openai import CompletionRequest
 from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.workload.tokenizer import load, prose, words
 
@@ -14,8 +14,8 @@ def prompts() -> Prompts:
     return Prompts()
 
 
-def asked(*texts: str) -> Ask:
-    return Ask(chat=False, stream=False, usage=False, running_usage=False, n_out=1, texts=texts)
+def asked(*texts: str) -> CompletionRequest:
+    return CompletionRequest(chat=False, stream=False, usage=False, running_usage=False, n_out=1, texts=texts)
 
 
 @given(st.text(alphabet=st.sampled_from(list("ab'sS1 \n\t.-é\u00a0\u2003漢")), max_size=40) | st.text(max_size=40))

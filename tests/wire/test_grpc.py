@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inferometer.errors import UserError
 from inferometer.types import End, Event, Fail, ServerTiming, Tokens
 from inferometer.wire import grpc
-from inferometer.wire.grpc import GrpcAnswer, Messages
+from inferometer.wire.grpc import GrpcResponse, MessageSplitter
 
 HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK = ((b"grpc-status", b"0"),)
@@ -34,7 +34,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_split(
     messages: list[bytes], places: list[int], keep: bool
 ) -> None:
     data = b"".join(map(grpc.framed, messages))
-    reader = Messages(keep)
+    reader = MessageSplitter(keep)
     found = [one for piece in pieces(data, places) for one in reader.feed(piece)]
     assert [flag for flag, _ in found] == [0] * len(messages)
     if keep:
@@ -49,7 +49,7 @@ def test_a_message_is_within_until_its_last_byte(keep: bool) -> None:
     data = grpc.framed(b"abc") + grpc.framed(b"") + grpc.framed(b"de")
     ends = {8, 13, 20}
     for stop in range(len(data) + 1):
-        reader = Messages(keep)
+        reader = MessageSplitter(keep)
         found = sum(len(reader.feed(data[at : at + 1])) for at in range(stop))
         assert found == sum(end <= stop for end in ends)
         assert reader.is_within == (stop not in ends | {0})
@@ -63,7 +63,7 @@ def test_compressed_messages_are_kept_whole_even_where_nobody_looks(
     messages: list[tuple[bytes, str]], places: list[int]
 ) -> None:
     data = b"".join(grpc.framed(message, compression) for message, compression in messages)
-    reader = Messages(keep=False)
+    reader = MessageSplitter(keep=False)
     found = [one for piece in pieces(data, places) for one in reader.feed(piece)]
     assert [flag for flag, _ in found] == [compression != "none" for _, compression in messages]
     for (flag, packed), (message, compression) in zip(found, messages, strict=True):
@@ -71,7 +71,7 @@ def test_compressed_messages_are_kept_whole_even_where_nobody_looks(
 
 
 def test_a_large_message_that_nobody_looks_at_is_not_kept() -> None:
-    reader = Messages(keep=False)
+    reader = MessageSplitter(keep=False)
     assert reader.feed(struct.pack(">BI", 0, 4_000_000_000)) == []
     for _ in range(40):
         assert not reader.feed(bytes(100_000))
@@ -170,7 +170,7 @@ def test_timeouts_in_the_finest_unit_that_fits(seconds: float, said: bytes) -> N
 
 
 def answered(
-    answer: GrpcAnswer, body: Sequence[bytes], trailers: tuple[tuple[bytes, bytes], ...] | None = OK
+    answer: GrpcResponse, body: Sequence[bytes], trailers: tuple[tuple[bytes, bytes], ...] | None = OK
 ) -> list[Event]:
     """What the whole of an answer means; trailers None: the body's last piece ends it."""
     events = list(answer.headers(HEAD, False))
@@ -187,14 +187,14 @@ def test_a_streamed_answer_means_the_same_at_every_split(
 ) -> None:
     kept: list[bytes] | None = [] if looked_at else None
     body = pieces(b"".join(map(grpc.framed, messages)), places)
-    events = answered(GrpcAnswer(True, kept=kept), body)
+    events = answered(GrpcResponse(True, kept=kept), body)
     assert events == [Tokens(1)] * len(messages) + [End(True)]
     assert kept is None or kept == messages
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(0, 40), max_size=4))
 def test_a_unary_answer_is_no_arrival(message: bytes, places: list[int]) -> None:
-    assert answered(GrpcAnswer(), pieces(grpc.framed(message), places)) == [End(True)]
+    assert answered(GrpcResponse(), pieces(grpc.framed(message), places)) == [End(True)]
 
 
 @given(st.binary(min_size=1, max_size=30), st.data())
@@ -202,20 +202,20 @@ def test_an_answer_that_is_cut_anywhere_is_cut_short(message: bytes, data: st.Da
     body = grpc.framed(message)
     stop = data.draw(st.integers(0, len(body) - 1))
     place = data.draw(st.integers(0, stop))
-    (event,) = answered(GrpcAnswer(), pieces(body[:stop], [place]))
+    (event,) = answered(GrpcResponse(), pieces(body[:stop], [place]))
     assert isinstance(event, Fail)
     assert event.code == "cut_short"
 
 
 def test_without_trailers_it_is_cut_short() -> None:
-    (event,) = answered(GrpcAnswer(), [grpc.framed(b"abc")], None)
+    (event,) = answered(GrpcResponse(), [grpc.framed(b"abc")], None)
     assert event == Fail("cut_short", "the stream ended without trailers", True)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_compressed_answers_are_kept_unpacked(encoding: str) -> None:
     kept: list[bytes] = []
-    answer = GrpcAnswer(True, kept=kept)
+    answer = GrpcResponse(True, kept=kept)
     answer.headers((*HEAD, (b"grpc-encoding", encoding.encode())), False)
     body = grpc.framed(b"abc", encoding) + grpc.framed(b"def")
     assert answer.data(body, False) == [Tokens(1), Tokens(1)]
@@ -223,7 +223,7 @@ def test_compressed_answers_are_kept_unpacked(encoding: str) -> None:
 
 
 def test_a_message_that_says_an_error_ends_the_answer() -> None:
-    answer = GrpcAnswer(True, check=lambda message: message.decode() if message.startswith(b"E") else "")
+    answer = GrpcResponse(True, check=lambda message: message.decode() if message.startswith(b"E") else "")
     events = answered(answer, [grpc.framed(b"fine") + grpc.framed(b"Enough") + grpc.framed(b"fine")], OK)
     assert events[:2] == [Tokens(1), Fail("error_frame", "Enough", True)]
 
@@ -231,14 +231,14 @@ def test_a_message_that_says_an_error_ends_the_answer() -> None:
 @pytest.mark.parametrize("number", range(1, 17))
 def test_every_status_by_its_name(number: int) -> None:
     trailers = ((b"grpc-status", b"%d" % number), (b"grpc-message", "größer %25".encode().replace(b"\xc3", b"%C3")))
-    (event,) = GrpcAnswer().headers((*HEAD, *trailers), True)
+    (event,) = GrpcResponse().headers((*HEAD, *trailers), True)
     assert event == Fail(f"grpc_{grpc.STATUS[number]}", "größer %", True)
     assert grpc.status_number(grpc.STATUS[number]) == number
 
 
 @pytest.mark.parametrize("status", [b"17", b"-1", b"", b"abc", b"99999999999999999999"])
 def test_a_status_that_there_is_not_is_a_failure_all_the_same(status: bytes) -> None:
-    (event,) = GrpcAnswer().headers((*HEAD, (b"grpc-status", status)), True)
+    (event,) = GrpcResponse().headers((*HEAD, (b"grpc-status", status)), True)
     assert isinstance(event, Fail)
     assert event.code == "grpc_" + status.decode()
     assert grpc.status_number(event.code[5:]) == 2
@@ -246,14 +246,14 @@ def test_a_status_that_there_is_not_is_a_failure_all_the_same(status: bytes) -> 
 
 @given(st.binary(max_size=40))
 def test_no_message_is_too_odd_to_be_told(message: bytes) -> None:
-    (event,) = GrpcAnswer().headers((*HEAD, (b"grpc-status", b"2"), (b"grpc-message", message)), True)
+    (event,) = GrpcResponse().headers((*HEAD, (b"grpc-status", b"2"), (b"grpc-message", message)), True)
     assert isinstance(event, Fail)
     assert event.code == "grpc_UNKNOWN"
 
 
 def test_server_timing_may_come_in_several_trailers() -> None:
     trailers = (*OK, (b"server-timing", b"queue;dur=1"), (b"server-timing", b"compute;dur=2"))
-    assert answered(GrpcAnswer(), [grpc.framed(b"")], trailers) == [ServerTiming(1_000_000, 2_000_000), End(True)]
+    assert answered(GrpcResponse(), [grpc.framed(b"")], trailers) == [ServerTiming(1_000_000, 2_000_000), End(True)]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_server_timing_may_come_in_several_trailers() -> None:
     ],
 )
 def test_answers_that_are_no_grpc(headers: tuple[tuple[bytes, bytes], ...], end: bool, code: str) -> None:
-    answer = GrpcAnswer()
+    answer = GrpcResponse()
     (event,) = answer.headers(headers, end)
     assert isinstance(event, Fail)
     assert event.code == code
@@ -276,7 +276,7 @@ def test_answers_that_are_no_grpc(headers: tuple[tuple[bytes, bytes], ...], end:
 
 @pytest.mark.parametrize("kind", [b"application/grpc+proto", b"application/grpc;charset=utf-8"])
 def test_kinds_of_grpc(kind: bytes) -> None:
-    assert GrpcAnswer().headers(((b":status", b"200"), (b"content-type", kind)), False) == ()
+    assert GrpcResponse().headers(((b":status", b"200"), (b"content-type", kind)), False) == ()
 
 
 @given(
@@ -303,7 +303,7 @@ def test_an_answer_that_comes_whole_means_what_it_means_in_parts(  # type: ignor
     check,
     keep: bool,
 ) -> None:
-    parts, whole = (GrpcAnswer(streamed, check, [] if keep else None) for _ in range(2))
+    parts, whole = (GrpcResponse(streamed, check, [] if keep else None) for _ in range(2))
     grpc._Seen.head, grpc._Seen.end = HEAD, OK  # what is right has been seen before
     said = [*parts.headers(head, False), *parts.data(body, False), *parts.headers(trailers, True)]
     assert list(whole.whole(head, body, trailers)) == said

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from answers import STREAM, USAGE, WHOLE, chunk, http, sse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from responses import STREAM, USAGE, WHOLE, chunk, http, sse
 
 from inferometer.config import from_mapping
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage

@@ -22,13 +22,13 @@ WINDOWS = 3
 """That have to agree."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class StabilityRule(msgspec.Struct, frozen=True):
     window: int
     """ns"""
     stable: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class Stability(msgspec.Struct, frozen=True):
     windows: int = 0
     """Whole ones."""
     spread: float = np.inf
@@ -37,19 +37,19 @@ class Found(msgspec.Struct, frozen=True):
     """From when to when, in the times of the answers; None: it has not."""
 
 
-def rule_of(plan: StagePlan) -> Rule | None:
+def rule_of(plan: StagePlan) -> StabilityRule | None:
     """None where the stage does not end by being stable."""
-    return Rule(round(plan.window * NS), plan.stable) if plan.stable else None
+    return StabilityRule(round(plan.window * NS), plan.stable) if plan.stable else None
 
 
-def look(done: NDArray[np.int64], sent: NDArray[np.int64], rule: Rule, until: int) -> Found:
+def look(done: NDArray[np.int64], sent: NDArray[np.int64], rule: StabilityRule, until: int) -> Stability:
     """Of good answers, complete at `done`: all that there are up to the instant `until`."""
     if not len(done):
-        return Found()
+        return Stability()
     begin = int(done.min())
     windows = (until - begin) // rule.window
     if windows < 1:
-        return Found()
+        return Stability()
     place = (done - begin) // rule.window
     whole = place < windows
     answers = np.bincount(place[whole], minlength=windows)
@@ -60,9 +60,9 @@ def look(done: NDArray[np.int64], sent: NDArray[np.int64], rule: Rule, until: in
         ratio = _ratio(answers[three], times[three])
         if ratio <= 1 + rule.stable:
             start = begin + first * rule.window
-            return Found(windows, ratio - 1, (start, start + WINDOWS * rule.window))
+            return Stability(windows, ratio - 1, (start, start + WINDOWS * rule.window))
         least = min(least, ratio - 1)
-    return Found(windows, least)
+    return Stability(windows, least)
 
 
 def _ratio(answers: NDArray[np.int64], times: NDArray[np.float64]) -> float:
@@ -73,7 +73,7 @@ def _ratio(answers: NDArray[np.int64], times: NDArray[np.float64]) -> float:
     return float(max(answers.max() / answers.min(), means.max() / max(means.min(), 1.0)))
 
 
-def of_stage(rows: Columns, stage: int, plan: StagePlan) -> Found | None:
+def of_stage(rows: Columns, stage: int, plan: StagePlan) -> Stability | None:
     """What the records of a whole run say; None where the stage has no such rule."""
     rule = rule_of(plan)
     if rule is None:
@@ -81,14 +81,14 @@ def of_stage(rows: Columns, stage: int, plan: StagePlan) -> Found | None:
     own = rows[rows["stage"] == stage]
     good = own[(own["failure"] == 0) & (own["done"] != MISSING)]
     if not len(good):
-        return Found()
+        return Stability()
     until = int(own["done"].max())
     if plan.duration:  # what is answered after the stage's end is answered while the load falls
         until = min(until, int(own["intended"].min()) + round(plan.duration * NS))
     return look(good["done"], good["sent"], rule, until)
 
 
-def of_run(rows: Columns, plans: Sequence[StagePlan]) -> dict[int, Found]:
+def of_run(rows: Columns, plans: Sequence[StagePlan]) -> dict[int, Stability]:
     """By stage, those that have the rule."""
     found = ((stage, of_stage(rows, stage, plan)) for stage, plan in enumerate(plans))
     return {stage: one for stage, one in found if one is not None}

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from inferometer.analysis import settings, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
-from inferometer.analysis.checks import CHECKS, Check, Facts, examine, verdict
-from inferometer.analysis.checks.facts import FailureCount, count_failures
+from inferometer.analysis.checks import CHECKS, Check, Evidence, examine, verdict
+from inferometer.analysis.checks.evidence import FailureCount, count_failures
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES, Column
 from inferometer.analysis.percentiles import Distribution, Values, distribution
@@ -19,7 +19,7 @@ from inferometer.records import COUNTED_BY, DROPPED, MISSING, PHASES, Columns, R
 from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
-Settled = dict[int, stability.Found]
+Settled = dict[int, stability.Stability]
 """By stage, those that were to end by being stable."""
 _BLOCK = 1 << 16
 
@@ -43,7 +43,7 @@ class Throughput(msgspec.Struct, frozen=True):
     inferences: float | None = None
 
 
-class Window(msgspec.Struct, frozen=True):
+class MeasuredWindow(msgspec.Struct, frozen=True):
     """The part of the run that counts, in seconds since t=0, and how many requests lie in which part."""
 
     start: float
@@ -56,7 +56,7 @@ class Window(msgspec.Struct, frozen=True):
 class StageSummary(msgspec.Struct, frozen=True):
     stage: int
     name: str
-    window: Window
+    window: MeasuredWindow
     counts: Counts
     throughput: Throughput
     metrics: dict[str, Distribution]
@@ -74,7 +74,7 @@ class Summary(msgspec.Struct, frozen=True):
     metrics: dict[str, Distribution]
     stages: tuple[StageSummary, ...]
     """One each where the load has several."""
-    window: Window
+    window: MeasuredWindow
     failures: tuple[FailureCount, ...]
     tokens_counted_by: dict[str, int]
     started: str
@@ -96,7 +96,7 @@ def summarise(run: Run) -> Summary:
     several = len(run.manifest.plan) > 1
     stages = tuple(_stage(run, stage, gaps, as_inf, settled) for stage in range(len(run.manifest.plan)) if several)
     metrics = _metrics(run, everything, gaps.values, as_inf)
-    checks = examine(Facts(run, settings.limits(run.manifest), steady, metrics, gaps))
+    checks = examine(Evidence(run, settings.limits(run.manifest), steady, metrics, gaps))
     window, throughput = _throughput(run, everything, range(len(run.manifest.plan)), settled)
     if settled and several:
         window, throughput = _together(window, stages)
@@ -178,7 +178,7 @@ def _values(of: Callable[[Columns], Column], rows: Columns, chosen: Mask, room: 
     return room[:filled]
 
 
-def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[Window, Throughput]:
+def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[MeasuredWindow, Throughput]:
     """Of the rows among `mask`, which are those of `stages`.
 
     What completes within the window counts, be it sent in the warm-up: so neither edge of the window biases the rate. A
@@ -188,13 +188,13 @@ def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[
     sizes = {name: int((mask & (phase == place)).sum()) for place, name in enumerate(PHASES)}
     ended = rows[mask & (phase == STEADY) & (rows["done"] != MISSING)]
     if not len(ended):
-        return Window(0.0, 0.0, 0.0, sizes), Throughput()
+        return MeasuredWindow(0.0, 0.0, 0.0, sizes), Throughput()
     start = 0 if stages.start == 0 and not sizes[PHASES[WARMUP]] else int(ended["intended"].min())
     tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= ended["intended"].max())]
     end = int(tail["intended"].min()) if len(tail) else int(ended["done"].max())
     start, end = _stable_edges(settled, stages, start, end)
     span = max(end - start, 0) / NS
-    window = Window(start / NS, end / NS, span, sizes)
+    window = MeasuredWindow(start / NS, end / NS, span, sizes)
     if not span:
         return window, Throughput()
     inside = rows[mask & (rows["failure"] == 0) & (rows["done"] > start) & (rows["done"] <= end)]
@@ -208,11 +208,11 @@ def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[
 
 def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tuple[int, int]:
     """A stage that ended by being stable counts from the first stable window to the last."""
-    first, last = (settled.get(stage, stability.Found()).settled for stage in (stages.start, stages.stop - 1))
+    first, last = (settled.get(stage, stability.Stability()).settled for stage in (stages.start, stages.stop - 1))
     return (first[0] if first else start), (last[1] if last else end)
 
 
-def _together(window: Window, stages: tuple[StageSummary, ...]) -> tuple[Window, Throughput]:
+def _together(window: MeasuredWindow, stages: tuple[StageSummary, ...]) -> tuple[MeasuredWindow, Throughput]:
     """Of the stages' windows alone: what was done before a stage was stable counts for the whole as little as for the stage."""
     span = sum(stage.window.span for stage in stages)
     rates = {}

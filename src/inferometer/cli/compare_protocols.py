@@ -72,8 +72,8 @@ def command(
     import msgspec  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 
-    from inferometer import protocols  # noqa: PLC0415
-    from inferometer.report import protocols as report  # noqa: PLC0415
+    from inferometer import compare_protocols  # noqa: PLC0415
+    from inferometer.report import protocol_comparison as report  # noqa: PLC0415
     from inferometer.report.out import check_paths, export, wants_color  # noqa: PLC0415
 
     if chart_path is not None:
@@ -85,7 +85,7 @@ def command(
         if not quiet:
             progress.print(f"[dim]{number}/{of}[/dim] {report.cell_words(way, size)}", highlight=False)
 
-    options = protocols.Options(
+    options = compare_protocols.ComparisonOptions(
         model=model,
         sizes=_sizes(sizes),
         concurrency=concurrency,
@@ -96,7 +96,7 @@ def command(
         overrides=overrides,
     )
     with reworded(_SPOKEN), _server(url, grpc_url) as (http, grpc):
-        found = protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
+        found = compare_protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)
     if json_path is not None:

@@ -1,4 +1,4 @@
-"""`inferometer infer`: one request by hand; byhand/ does the rest."""
+"""`inferometer infer`: one request by hand; infer/ does the rest."""
 
 from typing import Any
 
@@ -103,9 +103,9 @@ Exit status: 0 answered, 2 not.
 @click.option("--save", metavar="FILE.npz", help="Tensors: write the outputs there as numpy arrays.")
 def command(json_path: str | None, **given: Any) -> int:
     """Ask the server at URL once, show its answer, and say where the time went."""
-    from inferometer.byhand import export, show  # noqa: PLC0415
-    from inferometer.byhand.infer import infer  # noqa: PLC0415
-    from inferometer.byhand.options import Options  # noqa: PLC0415
+    from inferometer.infer import export, show  # noqa: PLC0415
+    from inferometer.infer.flags import InferFlags  # noqa: PLC0415
+    from inferometer.infer.infer import infer  # noqa: PLC0415
     from inferometer.report.out import check_paths, wants_color  # noqa: PLC0415
     from inferometer.report.out import export as deliver  # noqa: PLC0415
 
@@ -114,7 +114,7 @@ def command(json_path: str | None, **given: Any) -> int:
     quiet = json_path == "-"
     heard = _Heard(quiet)
     try:
-        outcome = infer(Options(**given), heard)
+        outcome = infer(InferFlags(**given), heard)
     except UserError:
         heard.end()
         raise
@@ -139,7 +139,7 @@ class _Heard:
         self._last = ""
 
     def __call__(self, text: str) -> None:
-        from inferometer.byhand.show import harmless  # noqa: PLC0415
+        from inferometer.infer.show import harmless  # noqa: PLC0415
 
         if not self._quiet:
             self._last = text

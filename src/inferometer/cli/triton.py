@@ -78,13 +78,13 @@ def command(
     counts as one. The model must have one input and one output, each of one variable size. Records are stored under runs/,
     as for every run. Exit status: 0 the measurement is VALID, 1 it is INVALID (standard error says why), 2 bad input.
     """
-    from inferometer import conduct, simple_perf  # noqa: PLC0415
+    from inferometer import conduct, triton_client  # noqa: PLC0415
     from inferometer.report import console  # noqa: PLC0415
     from inferometer.report.out import check_paths, export  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
     check_paths(None, csv_path)
-    options = simple_perf.Options(
+    options = triton_client.TritonOptions(
         model=model_name,
         version=model_version,
         batch=batch_size,
@@ -98,12 +98,12 @@ def command(
     unsaved = None
     try:
         with reworded(_SPOKEN):
-            run, summary = simple_perf.measure(options)
+            run, summary = triton_client.measure(options)
     except conduct.UnsavedError as error:
         run, summary, unsaved = error.run, error.summary, error
-    click.echo(simple_perf.text(summary), nl=False)
+    click.echo(triton_client.text(summary), nl=False)
     if csv_path is not None:
-        export(csv_path, lambda file: file.write(simple_perf.csv(summary).encode()))
+        export(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
     if verbose:
         click.echo(console.render(run, summary, width=columns(sys.stderr)), nl=False, err=True)
     elif summary.verdict == "INVALID":

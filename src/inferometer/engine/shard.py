@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from inferometer.config.schema import Timeouts
-from inferometer.engine.agenda import Agenda
-from inferometer.engine.channels import Channels
-from inferometer.engine.dial import Dial
-from inferometer.engine.flight import Ended, Flight
-from inferometer.engine.health import TICK, Health
-from inferometer.engine.inbox import Clock, Inbox
-from inferometer.engine.pool import NEVER, Answer, Carrier, Carriers, Pool
+from inferometer.engine.connector import Connector
+from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.drivers import Asking, driver
+from inferometer.engine.http1_pool import NEVER, Connection, Http1Pool, Pool, ResponseState
+from inferometer.engine.http2_pool import Http2Pool
+from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.reader import Reader, StampClock
+from inferometer.engine.self_monitor import TICK, SelfMonitor
 from inferometer.engine.sequences import Sequences
-from inferometer.engine.spool import PEEKS, Spool
-from inferometer.engine.stages import Asking, driver
 from inferometer.errors import UserError
 from inferometer.records import CANCELLED, DROPPED
+from inferometer.store.spool import PEEKS, Spool
 from inferometer.timing import clock as timing
 from inferometer.timing.clock import now
 from inferometer.types import Calls, End, Fail, OpenStage, Plan
@@ -40,7 +40,7 @@ _SWEEP_APART = 5_000_000
 """A look for deadlines goes over the first call of each channel: sweeps for them may be as close as this, whatever is in flight."""
 _MARKS = 4
 """Each in a turn of the loop of its own. What came before one is read, decoded and recorded in the turn that follows, or, without
-epoll, in the one after that (watcher.py): that is certain when this many are made, and not before."""
+epoll, in the one after that (poller.py): that is certain when this many are made, and not before."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -86,9 +86,9 @@ class Shard:
         self._is_numbered = calls.decoder is not None
         self._urls = len(task.targets)
         self._primed = timing.prime() if task.kernel_stamps else None
-        self._clock = Clock(timing.wall_offset(), self._primed is not None)
-        self.agenda = Agenda(loop)
-        self._inbox = Inbox(loop, self._clock, self._settle, self.agenda.catch_up)
+        self._clock = StampClock(timing.wall_offset(), self._primed is not None)
+        self.agenda = Deadlines(loop)
+        self._inbox = Reader(loop, self._clock, self._settle, self.agenda.catch_up)
         self._over: list[Ended] = []  # and not yet settled
         self._carriers = [self._lead_to(place) for place in range(len(task.targets))]
         self.stopping = self.is_halted = False
@@ -101,7 +101,7 @@ class Shard:
         self._queue: deque[tuple[Flight, int, int]] = deque()
         self._is_settling = False
         self._finished = loop.create_future()
-        self._health: Health | None = None
+        self._health: SelfMonitor | None = None
         self._marks = deque([0] * _MARKS, _MARKS)  # instants; what came before the first is recorded
         self._is_marking = False
         self._parent = os.getppid()
@@ -110,17 +110,17 @@ class Shard:
         self._limits = tuple(int(limit * NS) or NEVER for limit in limits)
         self._look_at = 0  # for timeouts, again
 
-    def _lead_to(self, place: int) -> Carriers:
+    def _lead_to(self, place: int) -> Pool:
         """What carries requests to one of the targets."""
         task = self._task
         target = task.targets[place]
         context = task.context if target.tls else None
-        dial = Dial(self._loop, target, task.addresses[place], self._inbox, context)
+        dial = Connector(self._loop, target, task.addresses[place], self._inbox, context)
         calls = task.calls
         if calls.answer is not None:
-            return Channels(dial, calls.heads[place], calls.answer, self._ended, task.deadline)
+            return Http2Pool(dial, calls.heads[place], calls.answer, self._ended, task.deadline)
         assert calls.decoder is not None
-        return Pool(dial, calls.decoder, self._ended)
+        return Http1Pool(dial, calls.decoder, self._ended)
 
     # --- the course of it ---
 
@@ -140,7 +140,7 @@ class Shard:
         gc.freeze()  # a collection now would take long where we are part of a large process, and t=0 is near
         gc.disable()
         try:
-            self._health = Health(self._task.shard, self._clock, t0)
+            self._health = SelfMonitor(self._task.shard, self._clock, t0)
             self.agenda.at(t0, lambda: self._next_stage(t0))
             self._tick(now() + TICK)
             self._sweep()
@@ -271,8 +271,8 @@ class Shard:
             flight.held += now() - since
             self.release(flight, cap, False)
 
-    def _ended(self, flight: Flight, at: int, event: End | Fail, answer: Answer) -> None:
-        """An answer is complete, or failed: it is settled when all that was read is decoded (see inbox.py)."""
+    def _ended(self, flight: Flight, at: int, event: End | Fail, answer: ResponseState) -> None:
+        """An answer is complete, or failed: it is settled when all that was read is decoded (see reader.py)."""
         flight.done = at
         text = None
         if event.__class__ is Fail:
@@ -414,7 +414,7 @@ class Shard:
             return NEVER
         begun = now()
         following = at + shortest
-        over: list[tuple[Carrier, Flight, str]] = []
+        over: list[tuple[Connection, Flight, str]] = []
         for carriers in self._carriers:
             for carrier, flight in carriers.flights():
                 expires, code = self._expiry(carrier, flight)
@@ -431,7 +431,7 @@ class Shard:
         """The agenda may be looked at in the middle of the inbox's work; reading has to wait for the end of that."""
         self._loop.call_soon(self._sweep)
 
-    def _expiry(self, carrier: Carrier, flight: Flight) -> tuple[int, str]:
+    def _expiry(self, carrier: Connection, flight: Flight) -> tuple[int, str]:
         """When the request expires, and by which of its timeouts."""
         connect, first_token, idle, total = self._limits
         if not carrier.link.is_ready:

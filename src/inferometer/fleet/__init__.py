@@ -2,5 +2,5 @@
 
 job.py     what every shard is told, and how it makes its own part of it
 worker.py  a process that runs one shard
-crew.py    the parent: starts the shards, gives the start, watches, stops
+supervisor.py    the parent: starts the shards, gives the start, watches, stops
 """

@@ -10,20 +10,20 @@ from typing import cast
 
 import msgspec
 
-from inferometer import memory, schedule, workload
+from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
 from inferometer.config.schema import Config, Messages, Tensors
-from inferometer.engine import before
 from inferometer.engine.shard import Shard, Task
-from inferometer.engine.shared_memory import Portion
 from inferometer.errors import ANOTHER_FOLDER, UserError
+from inferometer.probe import reach
+from inferometer.probe.shared_memory import Portion
 from inferometer.records import COUNTED_BY
 from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
 from inferometer.types import ClosedStage, OpenStage, Plan, Request
 from inferometer.units import NS
 from inferometer.wire import calls
-from inferometer.wire.calls import Asked
+from inferometer.wire.calls import CallContext
 from inferometer.wire.kserve.calls import Sequenced, SharedRefs
 from inferometer.workload import tensors, tokenizer
 
@@ -43,7 +43,7 @@ _SEQUENCES_PER_USER = 4
 
 class Job(msgspec.Struct, frozen=True):
     config: Config
-    reached: before.Reached
+    reached: reach.Reached
     shards: int
     spool: Path
     tag: str
@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True):
     """KServe: where the tensors of each shard's requests lie in shared memory, which the parent has set up."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ShardReport(msgspec.Struct, frozen=True):
     """What a shard found out about itself, for the manifest."""
 
     stamps: str
@@ -62,12 +62,12 @@ class Facts(msgspec.Struct, frozen=True):
     """Stages that it gave up."""
 
 
-def run_shard(job: Job, shard: int) -> Facts:
+def run_shard(job: Job, shard: int) -> ShardReport:
     """Make this shard's part, run it, and leave its records in the spool."""
     return event_loop.run(_run(job, shard))
 
 
-async def _run(job: Job, number: int) -> Facts:
+async def _run(job: Job, number: int) -> ShardReport:
     loop = asyncio.get_running_loop()
     config = job.config
     task = make_task(job, number)
@@ -86,7 +86,7 @@ async def _run(job: Job, number: int) -> Facts:
             shard.save_counts(counter.count_batch([text for _, text in shard.texts]), COUNTED_BY.index("tokenizer"))
     finally:
         shard.close_spool()
-    return Facts(
+    return ShardReport(
         "kernel" if shard.has_kernel_stamps else "user",
         shard.timer_kind,
         type(loop).__module__.partition(".")[0],
@@ -104,21 +104,21 @@ def make_task(job: Job, shard: int) -> Task:
     requests = _requests(config, plan, sequences)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
-    asked = Asked(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
+    asked = CallContext(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
     connections = opened_before(plan, config)
     own = 0 if reached.targets[0].grpc else max(map(_most_at_once, plan.stages))  # gRPC: requests share them
-    before.raise_file_limit(max(connections, own))
+    open_files.raise_file_limit(max(connections, own))
     return Task(
         shard=shard,
         plan=plan,
         calls=calls.encode(asked, requests, sequenced, shared),
         targets=reached.targets,
         addresses=reached.addresses,
-        context=before.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
+        context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
         timeouts=config.server.timeouts,
         deadline=float(config.server.deadline) if reached.targets[0].grpc else 0.0,
         connections=connections,
-        warm=tuple(before.warming_request(target, config.server, reached.secrets) for target in reached.targets)
+        warm=tuple(reach.warming_request(target, config.server, reached.secrets) for target in reached.targets)
         if config.client.warm
         else (),
         grace=config.client.grace,
@@ -173,7 +173,7 @@ def _sequences(config: Config, plan: Plan, shard: int, shards: int) -> list[Sequ
     return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
 
 
-def _credentials(reached: before.Reached) -> dict[str, str]:
+def _credentials(reached: reach.Reached) -> dict[str, str]:
     return {target.authority: target.credentials for target in reached.targets if target.credentials}
 
 

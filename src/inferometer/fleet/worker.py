@@ -12,11 +12,11 @@ import sys
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.fleet.job import Facts, Job, run_shard
+from inferometer.fleet.job import Job, ShardReport, run_shard
 
 
-class Answer(msgspec.Struct):
-    facts: Facts | None = None
+class WorkerResult(msgspec.Struct):
+    facts: ShardReport | None = None
     error: tuple[str, str] | None = None
 
 
@@ -25,9 +25,9 @@ def main() -> None:
     job: Job
     job, shard = pickle.load(sys.stdin.buffer)
     try:
-        answer = Answer(facts=run_shard(job, shard))
+        answer = WorkerResult(facts=run_shard(job, shard))
     except UserError as error:
-        answer = Answer(error=(error.what, error.remedy))
+        answer = WorkerResult(error=(error.what, error.remedy))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.flush()
     os._exit(0)  # all that it had open is closed: to take Python apart would keep the parent waiting for some 70 ms

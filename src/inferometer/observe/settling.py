@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from inferometer.analysis import stability
-from inferometer.engine.spool import Control, rows_of
 from inferometer.records import StagePlan
+from inferometer.store.spool import Control, rows_of
 
 _Part = np.ndarray[tuple[int], np.dtype[np.void]]
 

@@ -14,9 +14,9 @@ counts twice has twice the requests and the same means, while one that is taken 
 import time
 from collections.abc import Mapping
 
-from inferometer.engine import kserve
-from inferometer.engine.exchange import Place
 from inferometer.errors import UserError
+from inferometer.probe import kserve
+from inferometer.probe.roundtrip import Peer
 from inferometer.records import Spent, StageStatistics
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference
 
@@ -36,10 +36,10 @@ _PATIENCE_S = 0.5
 """For others may use the server too."""
 
 
-class Watch:
+class StatisticsWatch:
     """Asks for a model's statistics at its making, at every `mark`, and at the `end`."""
 
-    def __init__(self, places: list[Place], headers: Mapping[str, str], model: str, version: str) -> None:
+    def __init__(self, places: list[Peer], headers: Mapping[str, str], model: str, version: str) -> None:
         self._places = places
         self._headers = headers
         self._model = (model, version)

@@ -13,7 +13,7 @@ from inferometer.analysis.checks import Check
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run, StagePlan
-from inferometer.report import words
+from inferometer.report import formatting
 from inferometer.report.width import WIDTH, bare, fitted
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -67,7 +67,9 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int) -> list[Render
         parts.append(_breakdown(summary.breakdown))
     elif summary.no_breakdown and summary.counts.ok and _may_be_split(run):
         parts.append(
-            Text.assemble(("where the time went", "bold"), "   not known: ", words.one_line(summary.no_breakdown, 1000))
+            Text.assemble(
+                ("where the time went", "bold"), "   not known: ", formatting.one_line(summary.no_breakdown, 1000)
+            )
         )
     if any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary, width))
@@ -86,13 +88,14 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int) -> list[Render
 def _title(run: Run, summary: Summary) -> RenderableType:
     manifest = run.manifest
     model = settings.text(manifest, "server", "model")
-    parts = [words.target_words(manifest), *([str(model)] if model else []), words.api_words(manifest)]
-    load = [words.load_words(stage) for stage in manifest.plan]
+    parts = [formatting.target_words(manifest), *([str(model)] if model else []), formatting.api_words(manifest)]
+    load = [formatting.load_words(stage) for stage in manifest.plan]
     shown = load[0] if len(load) == 1 else f"{len(load)} stages"
     return Group(
-        Text(words.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
+        Text(formatting.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
         Text(
-            words.one_line(" · ".join([shown, *([summary.started] if summary.started else [])]), WIDTH - 2), style="dim"
+            formatting.one_line(" · ".join([shown, *([summary.started] if summary.started else [])]), WIDTH - 2),
+            style="dim",
         ),
     )
 
@@ -113,7 +116,7 @@ def _check(check: Check, sign: str, style: str, width: int) -> RenderableType:
     grid.add_column(width=1, style=f"bold {style}")
     grid.add_column(width=12, style=style)
     grid.add_column(width=width - 18)
-    grid.add_row(sign, check.name, Text(words.one_line(check.message, 1000)))
+    grid.add_row(sign, check.name, Text(formatting.one_line(check.message, 1000)))
     return Padding(grid, (0, 0, 0, 1))
 
 
@@ -139,14 +142,14 @@ def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
 
 def _rates(run: Run, summary: Summary) -> list[Text]:
     rate = summary.throughput
-    shown = [_number(words.plain(rate.requests), "requests/s")]
+    shown = [_number(formatting.plain(rate.requests), "requests/s")]
     if settings.asks_for_text(run.manifest):
-        shown.append(_number(words.plain(rate.output_tokens), "output tokens/s"))
-        shown.append(_number(words.plain(rate.input_tokens), "input tokens/s"))
+        shown.append(_number(formatting.plain(rate.output_tokens), "output tokens/s"))
+        shown.append(_number(formatting.plain(rate.input_tokens), "input tokens/s"))
     else:
-        shown.append(Text() if rate.inferences is None else _number(words.plain(rate.inferences), "inferences/s"))
+        shown.append(Text() if rate.inferences is None else _number(formatting.plain(rate.inferences), "inferences/s"))
         shown.append(Text())
-    return [*shown, Text(f"over {words.plain(summary.window.span)} s", style="dim")]
+    return [*shown, Text(f"over {formatting.plain(summary.window.span)} s", style="dim")]
 
 
 def _counts(summary: Summary) -> list[Text]:
@@ -227,12 +230,12 @@ def _breakdown(found: Breakdown) -> RenderableType:
         "cache": found.cache,
     }
     table = _table("where the time went, ms", ["e2e", *parts])
-    table.add_row("mean", *(f"{words.milliseconds(value)} " for value in (found.e2e, *parts.values())))
+    table.add_row("mean", *(f"{formatting.milliseconds(value)} " for value in (found.e2e, *parts.values())))
     whole = found.e2e + found.excess
     table.add_row("share", "", *(f"{value / whole:.0%} " if whole else "" for value in parts.values()))
     notes = []
     if any(inner.values()):
-        named = (f"{name} {words.milliseconds(value)}" for name, value in inner.items() if value)
+        named = (f"{name} {formatting.milliseconds(value)}" for name, value in inner.items() if value)
         batch = f"; {found.batch:.3g} inferences an execution" if found.batch else ""
         notes.append(f"compute: {', '.join(named)}{batch}")
     if found.source == PER_REQUEST:
@@ -243,19 +246,21 @@ def _breakdown(found: Breakdown) -> RenderableType:
             others = found.counted - found.requests
             notes.append(f"the server counted {others:,} requests more than these: others, or ones that failed here")
     if found.excess >= LEAST_EXCESS:
-        longer = f"by its own account the server took {words.milliseconds(found.excess)} ms longer than the client saw"
+        longer = (
+            f"by its own account the server took {formatting.milliseconds(found.excess)} ms longer than the client saw"
+        )
         notes.append(f"{longer}: {WHY_EXCESS[found.source]}; shares are of the parts' sum")
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
 def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
     """In milliseconds, all with the decimals that suit the median."""
-    decimals = words.decimals_for(1e3 * (found.value("p50") or 0))
-    low, high = (words.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
+    decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
+    low, high = (formatting.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
     cells = []
     for name in COLUMNS:
         mark = MARK if name in found.unsupported else ""
-        shown = words.milliseconds(found.value(name), decimals)
+        shown = formatting.milliseconds(found.value(name), decimals)
         cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
     table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
 
@@ -288,9 +293,11 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
         found = summary.metrics[name]
         if not found.count:
             continue
-        cells = [words.count(found.value(column)) for column in ("mean", "min", "p50", "p90", "p99", "max")]
+        cells = [formatting.count(found.value(column)) for column in ("mean", "min", "p50", "p90", "p99", "max")]
         label = {"tokens_per_chunk": "per chunk"}.get(name, name.removesuffix("_tokens"))
-        table.add_row(label, *(f"{cell} " for cell in cells), f"{words.plain(rates[name])} " if name in rates else "")
+        table.add_row(
+            label, *(f"{cell} " for cell in cells), f"{formatting.plain(rates[name])} " if name in rates else ""
+        )
     sources = ", ".join(f"{count:,} by {who}" for who, count in summary.tokens_counted_by.items())
     by = {"server": "the server", "tokenizer": "the client's tokenizer", "nobody": "nobody"}
     only = [*summary.tokens_counted_by]
@@ -304,7 +311,9 @@ def _failures(summary: Summary, width: int) -> RenderableType:
     for style, justify in (("bold", "left"), ("red", "left"), ("bold red", "right"), ("", "left")):
         table.add_column(style=style, justify=justify, no_wrap=bool(style) or width >= WIDTH)  # type: ignore[arg-type]
     for place, kind in enumerate(summary.failures):
-        table.add_row("" if place else "failures", kind.code, f"{kind.count:,}", Text(words.one_line(kind.message, 60)))
+        table.add_row(
+            "" if place else "failures", kind.code, f"{kind.count:,}", Text(formatting.one_line(kind.message, 60))
+        )
     return table
 
 
@@ -315,12 +324,12 @@ def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
         shown = [(stage.metrics[name], column) for name, column in columns]
         cells = [
-            words.milliseconds(found.value(column)) + (MARK if column in found.unsupported else " ")
+            formatting.milliseconds(found.value(column)) + (MARK if column in found.unsupported else " ")
             for found, column in shown
         ]
         counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
-        label = words.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)
-        table.add_row(label, *counts, f"{words.plain(stage.throughput.requests)} ", *cells)
+        label = formatting.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)
+        table.add_row(label, *counts, f"{formatting.plain(stage.throughput.requests)} ", *cells)
     return fitted(table, width, DISPENSABLE["stages"])
 
 

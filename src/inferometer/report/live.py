@@ -19,11 +19,11 @@ from rich.text import Text
 
 from inferometer import schedule
 from inferometer.config.schema import Closed, Config, Ramp, Stages, Steps, stages_of
-from inferometer.engine.before import Reached
-from inferometer.engine.spool import failures_of
-from inferometer.fleet.crew import Snapshot
+from inferometer.fleet.supervisor import Snapshot
+from inferometer.probe.reach import Reached
 from inferometer.records import ROW
-from inferometer.report import words
+from inferometer.report import formatting
+from inferometer.store.spool import failures_of
 from inferometer.types import Plan
 from inferometer.units import NS, format_seconds
 
@@ -108,7 +108,7 @@ class LiveView:
             numbers.add_column()
         numbers.add_row(
             _pair("asked", asked),
-            _pair("reached", f"{words.rate(self._rate(), 4)}/s"),
+            _pair("reached", f"{formatting.rate(self._rate(), 4)}/s"),
             _pair("in flight", snapshot.in_flight),
             _pair("waiting", snapshot.queued),
         )
@@ -142,7 +142,7 @@ class LiveView:
         parts = [
             f"{snapshot.elapsed:6.1f}s {min(share, 1):4.0%}",
             f"asked {self._asked(snapshot)}",
-            f"reached {words.rate(self._rate(), 4)}/s",
+            f"reached {formatting.rate(self._rate(), 4)}/s",
             f"in flight {snapshot.in_flight}",
             f"ok {snapshot.ok}",
             f"failed {snapshot.failed}",
@@ -171,7 +171,7 @@ class LiveView:
         spec = self._specs[snapshot.stage]
         started = sum(stage.duration for stage in self._plan.stages[: snapshot.stage])
         rate = schedule.rate_at(spec, int(snapshot.elapsed * NS) - started)
-        return f"{spec.concurrency} in flight" if rate is None else f"{words.rate(rate, 4)}/s"  # type: ignore[union-attr]
+        return f"{spec.concurrency} in flight" if rate is None else f"{formatting.rate(rate, 4)}/s"  # type: ignore[union-attr]
 
     def _note_sent(self, snapshot: Snapshot) -> None:
         """How many were sent by when since t=0, as long as there is something to send: waiting for answers is no slower sending."""
@@ -231,9 +231,9 @@ def describe(config: Config) -> str:
     if isinstance(load, Closed):
         return f"{kind} {load.concurrency}"
     if isinstance(load, Ramp):
-        return f"{kind} {words.rate(load.start)} to {words.rate(load.end)}/s"
+        return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}/s"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(words.rate(rate) for rate in rates)}/s"
+    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
 
 
 def _p50_p99(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, float]:

@@ -18,9 +18,9 @@ from inferometer.serve.http import answers, token
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Problem, Request
 from inferometer.serve.http.reply import Logged, reply
-from inferometer.serve.kserve import http as kserve_http
-from inferometer.serve.kserve.under_way import unexpected
-from inferometer.serve.kserve.web import Kserve
+from inferometer.serve.kserve import http_codec as kserve_http
+from inferometer.serve.kserve.responders import unexpected
+from inferometer.serve.kserve.routes import Kserve
 from inferometer.serve.metrics import CONTENT_TYPE
 from inferometer.serve.models.registry import Models
 from inferometer.serve.settings import Settings

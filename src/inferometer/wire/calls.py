@@ -12,7 +12,7 @@ from inferometer.wire.kserve.calls import Sequenced, SharedRefs
 from inferometer.wire.target import Target
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CallContext(msgspec.Struct, frozen=True):
     """Whom and how to ask: what all requests of a run share."""
 
     server: Server
@@ -26,7 +26,9 @@ class Asked(msgspec.Struct, frozen=True):
     """`api: grpc`: the descriptor set that has the method."""
 
 
-def encode(asked: Asked, requests: Sequence[Request], sequenced: Sequenced, shared: SharedRefs | None = None) -> Calls:
+def encode(
+    asked: CallContext, requests: Sequence[Request], sequenced: Sequenced, shared: SharedRefs | None = None
+) -> Calls:
     server = asked.server
     common = (server, asked.model, asked.targets, asked.secrets, requests)
     match server.api:
@@ -42,7 +44,7 @@ def encode(asked: Asked, requests: Sequence[Request], sequenced: Sequenced, shar
             return openai.calls(*common, asked.tag)
 
 
-def _any_method(asked: Asked, requests: Sequence[Request]) -> Calls:
+def _any_method(asked: CallContext, requests: Sequence[Request]) -> Calls:
     """Any method of any service; a payload is a list of messages, as JSON or as bytes."""
     server = asked.server
     method = protobuf.load(asked.descriptors).method(server.method or "")
@@ -56,6 +58,6 @@ def _any_method(asked: Asked, requests: Sequence[Request]) -> Calls:
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
-        answer=lambda: grpc.GrpcAnswer(streamed),
+        answer=lambda: grpc.GrpcResponse(streamed),
         is_text=False,
     )

@@ -4,6 +4,8 @@ The table says what a code means. Beside it stand `http_NNN` for every status th
 for every gRPC status that is not OK.
 """
 
+import ssl
+
 CODES = {
     # said by the decoders
     "error_frame": "the server sent an error inside the stream",
@@ -53,3 +55,10 @@ def bounded(message: str) -> str:
     """A server's message on one line, of bounded length."""
     line = " ".join(message.split())
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """Say what is wrong with a handshake, without OpenSSL's source positions."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return bounded(f"the server's certificate is not accepted: {error.verify_message}")
+    return bounded((error.reason or str(error)).replace("_", " ").lower())

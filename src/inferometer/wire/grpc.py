@@ -111,7 +111,7 @@ def framed(message: bytes, compression: str = "none") -> bytes:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-class Messages:
+class MessageSplitter:
     """The messages of a stream, from its DATA as it comes. A large message's pieces are joined once.
 
     Where nobody looks at them (`keep`), those that are not compressed are counted and not kept: they come out empty.
@@ -198,7 +198,7 @@ class _Seen:
     end: Fields = ()
 
 
-class GrpcAnswer(msgspec.Struct, gc=False):
+class GrpcResponse(msgspec.Struct, gc=False):
     """What one stream's frames mean."""
 
     streamed: bool = False
@@ -210,7 +210,7 @@ class GrpcAnswer(msgspec.Struct, gc=False):
     status: int = 0
     count: int = 0
     trailers: Fields = ()
-    messages: Messages | None = None
+    messages: MessageSplitter | None = None
     """Made where they do not come whole."""
     encoding: bytes = b""
     is_begun: bool = False
@@ -260,7 +260,7 @@ class GrpcAnswer(msgspec.Struct, gc=False):
                 if not flag and len(data) == 5 + length:  # one whole message: nearly always
                     self.count += 1
                     return _ONE_ARRIVAL if self.streamed else ()
-            self.messages = Messages(keep=is_looked_at)
+            self.messages = MessageSplitter(keep=is_looked_at)
         events: list[Event] = []
         for flag, message in self.messages.feed(data):
             self.count += 1

@@ -28,7 +28,7 @@ _SETTINGS = 4
 _END_KEPT, _END = End(keep_alive=True), End(keep_alive=False)
 
 
-class Body(Protocol):
+class BodyDecoder(Protocol):
     """What the body of a 200 means."""
 
     def reset(self) -> None: ...
@@ -83,7 +83,7 @@ class ResponseDecoder:
 
     __slots__ = ("_body", "_events", "_head", "_kept", "_parser", "status")
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: BodyDecoder) -> None:
         self._body = body
         self._events: list[Event] = []
         self._parser = httptools.HttpResponseParser(self)

@@ -42,7 +42,9 @@ def request_body(server: Server, model: str, request: Request) -> bytes:
 
 def decoder_for(server: Server) -> Callable[[], Decoder]:
     """What makes a connection's decoder."""
-    return (lambda: ResponseDecoder(StreamedAnswer())) if server.stream else (lambda: ResponseDecoder(WholeAnswer()))
+    return (
+        (lambda: ResponseDecoder(StreamedResponse())) if server.stream else (lambda: ResponseDecoder(WholeResponse()))
+    )
 
 
 # --- the JSON, as far as it matters ----------------------------------------------------------------------------------
@@ -79,13 +81,13 @@ class _Usage(msgspec.Struct, gc=False):
     completion_tokens_details: _CompletionDetails | None = None
 
 
-class _Answer(msgspec.Struct, gc=False):
+class _ResponseJson(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_ResponseJson).decode
 
 _MAX_IN_CHUNK = 65_535
 
@@ -117,7 +119,7 @@ def _content(choice: _Choice) -> str:
 # --- the two kinds of answer -----------------------------------------------------------------------------------------
 
 
-class StreamedAnswer:
+class StreamedResponse:
     """The body of a streamed answer."""
 
     __slots__ = ("_counted", "_ended", "_head", "_messages", "_stream", "_texts")
@@ -198,7 +200,7 @@ class StreamedAnswer:
         events.append(_usage(usage))
 
 
-class WholeAnswer:
+class WholeResponse:
     """The body of an answer in one piece."""
 
     __slots__ = ("_answer", "_body")
@@ -208,7 +210,7 @@ class WholeAnswer:
 
     def reset(self) -> None:
         self._body = b""
-        self._answer: _Answer | None = None
+        self._answer: _ResponseJson | None = None
 
     @property
     def text(self) -> str:

@@ -32,7 +32,7 @@ _MAX_FILES = 4096
 """More than any service is made of: a server that names ever new imports is given up."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ReflectionQuery(msgspec.Struct, frozen=True):
     path: str
     message: bytes
 
@@ -40,13 +40,13 @@ class Ask(msgspec.Struct, frozen=True):
 Files = dict[str, descriptor_pb2.FileDescriptorProto]
 
 
-def services() -> Generator[Ask, bytes | None, list[str]]:
+def services() -> Generator[ReflectionQuery, bytes | None, list[str]]:
     """The names of the server's services, reflection itself left out."""
     _, answer = yield from _first({"list_services": "*"})
     return _listed(answer)
 
 
-def describe(wanted: str = "") -> Generator[Ask, bytes | None, bytes]:
+def describe(wanted: str = "") -> Generator[ReflectionQuery, bytes | None, bytes]:
     """The descriptor set of the service of `wanted` (a method or a service, written in any way), or of all services."""
     if wanted:
         path, files = yield from _one_service(wanted)
@@ -56,7 +56,7 @@ def describe(wanted: str = "") -> Generator[Ask, bytes | None, bytes]:
     return descriptor_pb2.FileDescriptorSet(file=[files[name] for name in sorted(files)]).SerializeToString()
 
 
-def _one_service(wanted: str) -> Generator[Ask, bytes | None, tuple[str, Files]]:
+def _one_service(wanted: str) -> Generator[ReflectionQuery, bytes | None, tuple[str, Files]]:
     symbol, slash, _ = wanted.removeprefix("/").partition("/")
     path, answer = yield from _first({"file_containing_symbol": symbol})
     if _is_unknown(answer) and not slash and "." in symbol:  # pkg.Service.Method: not every server finds a method
@@ -71,7 +71,7 @@ def _one_service(wanted: str) -> Generator[Ask, bytes | None, tuple[str, Files]]
     return path, _files(answer, symbol)
 
 
-def _all_services() -> Generator[Ask, bytes | None, tuple[str, Files]]:
+def _all_services() -> Generator[ReflectionQuery, bytes | None, tuple[str, Files]]:
     """A service that the server lists but knows nothing about is left out: it does not stand in the others' way."""
     path, answer = yield from _first({"list_services": "*"})
     files: Files = {}
@@ -87,18 +87,18 @@ def _all_services() -> Generator[Ask, bytes | None, tuple[str, Files]]:
 # --- the messages ----------------------------------------------------------------------------------------------------
 
 
-def _first(request: dict[str, str]) -> Generator[Ask, bytes | None, tuple[str, Any]]:
+def _first(request: dict[str, str]) -> Generator[ReflectionQuery, bytes | None, tuple[str, Any]]:
     """The path that the server knows, and its answer there."""
     message = protobuf.encode(_request_class(), request)
     for path in PATHS:
-        data = yield Ask(path, message)
+        data = yield ReflectionQuery(path, message)
         if data is not None:
             return path, _answer(data)
     raise UserError("the server does not offer reflection, so it cannot be asked for its methods", _REMEDY)
 
 
-def _next(path: str, request: dict[str, str]) -> Generator[Ask, bytes | None, Any]:
-    data = yield Ask(path, protobuf.encode(_request_class(), request))
+def _next(path: str, request: dict[str, str]) -> Generator[ReflectionQuery, bytes | None, Any]:
+    data = yield ReflectionQuery(path, protobuf.encode(_request_class(), request))
     if data is None:
         raise UserError("the server offered reflection and then did not know it any more", _REMEDY)
     return _answer(data)
@@ -148,7 +148,7 @@ def _is_unknown(answer: Any) -> bool:
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
-def _add_imports(path: str, files: Files) -> Generator[Ask, bytes | None, None]:
+def _add_imports(path: str, files: Files) -> Generator[ReflectionQuery, bytes | None, None]:
     """Ask for each imported file that did not come along."""
     waiting = _imports(files)
     asked: set[str] = set()

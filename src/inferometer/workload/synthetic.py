@@ -22,7 +22,7 @@ from inferometer.config.schema import Synthetic
 from inferometer.errors import UserError
 from inferometer.types import Request
 from inferometer.workload import tokenizer as tokenizers
-from inferometer.workload.chance import draw, shuffled
+from inferometer.workload.random_streams import draw, shuffled
 from inferometer.workload.tokenizer import Tokenizer
 
 HEAD = 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferometer.serve.kserve import grpc_codec, grpc_typed
 from inferometer.serve.kserve.grpc_fields import length
 from inferometer.serve.kserve.messages import InferTensorContents, ModelInferRequest, ModelStreamInferResponse
-from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Output, Refused
 from inferometer.tensors import Tensor
 

@@ -33,7 +33,7 @@ def stub(served: Served) -> Iterator[Stub]:
         yield one
 
 
-def asked(stub: Stub, call: client.Call[Any]) -> Any:
+def asked(stub: Stub, call: client.ControlCall[Any]) -> Any:
     answer = getattr(stub, call.path.rpartition("/")[2])(call.message)
     return client.read(call, 0, "", answer.SerializeToString())
 

@@ -17,8 +17,8 @@ from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, ser
 from waiting import until
 
 from inferometer.errors import UserError
-from inferometer.serve.kserve import guard, messages
-from inferometer.serve.kserve.guard import client_of, shown
+from inferometer.serve.kserve import handlers, messages
+from inferometer.serve.kserve.handlers import client_of, shown
 from inferometer.serve.settings import Tls
 from inferometer.wire import reflection
 
@@ -172,7 +172,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard error. (pytest's own loses what is written just when it is read.)"""
     written = io.StringIO()
-    monkeypatch.setattr(guard, "sys", SimpleNamespace(stderr=written))
+    monkeypatch.setattr(handlers, "sys", SimpleNamespace(stderr=written))
     return written
 
 

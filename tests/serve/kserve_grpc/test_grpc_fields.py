@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inferometer.serve.kserve import grpc_codec, grpc_typed, messages
 from inferometer.serve.kserve.grpc_fields import MOST, fields, length, varint
 from inferometer.serve.kserve.messages import Chunk, InferTensorContents, ModelInferRequest
-from inferometer.serve.models.regions import Place, Regions
+from inferometer.serve.models.shared_memory import Regions, RegionSlice
 from inferometer.serve.models.types import Refused
 
 WORDS = 40_000
@@ -275,13 +275,13 @@ def test_regions_are_read_once_the_model_has_such_inputs(
     stub: Stub, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    read = Place.read
+    read = RegionSlice.read
 
-    def noted(place: Place) -> bytes:
+    def noted(place: RegionSlice) -> bytes:
         reads.append(place.byte_size)
         return read(place)
 
-    monkeypatch.setattr(Place, "read", noted)
+    monkeypatch.setattr(RegionSlice, "read", noted)
     request = ModelInferRequest(model_name="all_types")
     for name in ("IN_UINT8", *(f"i{i}" for i in range(100))):
         one = request.inputs.add(name=name, datatype="UINT8", shape=[4096])

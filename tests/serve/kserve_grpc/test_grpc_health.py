@@ -116,7 +116,7 @@ def test_grpcios_client_finds_all_services_and_their_messages(channel: grpc.Chan
 def test_our_own_client_describes_the_service(channel: grpc.Channel, path: str) -> None:
     call = channel.stream_stream(path)
 
-    def exchange(ask: reflection.Ask) -> bytes | None:
+    def exchange(ask: reflection.ReflectionQuery) -> bytes | None:
         return next(iter(call(iter([ask.message])))) if ask.path == path else None
 
     conversation = reflection.describe("inference.GRPCInferenceService/ModelInfer")

@@ -13,12 +13,12 @@ import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
 from waiting import until
 
-from inferometer.serve.kserve import messages, unread
+from inferometer.serve.kserve import backpressure, messages
 from inferometer.serve.settings import Limits
 from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
-from inferometer.wire.kserve.http import InferAnswer, InferOptions
+from inferometer.wire.kserve.http import InferOptions, InferResponse
 
 
 @pytest.fixture(scope="module")
@@ -370,17 +370,17 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
 
 def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:
     read = [client.stream_answer(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
-    assert [type(one) for one in read] == [InferAnswer] * 3
+    assert [type(one) for one in read] == [InferResponse] * 3
 
 
 def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "GIVEN_UP", 50_000_000)
+    monkeypatch.setattr(backpressure, "GIVEN_UP", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
     next(call)  # it is under way; nothing more is read
     until(lambda: served.in_flight() == 0)
-    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", unread.not_read().message)
+    assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", backpressure.not_read().message)
 
 
 def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(

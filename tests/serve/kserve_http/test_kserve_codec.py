@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.serve.kserve import http
-from inferometer.serve.models.types import Facts, Output, Placed, Refused, Wanted
+from inferometer.serve.kserve import http_codec
+from inferometer.serve.models.types import ModelSignature, Output, Placed, Refused, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, elements, from_json, to_json
 from inferometer.wire.kserve import http as client
 from inferometer.wire.kserve.http import InferOptions, ShmRef
@@ -52,7 +52,7 @@ def requests(draw: Any) -> tuple[list[Tensor], InferOptions]:
     )
     options = InferOptions(
         id=draw(st.text(max_size=5)),
-        parameters=draw(st.dictionaries(keys.filter(lambda key: key not in http._KNOWN), values, max_size=3)),
+        parameters=draw(st.dictionaries(keys.filter(lambda key: key not in http_codec._KNOWN), values, max_size=3)),
         outputs=tuple(draw(st.lists(NAMES, max_size=2, unique=True))),
         classification=draw(st.integers(0, 3)),
     )
@@ -75,7 +75,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_binary_requests_of_our_client_are_read_as_they_were_meant(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
-    asked = http.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
+    asked = http_codec.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
     assert list(asked.inputs) == [tensor.name for tensor in given_tensors]
     assert all(same(asked.inputs[tensor.name], tensor) for tensor in given_tensors)
     assert (asked.id, asked.parameters) == (options.id, options.parameters)
@@ -92,10 +92,10 @@ def test_json_requests_and_answers_of_each_datatype(datatype: str, data: st.Data
     values = data.draw(st.lists(VALUES[datatype], min_size=count, max_size=count))
     tensor = from_json("x", datatype, shape, values)
     _, body = client.encode([tensor], InferOptions(binary=False))
-    asked = http.request(body, b"", "m", no_memory)
+    asked = http_codec.request(body, b"", "m", no_memory)
     assert same(asked.inputs["x"], tensor)
     assert not asked.binary
-    made = http.answer("m", "1", "", [Output(tensor)], False, {})
+    made = http_codec.answer("m", "1", "", [Output(tensor)], False, {})
     assert made.parts == []
     (back,) = client.decode(200, {}, made.head).outputs
     assert isinstance(back, Tensor)
@@ -121,7 +121,9 @@ VALUES: dict[str, "st.SearchStrategy[Any]"] = {
 )
 @settings(max_examples=100, deadline=None)
 def test_binary_answers_are_read_by_our_client(made: tuple[Tensor, ...], id_: str):
-    answer = http.answer("m", "3", id_, [Output(tensor) for tensor in made], True, {"queue_ns": 5, "compute_ns": 7})
+    answer = http_codec.answer(
+        "m", "3", id_, [Output(tensor) for tensor in made], True, {"queue_ns": 5, "compute_ns": 7}
+    )
     headers = {client.JSON_LENGTH: str(len(answer.head))} if answer.parts else {}
     back = client.decode(200, headers, b"".join((answer.head, *answer.parts)))
     assert (back.model, back.version, back.id, back.parameters) == ("m", "3", id_, {"queue_ns": 5, "compute_ns": 7})
@@ -134,24 +136,24 @@ def test_tensors_behind_the_json_are_views_of_the_body_and_parts_are_the_tensors
     tensor = Tensor("x", "FP32", (2,), bytes(8))
     headers, body = client.encode([tensor], InferOptions())
     view = memoryview(bytearray(body))
-    found = http.request(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
+    found = http_codec.request(view, headers[client.JSON_LENGTH].encode(), "m", no_memory).inputs["x"].data
     assert isinstance(found, memoryview)
     assert found.obj is view.obj
-    (part,) = http.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True, {}).parts
+    (part,) = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), found))], True, {}).parts
     assert part is found
 
 
 def test_nested_lists_nan_and_infinity_are_read_and_written():
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
-    found = http.request(body, b"", "m", no_memory).inputs["x"]
-    made = http.answer("m", "1", "", [Output(found)], False, {})
+    found = http_codec.request(body, b"", "m", no_memory).inputs["x"]
+    made = http_codec.answer("m", "1", "", [Output(found)], False, {})
     assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.head
 
 
 def test_named_outputs_are_json_unless_they_say_binary_whatever_is_said_for_all():
     tensor = Tensor("x", "INT8", (1,), b"\x05")
     for wanted, parts in ((Wanted("x", 0, None, False), 0), (Wanted("x", 0, None, True), 1)):
-        assert len(http.answer("m", "1", "", [Output(tensor, wanted)], True, {}).parts) == parts
+        assert len(http_codec.answer("m", "1", "", [Output(tensor, wanted)], True, {}).parts) == parts
 
 
 def test_shared_memory_is_left_to_be_read_where_an_input_says_and_outputs_there_are_only_named():
@@ -168,24 +170,28 @@ def test_shared_memory_is_left_to_be_read_where_an_input_says_and_outputs_there_
 
     options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 4)}, shm_outputs={"y": ShmRef("s", 8, 2)})
     headers, body = client.encode([Tensor("x", "FP32", (2,), bytes(8))], options)
-    asked = http.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
+    asked = http_codec.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
     assert (asked.inputs["x"].data, asked.unread["x"].size) == (b"", 8)
     assert asked.unread["x"].read() == bytes(range(4, 12))
     (wanted,) = asked.wanted
     assert (wanted.name, wanted.placed) == ("y", Placed("s", 8, 2))
-    made = http.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True, {})
+    made = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True, {})
     assert json.loads(made.head)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
 
 def test_a_raw_request_has_no_json_and_the_shape_follows_from_its_size():
-    facts = Facts((TensorSpec("x", "FP32", (-1, -1)),), ())
-    asked = http.request(bytes(12), b"0", "m", no_memory, facts)
+    facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
+    asked = http_codec.request(bytes(12), b"0", "m", no_memory, facts)
     assert (asked.inputs["x"].shape, asked.binary) == ((1, 3), True)
-    text = Facts((TensorSpec("x", "BYTES", (-1, 1)),), ())
-    assert http.request(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
-    for wrong in (Facts((), ()), Facts(facts.inputs * 2, ()), Facts((TensorSpec("x", "FP32", (-1, 2)),), ())):
+    text = ModelSignature((TensorSpec("x", "BYTES", (-1, 1)),), ())
+    assert http_codec.request(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
+    for wrong in (
+        ModelSignature((), ()),
+        ModelSignature(facts.inputs * 2, ()),
+        ModelSignature((TensorSpec("x", "FP32", (-1, 2)),), ()),
+    ):
         with pytest.raises(Refused):
-            http.request(bytes(12), b"0", "m", no_memory, wrong)
+            http_codec.request(bytes(12), b"0", "m", no_memory, wrong)
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
 def test_what_is_wrong_is_said(tree: Any, behind: bytes, words: str):
     head = json.dumps(tree).encode()
     with pytest.raises(Refused) as caught:
-        http.request(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
+        http_codec.request(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
     assert caught.value.code == "INVALID_ARGUMENT"
     assert words in caught.value.message
 
@@ -245,24 +251,24 @@ def test_what_is_wrong_is_said(tree: Any, behind: bytes, words: str):
 @pytest.mark.parametrize("header", [b"x", b"-1", b"3", b"99999999999999999999", b"1.0", "²".encode("latin-1")])
 def test_a_json_length_that_cannot_be_is_refused(header: bytes):
     with pytest.raises(Refused):
-        http.request(b"{}", header, "m", no_memory)
+        http_codec.request(b"{}", header, "m", no_memory)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_short_floats_are_not_written_as_json(datatype: str):
     with pytest.raises(Refused, match="sending"):
-        http.answer("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))], False, {})
+        http_codec.answer("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))], False, {})
 
 
 def test_bytes_that_are_no_text_are_not_written_as_json():
     with pytest.raises(Refused, match="not UTF-8"):
-        http.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))], False, {})
+        http_codec.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))], False, {})
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"0", b"5", b"200"]))
 def test_any_bytes_are_read_or_refused(body: bytes, header: bytes):
     try:
-        http.request(body, header, "m", no_memory)
+        http_codec.request(body, header, "m", no_memory)
     except Refused as refused:
         assert refused.message
 
@@ -274,17 +280,17 @@ def test_any_bytes_are_read_or_refused(body: bytes, header: bytes):
 def test_what_the_client_packs_is_unpacked_and_the_other_way_round(body: bytes):
     for how in ("gzip", "deflate"):
         _, packed = client.compressed(body, how)
-        assert http.unpacked(memoryview(packed), how.encode(), GIB) == body
-        assert zlib.decompress(http.packed([body[:7], memoryview(body)[7:]], how), zlib.MAX_WBITS | 32) == body
+        assert http_codec.unpacked(memoryview(packed), how.encode(), GIB) == body
+        assert zlib.decompress(http_codec.packed([body[:7], memoryview(body)[7:]], how), zlib.MAX_WBITS | 32) == body
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked():
     bomb = gzip.compress(bytes(50_000_000))
     assert len(bomb) < 60_000
-    assert len(http.unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
+    assert len(http_codec.unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
     for limit in (1000, 49_999_999):
-        with pytest.raises(http.TooLarge):
-            http.unpacked(bomb, b"gzip", limit)
+        with pytest.raises(http_codec.TooLarge):
+            http_codec.unpacked(bomb, b"gzip", limit)
 
 
 # Named, because gzip's header holds the second it was made in: the two workers of a run must collect the same names.
@@ -301,7 +307,7 @@ NOT_PACKED_AS_SAID = {
 @pytest.mark.parametrize(("body", "encoding"), NOT_PACKED_AS_SAID.values(), ids=NOT_PACKED_AS_SAID.keys())
 def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
     with pytest.raises(Refused):
-        http.unpacked(body, encoding, GIB)
+        http_codec.unpacked(body, encoding, GIB)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +326,7 @@ def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
     ],
 )
 def test_an_answer_is_packed_as_is_accepted(accepted: bytes, how: str):
-    assert http.packing(accepted) == how
+    assert http_codec.packing(accepted) == how
 
 
 # --- long arrays, in pieces --------------------------------------------------------------------------------------------
@@ -333,9 +339,9 @@ LISTS = st.recursive(st.lists(NUMBERS), lambda inner: st.lists(inner | NUMBERS),
 def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
     body = b'{"inputs":[{"name":"x","datatype":"%b","shape":%b,"data":%b}]}'
     try:
-        return http.request(body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory).inputs[
-            "x"
-        ]
+        return http_codec.request(
+            body % (datatype.encode(), json.dumps(shape).encode(), data), b"", "m", no_memory
+        ).inputs["x"]
     except Refused as why:
         return why.message
 
@@ -351,9 +357,9 @@ def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject)
         text = text[:at] + data.draw(st.sampled_from([b"", b",", b"[", b"]", b" ", b"1", b'"'])) + text[at + 1 :]
     shape = (data.draw(st.sampled_from([len(json.dumps(values).split(",")), len(values)])),)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http, "_PIECE", 1 << 30)
+        patch.setattr(http_codec, "_PIECE", 1 << 30)
         whole = read(datatype, shape, text)
-        patch.setattr(http, "_PIECE", data.draw(st.integers(0, 5)))
+        patch.setattr(http_codec, "_PIECE", data.draw(st.integers(0, 5)))
         pieces = read(datatype, shape, text)
     if isinstance(whole, Tensor):
         assert isinstance(pieces, Tensor)
@@ -363,8 +369,8 @@ def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject)
 
 
 def test_a_long_nested_array_does_come_apart(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "_PIECE", 4)
-    monkeypatch.setattr(http, "from_json", lambda *_: 1 / 0 if len(_[3]) > 3 else from_json(*_))
+    monkeypatch.setattr(http_codec, "_PIECE", 4)
+    monkeypatch.setattr(http_codec, "from_json", lambda *_: 1 / 0 if len(_[3]) > 3 else from_json(*_))
     made = read("INT32", (2, 2, 2), b"[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]")
     assert isinstance(made, Tensor)
     assert to_json(made) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -380,9 +386,9 @@ def test_a_long_array_is_written_in_pieces_as_it_is_as_a_whole(data: st.DataObje
     else:
         tensor = Tensor("x", datatype, (count,), data.draw(raw(datatype, count)))
     with pytest.MonkeyPatch.context() as patch:
-        whole = bytes(http.to_values(tensor))
-        patch.setattr(http, "_PIECE_OUT", data.draw(st.integers(1, 4)))
-        assert bytes(http.to_values(tensor)) == whole
+        whole = bytes(http_codec.to_values(tensor))
+        patch.setattr(http_codec, "_PIECE_OUT", data.draw(st.integers(1, 4)))
+        assert bytes(http_codec.to_values(tensor)) == whole
 
 
 # --- numbers beyond all floats ---------------------------------------------------------------------------------------
@@ -396,19 +402,19 @@ def test_a_number_beyond_all_floats_does_not_become_infinity(datatype: str, valu
     count = value.count(",") + 1
     body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[{count}],"data":[{value}]}}]}}'
     with pytest.raises(Refused, match=r"0 does not fit into (FP64|INT32)|a number does not fit into FP"):
-        http.request(body.encode(), b"", "m", no_memory)
+        http_codec.request(body.encode(), b"", "m", no_memory)
 
 
 def test_a_number_beyond_all_floats_is_found_in_a_long_array_and_beside_what_says_infinity() -> None:
     long = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[40000],"data":[%b1e400]}]}' % (b"0.25," * 39_999)
     with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        http.request(long, b"", "m", no_memory)
+        http_codec.request(long, b"", "m", no_memory)
     mixed = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2],"data":[Infinity,1e400]}]}'
     with pytest.raises(Refused, match="1e400 does not fit into FP64"):
-        http.request(mixed, b"", "m", no_memory)
+        http_codec.request(mixed, b"", "m", no_memory)
 
 
 def test_a_parameter_beyond_all_floats_is_refused() -> None:
     body = b'{"inputs":[],"parameters":{"p":1e400}}'
     with pytest.raises(Refused, match="Number out of range"):
-        http.request(body, b"", "m", no_memory)
+        http_codec.request(body, b"", "m", no_memory)

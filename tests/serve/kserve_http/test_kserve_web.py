@@ -15,7 +15,7 @@ import pytest
 from raw_client import RawClient, request
 from served import CONFIGS, Served, make_repository, serving
 
-from inferometer.serve.kserve import unread
+from inferometer.serve.kserve import backpressure
 from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
@@ -375,7 +375,7 @@ def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
 
 
 def test_a_stream_that_is_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unread, "GIVEN_UP", 4_000_000)
+    monkeypatch.setattr(backpressure, "GIVEN_UP", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')
     with serving(repository=make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
@@ -384,5 +384,5 @@ def test_a_stream_that_is_not_read_stops_its_model(tmp_path: Path, monkeypatch: 
         assert server.call(lambda: server.models.in_flight) == 0
         answer = web.response()
         assert answer.complete
-        assert json.loads(answer.events[-1]) == {"error": unread.not_read().message}
+        assert json.loads(answer.events[-1]) == {"error": backpressure.not_read().message}
         assert web.ask("/v2/health/live").status == 200

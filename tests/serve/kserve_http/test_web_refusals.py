@@ -8,7 +8,7 @@ import pytest
 from raw_client import RawClient
 from served import Served, make_repository, serving
 
-from inferometer.serve.kserve import web as kserve_web
+from inferometer.serve.kserve import routes as kserve_web
 from inferometer.serve.models.execution import reason
 from inferometer.serve.models.types import Refused
 from inferometer.serve.settings import Settings

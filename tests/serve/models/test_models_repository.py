@@ -8,7 +8,7 @@ from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models import configs, repository
 from inferometer.serve.models.overrides import check, override
-from inferometer.serve.models.repository import Source, define, sources
+from inferometer.serve.models.repository import ModelSource, define, sources
 
 
 def put(path: Path, text: str = "") -> Path:
@@ -22,7 +22,7 @@ def the_one(given: str | Path) -> repository.Definition:
     return define(source)
 
 
-def refused(source: Source) -> str:
+def refused(source: ModelSource) -> str:
     with pytest.raises(UserError) as raised:
         define(source)
     return str(raised.value)
@@ -140,7 +140,7 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
 def test_what_is_wrong_on_disk_is_said(tmp_path: Path, files: dict[str, str], said: str) -> None:
     for name, text in files.items():
         put(tmp_path / name, text)
-    assert said in refused(Source("m", tmp_path / "m", tmp_path))
+    assert said in refused(ModelSource("m", tmp_path / "m", tmp_path))
 
 
 def test_what_is_no_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str)
     place.symlink_to(
         outside / (Path(link).name if Path(link).suffix in (".pbtxt",) else "1/model.onnx" if Path(link).suffix else "")
     )
-    assert "leaves the repository" in refused(Source("m", root / "m", root))
+    assert "leaves the repository" in refused(ModelSource("m", root / "m", root))
 
 
 def test_a_link_behind_a_link_within_the_repository_is_refused_too(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_link_behind_a_link_within_the_repository_is_refused_too(tmp_path: Pat
     (root / "shared" / "model.onnx").symlink_to(tmp_path / "secret.onnx")
     (root / "shared" / "round").symlink_to(root)
     (root / "m" / "1").symlink_to(root / "shared")
-    assert "leaves the repository" in refused(Source("m", root / "m", root))
+    assert "leaves the repository" in refused(ModelSource("m", root / "m", root))
 
 
 def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
     put(tmp_path / "m/config.pbtxt", "max_batch_size: 1")
     (tmp_path / "m/1").mkdir()
     (tmp_path / "m/1/model.onnx").symlink_to(tmp_path / "shared/model.onnx")
-    assert define(Source("m", tmp_path / "m", tmp_path)).backend == "onnxruntime"
+    assert define(ModelSource("m", tmp_path / "m", tmp_path)).backend == "onnxruntime"
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "../../etc/passwd", "{outside}/secret.txt", "link.txt"])
@@ -207,13 +207,13 @@ def test_labels_outside_of_the_model_are_refused(tmp_path: Path, name: str) -> N
     label = name.format(outside=tmp_path)
     put(tmp_path / "m/config.pbtxt", f'backend: "identity" output [{{ name: "Y", label_filename: "{label}" }}]')
     (tmp_path / "m/link.txt").symlink_to(tmp_path / "secret.txt")
-    assert "is outside of" in refused(Source("m", tmp_path / "m"))
+    assert "is outside of" in refused(ModelSource("m", tmp_path / "m"))
 
 
 def test_a_model_file_outside_of_the_version_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "m/1/model.onnx")
     put(tmp_path / "m/config.pbtxt", 'default_model_filename: "../../secret.onnx"')
-    assert "is not a file's name" in refused(Source("m", tmp_path / "m"))
+    assert "is not a file's name" in refused(ModelSource("m", tmp_path / "m"))
 
 
 # --- what is put over it ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from robust_peer import MODEL_INFER, PATIENCE_S, PORTS, Child, Http, answers, ch
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse
-from inferometer.serve.models.regions import AT_ONCE
+from inferometer.serve.models.shared_memory import AT_ONCE
 
 SIZE = 4 * AT_ONCE
 

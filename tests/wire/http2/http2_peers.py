@@ -6,7 +6,7 @@ from itertools import pairwise
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from inferometer.wire.http2 import Client, Data, Event, encode, frames
+from inferometer.wire.http2 import Data, Event, Http2Client, encode, frames
 
 BLOCK = encode(
     [
@@ -30,15 +30,15 @@ def server() -> H2Connection:
     return connection
 
 
-def pair(**options: int) -> tuple[Client, H2Connection]:
+def pair(**options: int) -> tuple[Http2Client, H2Connection]:
     """A client and h2 as its server, greetings exchanged."""
-    client, peer = Client(**options), server()
+    client, peer = Http2Client(**options), server()
     client.start()
     exchange(client, peer)
     return client, peer
 
 
-def exchange(client: Client, peer: H2Connection) -> tuple[list[Event], list[object]]:
+def exchange(client: Http2Client, peer: H2Connection) -> tuple[list[Event], list[object]]:
     """Carry bytes both ways until there are no more: what the client and the server saw."""
     seen: list[Event] = []
     asked: list[object] = []
@@ -53,9 +53,9 @@ def exchange(client: Client, peer: H2Connection) -> tuple[list[Event], list[obje
             return seen, asked
 
 
-def greeted(settings: dict[int, int] | None = None, **options: int) -> Client:
+def greeted(settings: dict[int, int] | None = None, **options: int) -> Http2Client:
     """A client that has the server's SETTINGS, and nothing left to write."""
-    client = Client(**options)
+    client = Http2Client(**options)
     client.start()
     client.feed(frames.settings(settings or {}))
     while client.take():
@@ -63,7 +63,7 @@ def greeted(settings: dict[int, int] | None = None, **options: int) -> Client:
     return client
 
 
-def written(client: Client, limit: int = 1 << 20) -> list[tuple[int, int, int, bytes]]:
+def written(client: Http2Client, limit: int = 1 << 20) -> list[tuple[int, int, int, bytes]]:
     """All that the client has to write, as (kind, flags, stream, payload)."""
     data = b"".join(iter(lambda: client.take(limit), b""))
     found, at = [], 0

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.wire.http2 import huffman
-from inferometer.wire.http2.fields import Reader, understood
-from inferometer.wire.http2.hpack import NO_TABLE, STATIC, Decoder, HpackError, encode
+from inferometer.wire.http2.fields import HeaderReader, understood
+from inferometer.wire.http2.hpack import NO_TABLE, STATIC, HpackDecoder, HpackError, encode
 
 LIMIT = 1 << 20
 NAMES = st.sampled_from(
@@ -102,7 +102,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_examples_of_the_standard_decode_and_leave_the_tables_that_it_prints(example: str) -> None:
     size, lists, sizes, blocks = EXAMPLES[example]
-    decoder = Decoder(size)
+    decoder = HpackDecoder(size)
     for fields, left, block in zip(lists, sizes, blocks, strict=True):
         assert decoder.decode(hexes(block), LIMIT) == tuple(fields)
         assert decoder.table_size == left
@@ -119,7 +119,7 @@ def test_the_examples_of_the_standard_decode_and_leave_the_tables_that_it_prints
     ],
 )
 def test_each_representation_of_appendix_c2(block: str, fields: tuple[bytes, bytes], table: int) -> None:
-    decoder = Decoder()
+    decoder = HpackDecoder()
     assert decoder.decode(hexes(block), LIMIT) == (fields,)
     assert len(decoder.table) == table
 
@@ -134,7 +134,7 @@ def test_each_representation_of_appendix_c2(block: str, fields: tuple[bytes, byt
 def test_what_the_library_encodes_decodes_here(
     blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]], sensitive: bool
 ) -> None:
-    encoder, decoder = hpack.Encoder(), Decoder()
+    encoder, decoder = hpack.Encoder(), HpackDecoder()
     for fields, huffman_too, size in blocks:
         if size is not None:
             encoder.header_table_size = size
@@ -145,7 +145,7 @@ def test_what_the_library_encodes_decodes_here(
 
 @given(LISTS)
 def test_a_reader_that_remembers_says_what_one_that_does_not_says(fields: list[tuple[bytes, bytes]]) -> None:
-    encoder, reader, decoder = hpack.Encoder(), Reader(LIMIT), Decoder()
+    encoder, reader, decoder = hpack.Encoder(), HeaderReader(LIMIT), HpackDecoder()
     for _ in range(4):
         for some in (fields, fields[:2], fields[2:]):
             block = encoder.encode(some)
@@ -155,7 +155,7 @@ def test_a_reader_that_remembers_says_what_one_that_does_not_says(fields: list[t
 
 
 def test_a_block_that_came_before_is_looked_up_until_the_table_changes() -> None:
-    reader = Reader(LIMIT)
+    reader = HeaderReader(LIMIT)
     reader.read(b"\x40\x01a\x01b")
     assert not reader.known
     assert reader.read(b"\xbe").headers == ((b"a", b"b"),)
@@ -169,7 +169,7 @@ def test_a_block_that_came_before_is_looked_up_until_the_table_changes() -> None
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    reader = Reader(LIMIT)
+    reader = HeaderReader(LIMIT)
     for number in range(2000):
         reader.read(encode([(b"x", b"%d" % number)]))
     reader.read(encode([(b"x", b"y" * 5000)]))
@@ -192,7 +192,7 @@ def test_what_is_encoded_here_decodes_there_and_touches_no_table(fields: list[tu
     for _ in range(2):
         assert [tuple(field) for field in decoder.decode(encode(fields), raw=True)] == fields
     assert not decoder.header_table.dynamic_entries
-    assert Decoder().decode(encode(fields), LIMIT) == tuple(fields)
+    assert HpackDecoder().decode(encode(fields), LIMIT) == tuple(fields)
 
 
 def test_encoding_uses_static_entries_and_two_blocks_are_one() -> None:
@@ -278,7 +278,7 @@ def test_a_huffman_string_that_ends_wrongly_is_an_error(raw: bytes) -> None:
 
 
 def test_an_entry_larger_than_the_table_empties_it_and_is_no_error() -> None:
-    decoder = Decoder(64)
+    decoder = HpackDecoder(64)
     decoder.decode(b"\x40\x01a\x01b", LIMIT)
     assert decoder.table_size == 34
     assert decoder.decode(b"\x40\x01c\x28" + b"d" * 40, LIMIT) == ((b"c", b"d" * 40),)
@@ -287,7 +287,7 @@ def test_an_entry_larger_than_the_table_empties_it_and_is_no_error() -> None:
 
 
 def test_a_size_update_evicts_and_a_second_one_opens_the_table_again() -> None:
-    decoder = Decoder()
+    decoder = HpackDecoder()
     decoder.decode(b"\x40\x01a\x01b\x40\x01c\x01d", LIMIT)
     assert decoder.decode(b"\x3f\x0b\xbe", LIMIT) == ((b"c", b"d"),)  # to 42: one entry fits
     assert decoder.table == ((b"c", b"d"),)
@@ -296,7 +296,7 @@ def test_a_size_update_evicts_and_a_second_one_opens_the_table_again() -> None:
 
 
 def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
-    decoder = Decoder(40)
+    decoder = HpackDecoder(40)
     decoder.decode(b"\x40\x01a\x01b", LIMIT)
     assert decoder.decode(b"\x7e\x02cc", LIMIT) == ((b"a", b"cc"),)
     assert decoder.table == ((b"a", b"cc"),)
@@ -325,12 +325,12 @@ def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
 )
 def test_a_broken_block_says_what_is_wrong_with_it(block: bytes, says: str) -> None:
     with pytest.raises(HpackError, match=says):
-        Decoder().decode(block, LIMIT)
+        HpackDecoder().decode(block, LIMIT)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_any_bytes_decode_as_in_the_library_or_are_an_error_in_both(blocks: list[bytes]) -> None:
-    here, there = Decoder(), hpack.Decoder(max_header_list_size=LIMIT)
+    here, there = HpackDecoder(), hpack.Decoder(max_header_list_size=LIMIT)
     for block in blocks:
         try:
             found = here.decode(block, LIMIT)
@@ -344,7 +344,7 @@ def test_any_bytes_decode_as_in_the_library_or_are_an_error_in_both(blocks: list
 
 
 def test_a_list_beyond_the_limit_is_none_and_the_table_keeps_in_step() -> None:
-    decoder = Decoder()
+    decoder = HpackDecoder()
     block = b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000  # one entry of 4033
     assert decoder.decode(block, 4033) == ((b"a", b"x" * 4000),)
     assert decoder.decode(b"\xbe" * 50_000 + b"\x88", 65536) is None

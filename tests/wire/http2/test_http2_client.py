@@ -3,7 +3,7 @@
 import pytest
 from http2_peers import BLOCK, END, OK, greeted, written
 
-from inferometer.wire.http2 import CANCEL, Client, Data, GoAway, Headers, Http2Error, Reset, encode, frames
+from inferometer.wire.http2 import CANCEL, Data, GoAway, Headers, Http2Client, Http2Error, Reset, encode, frames
 from inferometer.wire.http2.frames import frame
 
 ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -22,7 +22,7 @@ def data(stream: int, body: bytes = b"", flags: int = 0) -> bytes:
     return frame(frames.DATA, flags, stream, body)
 
 
-def asked(count: int = 1, body: bytes = b"question", **options: int) -> Client:
+def asked(count: int = 1, body: bytes = b"question", **options: int) -> Http2Client:
     """A client that has `count` requests in flight."""
     client = greeted(**options)
     for _ in range(count):
@@ -32,7 +32,7 @@ def asked(count: int = 1, body: bytes = b"question", **options: int) -> Client:
     return client
 
 
-def error(client: Client, data: bytes) -> Http2Error:
+def error(client: Http2Client, data: bytes) -> Http2Error:
     with pytest.raises(Http2Error) as caught:
         client.feed(data)
     assert client.is_closing
@@ -49,11 +49,11 @@ def error(client: Client, data: bytes) -> Http2Error:
 
 
 def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
-    client = Client()
+    client = Http2Client()
     client.start()
     first = client.take()
     assert first.startswith(frames.PREFACE)
-    client = Client()
+    client = Http2Client()
     client.outbox.hurry(first[len(frames.PREFACE) :])
     (_, _, _, settings), (kind, _, stream, window) = written(client)
     assert dict(frames.iter_settings(settings)) == {
@@ -69,11 +69,11 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
 @pytest.mark.parametrize("options", [{"window": 65534}, {"window": 2**31}, {"max_frame": 16383}, {"max_frame": 2**24}])
 def test_limits_beyond_the_protocols_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="has to be within"):
-        Client(**options)
+        Http2Client(**options)
 
 
 def test_settings_are_applied_and_acknowledged() -> None:
-    client = Client()
+    client = Http2Client()
     client.start()
     client.take()
     assert not client.settings_received
@@ -112,7 +112,7 @@ def test_what_was_queued_under_the_old_settings_goes_before_their_acknowledgemen
 )
 def test_a_server_of_another_protocol_is_told_by_its_first_bytes_at_every_split(first: bytes, says: str) -> None:
     for place in range(len(first)):
-        client = Client()
+        client = Http2Client()
         client.start()
         with pytest.raises(Http2Error) as caught:
             client.feed(first[:place])
@@ -121,14 +121,14 @@ def test_a_server_of_another_protocol_is_told_by_its_first_bytes_at_every_split(
 
 
 def test_an_alert_of_tls_is_shorter_than_a_frame_and_told_at_the_end_of_the_connection() -> None:
-    client = Client()
+    client = Http2Client()
     client.feed(b"\x15\x03\x03\x00\x02\x02\x46")
     with pytest.raises(Http2Error, match="with TLS"):
         client.eof()
 
 
 def test_an_http1_answer_without_its_line_end_is_told_at_the_end_of_the_connection() -> None:
-    client = Client()
+    client = Http2Client()
     client.feed(b"HTTP/1.1 505")
     assert client.mid_frame
     with pytest.raises(Http2Error, match=r"it answered 'HTTP/1\.1 505'"):

@@ -11,7 +11,7 @@ from http2_peers import ANSWER, BLOCK, TRAILERS, cut, exchange, joined, pair, se
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Client, Data, Event, GoAway, Headers, Http2Error, Reset
+from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset
 
 
 def test_h2_sees_the_request_that_was_made_and_its_answer_comes_back() -> None:
@@ -150,8 +150,8 @@ def told(tale: Callable[[H2Connection], None]) -> bytes:
     return peer.data_to_send()
 
 
-def asking() -> Client:
-    client = Client()
+def asking() -> Http2Client:
+    client = Http2Client()
     client.start()
     for _ in range(3):
         client.request(BLOCK, b"question")

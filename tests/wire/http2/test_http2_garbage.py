@@ -5,7 +5,7 @@ from http2_peers import BLOCK, END, OK, cut, greeted, joined
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Client, Event, Http2Error, frames
+from inferometer.wire.http2 import Event, Http2Client, Http2Error, frames
 from inferometer.wire.http2.frames import frame
 
 STREAMS = st.sampled_from([0, 1, 1, 3, 3, 5, 2, 7, 2**31 - 1])
@@ -38,7 +38,7 @@ ANY = st.one_of(
 )
 
 
-def client() -> Client:
+def client() -> Http2Client:
     made = greeted()
     for size in (0, 10, 100_000):
         made.request(BLOCK, bytes(size))
@@ -63,7 +63,7 @@ def told(pieces: list[bytes]) -> tuple[list[Event], str]:
     return joined(events), ""
 
 
-def check(reader: Client) -> None:
+def check(reader: Http2Client) -> None:
     """What it keeps is bounded by a frame, and its sums are right."""
     outbox = reader.outbox
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
@@ -97,7 +97,7 @@ def test_a_corrupted_byte_is_an_error_in_words_or_harmless(sequence: list[bytes]
 @given(st.lists(st.binary(max_size=80), max_size=8))
 def test_any_bytes_are_events_or_an_error(pieces: list[bytes]) -> None:
     told(pieces)
-    fresh = Client()
+    fresh = Http2Client()
     fresh.start()
     try:
         for piece in pieces:

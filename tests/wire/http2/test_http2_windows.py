@@ -8,7 +8,7 @@ from http2_peers import ANSWER, BLOCK, OK, TRAILERS, exchange, greeted, pair, wr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.wire.http2 import Client, Data, Http2Error, Reset, frames
+from inferometer.wire.http2 import Data, Http2Client, Http2Error, Reset, frames
 from inferometer.wire.http2.frames import frame
 
 PATTERN = bytes(range(251))
@@ -18,7 +18,7 @@ def body(size: int, shift: int = 0) -> bytes:
     return ((PATTERN[shift:] + PATTERN[:shift]) * (size // 251 + 1))[:size]
 
 
-def sizes_by_stream(client: Client, limit: int = 1 << 20) -> dict[int, int]:
+def sizes_by_stream(client: Http2Client, limit: int = 1 << 20) -> dict[int, int]:
     found: dict[int, int] = {}
     for kind, _, stream, payload in written(client, limit):
         if kind == frames.DATA:
@@ -163,7 +163,7 @@ def test_a_take_is_about_as_large_as_asked(limit: int) -> None:
 # --- what we receive -------------------------------------------------------------------------------------------------
 
 
-def updates(client: Client) -> list[tuple[int, int]]:
+def updates(client: Http2Client) -> list[tuple[int, int]]:
     return [(stream, int.from_bytes(payload, "big")) for kind, _, stream, payload in written(client) if kind == 8]
 
 
@@ -333,7 +333,7 @@ def test_whatever_the_windows_h2_receives_what_was_sent_and_no_window_is_overrun
 
 
 def test_a_hundred_megabytes_go_up() -> None:
-    client = Client()
+    client = Http2Client()
     client.start()
     client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20, frames.MAX_FRAME_SIZE: 1 << 18}))
     client.feed(frames.window_update(0, 1 << 20))

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from answers import http
 from hypothesis import given
 from hypothesis import strategies as st
+from responses import http
 
 from inferometer.types import End, Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder

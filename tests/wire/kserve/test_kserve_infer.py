@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answers import http
 from hypothesis import example, given
 from hypothesis import strategies as st
+from responses import http
 
 from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, random, to_json, zeros
 from inferometer.types import End, Event, Fail
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.kserve.http import (
-    CountedAnswer,
-    InferAnswer,
+    CountedResponse,
     InferOptions,
+    InferResponse,
     ShmOutput,
     ShmRef,
     compressed,
@@ -152,7 +152,7 @@ def test_outputs_come_back_as_they_were_some_in_the_json_and_some_behind_it(
         for n, (datatype, binary, size) in enumerate(wanted)
     ]
     headers, body = answer(outputs, id="9")
-    assert decode(200, headers, body) == InferAnswer("m", "1", "9", [tensor for tensor, _ in outputs])
+    assert decode(200, headers, body) == InferResponse("m", "1", "9", [tensor for tensor, _ in outputs])
 
 
 @given(st.lists(st.sampled_from(list(DATATYPES)), max_size=4), st.sampled_from(["gzip", "deflate", "none"]))
@@ -278,8 +278,8 @@ def test_an_answer_with_any_damage_is_read_or_is_a_user_error(place: int, put: b
 # --- the hot path ----------------------------------------------------------------------------------------------------
 
 
-def events(wire: bytes, pieces: list[bytes] | None = None) -> tuple[list[Event], CountedAnswer]:
-    body = CountedAnswer()
+def events(wire: bytes, pieces: list[bytes] | None = None) -> tuple[list[Event], CountedResponse]:
+    body = CountedResponse()
     decoder = ResponseDecoder(body)
     found: list[Event] = []
     for piece in pieces or [wire]:
@@ -338,7 +338,7 @@ def test_an_answer_nobody_reads_is_counted_and_told_from_an_error_at_every_split
 
 
 def test_one_body_serves_answer_after_answer_and_keeps_little() -> None:
-    body = CountedAnswer()
+    body = CountedResponse()
     decoder = ResponseDecoder(body)
     for payload, good in ((BIG, True), (b'{"error":"no"}', False), (GOOD, True)):
         decoder.reset()
@@ -350,7 +350,7 @@ def test_one_body_serves_answer_after_answer_and_keeps_little() -> None:
 @given(st.lists(st.binary(max_size=30), max_size=5))
 @example([b'"outputs"'])
 def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes]) -> None:
-    body = CountedAnswer()
+    body = CountedResponse()
     for piece in pieces:
         body.feed(piece, [])
     assert isinstance(body.finish([]), Fail)

@@ -12,7 +12,7 @@ from inferometer.errors import UserError
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random, zeros
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import control, grpc
-from inferometer.wire.kserve.http import InferAnswer, InferOptions, ShmOutput, ShmRef
+from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmOutput, ShmRef
 
 X = Tensor("x", "INT32", (2,), b"\x01\x00\x00\x00\x02\x00\x00\x00")
 X_INPUT = b"\x2a\x0d\x0a\x01x\x12\x05INT32\x1a\x01\x02"
@@ -121,7 +121,7 @@ ANSWER = b"\x0a\x01m\x12\x011\x1a\x017" + X_INPUT + b"\x32\x08" + X.data
 
 
 def test_the_bytes_of_an_answer() -> None:
-    assert grpc.infer_answer(ANSWER) == InferAnswer("m", "1", "7", [X])
+    assert grpc.infer_answer(ANSWER) == InferResponse("m", "1", "7", [X])
 
 
 @given(st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32))
@@ -244,7 +244,7 @@ def test_an_answer_cut_anywhere_is_an_error_or_lacks_outputs(size: int) -> None:
 
 def test_an_answer_in_a_stream() -> None:
     data = b"\x12" + bytes([len(ANSWER)]) + ANSWER
-    assert grpc.stream_answer(data) == InferAnswer("m", "1", "7", [X])
+    assert grpc.stream_answer(data) == InferResponse("m", "1", "7", [X])
     assert grpc.stream_error(data) == ""
 
 
@@ -289,7 +289,7 @@ def test_a_server_that_streams_infer_responses_themselves_is_understood(last: st
     data = message("ModelInferResponse", **fields)
     assert grpc.stream_error(data) == ""
     assert grpc.stream_answer(data) == grpc.infer_answer(data)
-    assert isinstance(grpc.stream_answer(data), InferAnswer)
+    assert isinstance(grpc.stream_answer(data), InferResponse)
 
 
 @given(st.text(min_size=1, max_size=300).filter(str.strip), st.booleans())
@@ -332,12 +332,12 @@ NAMED = b"\x0a\x01m\x12\x012"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_path_and_bytes_of_a_question(call: grpc.Call[Any], method: str, request_bytes: bytes) -> None:
+def test_the_path_and_bytes_of_a_question(call: grpc.ControlCall[Any], method: str, request_bytes: bytes) -> None:
     assert (call.path, call.message) == (SERVICE + method, request_bytes)
 
 
 @pytest.mark.parametrize("call", [grpc.live(), grpc.ready(), grpc.model_ready("m")])
-def test_health_is_yes_or_no(call: grpc.Call[bool]) -> None:
+def test_health_is_yes_or_no(call: grpc.ControlCall[bool]) -> None:
     assert grpc.read(call, 0, "", b"\x08\x01") is True
     assert grpc.read(call, 0, "", b"") is False
 
@@ -430,7 +430,7 @@ def test_what_a_server_does_not_offer_is_told_from_errors() -> None:
     assert not isinstance(caught.value, control.NotOffered)
 
 
-CALLS: list[Callable[[], grpc.Call[Any]]] = [
+CALLS: list[Callable[[], grpc.ControlCall[Any]]] = [
     lambda: grpc.model_config("m"),
     lambda: grpc.model_metadata("m"),
     grpc.statistics,
@@ -441,7 +441,9 @@ CALLS: list[Callable[[], grpc.Call[Any]]] = [
 
 
 @given(st.sampled_from(CALLS), st.binary(max_size=60))
-def test_any_bytes_are_either_a_typed_answer_or_a_clear_error(call: Callable[[], grpc.Call[Any]], data: bytes) -> None:
+def test_any_bytes_are_either_a_typed_answer_or_a_clear_error(
+    call: Callable[[], grpc.ControlCall[Any]], data: bytes
+) -> None:
     try:
         grpc.read(call(), 0, "", data)
     except UserError as error:

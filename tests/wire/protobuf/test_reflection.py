@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection as grpc_reflection
 
 from inferometer.errors import UserError
 from inferometer.wire import protobuf
-from inferometer.wire.reflection import PATHS, Ask, describe, services
+from inferometer.wire.reflection import PATHS, ReflectionQuery, describe, services
 
 SERVICE = """
 syntax = "proto3";
@@ -26,11 +26,11 @@ message Said { words.Word word = 1; google.protobuf.Timestamp at = 2; }
 """
 WORDS = 'syntax = "proto3"; package words; message Word { string text = 1; }'
 
-Exchange = Callable[[Ask], bytes | None]
+Exchange = Callable[[ReflectionQuery], bytes | None]
 TIMEOUT = 20
 
 
-def finish(conversation: Generator[Ask, bytes | None, Any], exchange: Exchange) -> Any:
+def finish(conversation: Generator[ReflectionQuery, bytes | None, Any], exchange: Exchange) -> Any:
     """Carry the conversation to its end."""
     try:
         ask = next(conversation)
@@ -98,8 +98,8 @@ def server(request: pytest.FixtureRequest, files: list[descriptor_pb2.FileDescri
         yield channel, request.param
 
 
-def over(channel: Any, asked: list[Ask]) -> Exchange:
-    def exchange(ask: Ask) -> bytes | None:
+def over(channel: Any, asked: list[ReflectionQuery]) -> Exchange:
+    def exchange(ask: ReflectionQuery) -> bytes | None:
         asked.append(ask)
         try:
             answers = channel.stream_stream(ask.path)(iter([ask.message]), timeout=TIMEOUT)
@@ -114,7 +114,7 @@ def over(channel: Any, asked: list[Ask]) -> Exchange:
 @pytest.mark.parametrize("wanted", ["talk.Echo/Say", "/talk.Echo/Say", "talk.Echo.Say", "talk.Echo", ""])
 def test_a_real_servers_service_is_described_well_enough_to_call_it(server: Any, wanted: str) -> None:
     channel, which = server
-    asked: list[Ask] = []
+    asked: list[ReflectionQuery] = []
     schema = protobuf.load(finish(describe(wanted), over(channel, asked)))
     method = schema.method("talk.Echo/Say")
     call = channel.unary_unary(method.path)
@@ -143,7 +143,7 @@ def test_a_service_that_a_real_server_does_not_have_is_answered_with_those_that_
 def test_a_real_server_without_reflection_is_said_to_have_none(
     files: list[descriptor_pb2.FileDescriptorProto],
 ) -> None:
-    asked: list[Ask] = []
+    asked: list[ReflectionQuery] = []
     with (
         serving("none", files) as channel,
         pytest.raises(UserError, match="does not offer reflection") as caught,
@@ -173,7 +173,7 @@ def one_by_one(files: list[descriptor_pb2.FileDescriptorProto], asked: list[str]
     """A server that sends one file at a time and has none of protobuf's own."""
     by_name = {file.name: file for file in files if not file.name.startswith("google/")}
 
-    def exchange(ask: Ask) -> bytes:
+    def exchange(ask: ReflectionQuery) -> bytes:
         request = REQUEST.FromString(ask.message)
         asked.append(request.file_by_filename or request.file_containing_symbol)
         if request.file_containing_symbol:
@@ -201,7 +201,7 @@ def test_a_listed_service_that_the_server_cannot_describe_does_not_hide_the_othe
 ) -> None:
     listed = RESPONSE(list_services_response={"service": [{"name": "talk.Echo"}, {"name": "a.Ghost"}]})
 
-    def exchange(ask: Ask) -> bytes:
+    def exchange(ask: ReflectionQuery) -> bytes:
         request = REQUEST.FromString(ask.message)
         if request.HasField("list_services"):
             return bytes(listed.SerializeToString())
@@ -240,7 +240,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_that_says_which(answers: list
 def test_a_server_that_names_ever_new_imports_is_given_up() -> None:
     count = iter(range(10_000))
 
-    def exchange(ask: Ask) -> bytes:
+    def exchange(ask: ReflectionQuery) -> bytes:
         i = next(count)
         return described(file(f"{i}.proto", f"{i + 1}.proto"))
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from inferometer.analysis import metrics
-from inferometer.analysis.checks.facts import Check, Facts, judge
+from inferometer.analysis.checks.evidence import Check, Evidence, judge
 from inferometer.analysis.percentiles import Values, rank
 from inferometer.records import Sample
 from inferometer.units import NS, format_seconds
@@ -19,7 +19,7 @@ IN_DOUBT = 0.0001
 TO_FIRST_TOKEN = {"ttft": metrics.ttft, "ttft_service": metrics.ttft_service}
 
 
-def _by_shard(facts: Facts) -> dict[int, list[Sample]]:
+def _by_shard(facts: Evidence) -> dict[int, list[Sample]]:
     shards: dict[int, list[Sample]] = {}
     for sample in facts.run.records.samples:
         if sample.at > 0:
@@ -27,7 +27,7 @@ def _by_shard(facts: Facts) -> dict[int, list[Sample]]:
     return shards
 
 
-def cpu(facts: Facts) -> Check:
+def cpu(facts: Evidence) -> Check:
     limit = facts.limits.cpu
     shards = _by_shard(facts)
     if not shards:
@@ -44,7 +44,7 @@ def cpu(facts: Facts) -> Check:
     return Check("cpu", "pass", mean, limit, used)
 
 
-def stalls(facts: Facts) -> Check | None:
+def stalls(facts: Evidence) -> Check | None:
     shares = [sum(s.stalled for s in samples) / max(s.at for s in samples) for samples in _by_shard(facts).values()]
     if not shares:
         return None
@@ -55,7 +55,7 @@ def stalls(facts: Facts) -> Check | None:
     return judge("stalls", share, facts.limits.stalls, words, bad)
 
 
-def memory(facts: Facts) -> Check | None:
+def memory(facts: Evidence) -> Check | None:
     used = [sample.memory for sample in facts.run.records.samples]
     if not used:
         return None
@@ -64,7 +64,7 @@ def memory(facts: Facts) -> Check | None:
     return judge("memory", max(used), facts.limits.memory, words, bad)
 
 
-def clock_step(facts: Facts) -> Check | None:
+def clock_step(facts: Evidence) -> Check | None:
     steps = [abs(sample.clock_step) / NS for sample in facts.run.records.samples]
     if not steps:
         return None
@@ -82,7 +82,7 @@ def clock_step(facts: Facts) -> Check | None:
     return check
 
 
-def read_delay(facts: Facts) -> Check | None:
+def read_delay(facts: Evidence) -> Check | None:
     """Merged chunks have one stamp, so that their gap is 0; counted where bytes lay unread, see gaps.py.
 
     Of the first two chunks, the first gets the second's stamp: its gap does not show it, but the time to first token does.
@@ -115,7 +115,7 @@ def _doubt_of_gaps(values: Values, merged: int) -> float:
     return _owed(least, most)
 
 
-def _doubt_of_first(facts: Facts, name: str) -> float:
+def _doubt_of_first(facts: Evidence, name: str) -> float:
     """The same of the time to first token. Here it is known who was merged: at the least, they took no time at all."""
     merged = facts.gaps.first_merged
     found = facts.metrics[name]
@@ -135,7 +135,7 @@ def _owed(least: float, most: float) -> float:
     return (most - least) / most if most - least > IN_DOUBT else 0.0
 
 
-def stamps(facts: Facts) -> Check | None:
+def stamps(facts: Evidence) -> Check | None:
     if facts.stamps == "kernel":
         return Check("stamps", "pass", None, None, "arrivals are stamped by the kernel")
     if facts.stamps == "user":

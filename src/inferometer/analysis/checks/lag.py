@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis import settings
-from inferometer.analysis.checks.facts import Check, Facts, judge
+from inferometer.analysis.checks.evidence import Check, Evidence, judge
 from inferometer.analysis.metrics import client_lag, e2e, e2e_service, stages_of, ttft, ttft_service
 from inferometer.analysis.percentiles import rank
 from inferometer.records import MISSING, Columns
@@ -33,7 +33,7 @@ class _Late(NamedTuple):
         return self.seconds / self.allowed if self.allowed else math.inf
 
 
-def lag(facts: Facts) -> Check | None:
+def lag(facts: Evidence) -> Check | None:
     """Of open loops: a closed one measures from the send, and what it is late by shows in the concurrency reached."""
     rows = facts.run.records.rows[facts.steady]
     stages = stages_of(rows["stage"][(rows["open_loop"] != 0) & (rows["sent"] != MISSING)])
@@ -49,14 +49,14 @@ def lag(facts: Facts) -> Check | None:
     return judge("lag", late.seconds, late.allowed, late.words, bad)
 
 
-def allowed(facts: Facts, rows: Columns) -> float:
+def allowed(facts: Evidence, rows: Columns) -> float:
     """What a late send may add to the latency that is measured first: the first token's, or the whole answer's."""
     ok = rows[rows["failure"] == 0]
     medians = (_percentile(500, of(ok)) for of in (ttft_service, e2e_service))
     return max(facts.limits.lag, SHARE * next((median for median in medians if math.isfinite(median)), 0.0))
 
 
-def _lateness(facts: Facts, rows: Columns, where: str) -> list[_Late]:
+def _lateness(facts: Evidence, rows: Columns, where: str) -> list[_Late]:
     """The lag itself, and what the p99s owe to it: a few late sends and a few late answers make a tail that neither has alone."""
     lags = client_lag(rows[(rows["open_loop"] != 0) & (rows["sent"] != MISSING)])
     p99 = _percentile(990, lags)

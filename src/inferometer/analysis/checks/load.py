@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from inferometer.analysis import stability
-from inferometer.analysis.checks.facts import Check, Facts, FailureCount, count_failures
+from inferometer.analysis.checks.evidence import Check, Evidence, FailureCount, count_failures
 from inferometer.analysis.checks.lag import allowed
 from inferometer.analysis.metrics import stages_of
 from inferometer.records import CANCELLED, DROPPED, MISSING, Columns, StagePlan
@@ -15,7 +15,7 @@ SHARE = 0.95
 """Of the rate or the concurrency asked for, that must have been reached."""
 
 
-def rate(facts: Facts) -> Check | None:
+def rate(facts: Evidence) -> Check | None:
     """Against the instants of the plan, not its nominal rate: a Poisson plan has more or fewer by chance, and rightly so."""
     rows = facts.run.records.rows
     found = []
@@ -42,7 +42,7 @@ def _rate(rows: Columns, allowed: float) -> tuple[float, str] | None:
     return reached / asked, f"{reached:,.1f} requests/s were sent of {asked:,.1f} planned"
 
 
-def _why_slower(facts: Facts, stage: int, share: float) -> str:
+def _why_slower(facts: Evidence, stage: int, share: float) -> str:
     """What most of the shortfall is owed to, and the remedy: requests that were never sent, or else requests sent late."""
     rows = facts.run.records.rows
     own = rows["stage"] == stage
@@ -69,7 +69,7 @@ def _why_unsent(kind: FailureCount) -> str:
 _CAPPED = "The server did not keep up with the cap on: lower the rate, or raise load.max_concurrency."
 
 
-def stable(facts: Facts) -> Check | None:
+def stable(facts: Evidence) -> Check | None:
     """Of stages that were to end by it: the one that came least close."""
     plans = facts.run.manifest.plan
     found = stability.of_run(facts.run.records.rows, plans)
@@ -102,7 +102,7 @@ TURN_AROUND = 0.0001
 """Seconds that a client which is not busy may take to ask again; with answers that are not much longer it shows."""
 
 
-def concurrency(facts: Facts) -> Check | None:
+def concurrency(facts: Evidence) -> Check | None:
     rows = facts.run.records.rows
     found = []
     for stage, plan in enumerate(facts.run.manifest.plan):

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from inferometer.analysis import settings
-from inferometer.analysis.checks.facts import Check, Facts, count_failures, judge
+from inferometer.analysis.checks.evidence import Check, Evidence, count_failures, judge
 from inferometer.errors import KEY_WANTED
 from inferometer.records import CANCELLED, DROPPED, UNREACHED
 
 
-def completed(facts: Facts) -> Check:
+def completed(facts: Evidence) -> Check:
     rows = facts.run.records.rows
     ok = int((facts.steady & (rows["failure"] == 0)).sum())
     if ok:
@@ -24,7 +24,7 @@ def completed(facts: Facts) -> Check:
     return Check("completed", "fail", 0, 1, bad)
 
 
-def interrupted(facts: Facts) -> Check:
+def interrupted(facts: Evidence) -> Check:
     outcome = facts.run.manifest.outcome
     if outcome.given_up:
         return Check("interrupted", "fail", 1, 0, _given_up(facts, outcome.given_up))
@@ -40,7 +40,7 @@ def interrupted(facts: Facts) -> Check:
     )
 
 
-def _given_up(facts: Facts, stages: tuple[int, ...]) -> str:
+def _given_up(facts: Evidence, stages: tuple[int, ...]) -> str:
     run = facts.run
     _, unsent = _planned(facts, stages)
     which = "the run was"
@@ -53,7 +53,7 @@ def _given_up(facts: Facts, stages: tuple[int, ...]) -> str:
     )
 
 
-def _left_by_sequences(facts: Facts) -> str | None:
+def _left_by_sequences(facts: Evidence) -> str | None:
     """What stages that only a number of requests ends did not send of it."""
     manifest = facts.run.manifest
     by_count = [number for number, plan in enumerate(manifest.plan) if not (plan.open or plan.duration or plan.stable)]
@@ -66,13 +66,13 @@ def _left_by_sequences(facts: Facts) -> str | None:
     )
 
 
-def _planned(facts: Facts, stages: Sequence[int]) -> tuple[int, int]:
+def _planned(facts: Evidence, stages: Sequence[int]) -> tuple[int, int]:
     """The requests that these stages asked for, and those of them that were not sent."""
     planned = sum(facts.run.manifest.plan[stage].requests for stage in stages)
     return planned, planned - int(np.isin(facts.run.records.rows["stage"], stages).sum())
 
 
-def workers(facts: Facts) -> Check:
+def workers(facts: Evidence) -> Check:
     errors = facts.run.manifest.outcome.errors
     if not errors:
         return Check("workers", "pass", 0, 0, "every client process ran to its end")
@@ -83,7 +83,7 @@ def workers(facts: Facts) -> Check:
     return Check("workers", "fail", len(errors), 0, bad)
 
 
-def failures(facts: Facts) -> Check | None:
+def failures(facts: Evidence) -> Check | None:
     """Cancelled and dropped requests are not the server's failures: they have checks of their own."""
     rows = facts.run.records.rows
     kinds = [kind for kind in count_failures(facts.run, facts.steady) if kind.code not in (CANCELLED, DROPPED)]
@@ -120,13 +120,13 @@ def _remedy(code: str, may_be_tls: bool) -> str:
     return next((remedy for codes, remedy in _REMEDIES.items() if code in codes), "Mend that")
 
 
-def _is_plain(facts: Facts) -> bool:
+def _is_plain(facts: Evidence) -> bool:
     """The server is asked without TLS."""
     url = settings.text(facts.run.manifest, "server", "url")
     return str(url[0] if isinstance(url, list) and url else url).startswith(("http://", "grpc://"))
 
 
-def dropped(facts: Facts) -> Check:
+def dropped(facts: Evidence) -> Check:
     """In any phase: a run with drops did not offer the load it was asked to."""
     places = [1 + place for place, failure in enumerate(facts.run.records.failures) if failure.code == DROPPED]
     count = int(np.isin(facts.run.records.rows["failure"], places).sum()) if places else 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inferometer.analysis.checks.facts import Check, Facts
+from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.settings import asks_for_text, number, text
 from inferometer.records import COUNTED_BY, MISSING
@@ -11,7 +11,7 @@ SHORT = 0.01
 """Share of the answers that may be shorter than asked or longer, before it is worth a warning."""
 
 
-def token_source(facts: Facts) -> Check | None:
+def token_source(facts: Evidence) -> Check | None:
     if not asks_for_text(facts.run.manifest):
         return None
     rows = facts.run.records.rows
@@ -31,7 +31,7 @@ def token_source(facts: Facts) -> Check | None:
     return Check("token_source", "warn", share, 0.0, bad)
 
 
-def answers(facts: Facts) -> Check | None:
+def answers(facts: Evidence) -> Check | None:
     rows = facts.run.records.rows
     told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
     if not len(told):
@@ -49,7 +49,7 @@ def answers(facts: Facts) -> Check | None:
     return Check("answers", "warn", share, SHORT, bad)
 
 
-def prompts(facts: Facts) -> Check | None:
+def prompts(facts: Evidence) -> Check | None:
     if not asks_for_text(facts.run.manifest):
         return None
     distinct = number(facts.run.manifest.workload, "distinct")
@@ -62,7 +62,7 @@ def prompts(facts: Facts) -> Check | None:
     return Check("prompts", "warn", distinct, sent, bad)
 
 
-def size(facts: Facts) -> Check | None:
+def size(facts: Evidence) -> Check | None:
     count, needs = facts.metrics["e2e"].count, needed(PERCENTILES["p99"])
     if not count:
         return None

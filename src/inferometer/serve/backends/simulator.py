@@ -9,7 +9,7 @@ from collections.abc import Callable
 from inferometer import tensors
 from inferometer.serve.models.types import Begin, Loaded, Loading, Parameters, Refused, Tensors
 from inferometer.serve.sim.jobs import Job
-from inferometer.serve.sim.openai import DEFAULT_TOKENS, Ask, Refusal
+from inferometer.serve.sim.openai import DEFAULT_TOKENS, CompletionRequest, Refusal
 from inferometer.serve.sim.server import Simulator
 from inferometer.tensors import Tensor
 from inferometer.timing.clock import now
@@ -68,7 +68,7 @@ def _begin(server: Simulator) -> Begin:
     ) -> Callable[[], None] | None:
         text, n_out = _asked(inputs)
         try:
-            n_in = server.length(Ask(False, True, False, False, n_out, texts=(text,)))
+            n_in = server.length(CompletionRequest(False, True, False, False, n_out, texts=(text,)))
         except Refusal as refusal:
             raise Refused("INVALID_ARGUMENT", refusal.message) from None
         job = _Text(server, server.number(), n_in, n_out, emit, finish)

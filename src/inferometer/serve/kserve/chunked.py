@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve import grpc_codec, unread
+from inferometer.serve.kserve import backpressure, grpc_codec
 from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, let_go, prepare, say_times
 from inferometer.serve.kserve.grpc_fields import fields
-from inferometer.serve.kserve.guard import Context
+from inferometer.serve.kserve.handlers import Context
 from inferometer.serve.kserve.messages import Chunk, Message
 from inferometer.serve.memory import untouched
 from inferometer.serve.models.registry import Models
@@ -47,8 +47,8 @@ async def infer_chunked(models: Models, limit: int, receiving: set[Context], con
         answers.append(outputs)
         waiting += _size(outputs)
         changed.set()
-        if waiting > unread.GIVEN_UP and len(answers) > 1:
-            end.append(unread.not_read())
+        if waiting > backpressure.GIVEN_UP and len(answers) > 1:
+            end.append(backpressure.not_read())
             answers.clear()
             models.cancel(one)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from inferometer.serve.kserve import http
-from inferometer.serve.kserve.http import Asked
+from inferometer.serve.kserve import http_codec
+from inferometer.serve.kserve.http_codec import InferRequestBody
 from inferometer.serve.models.registry import Model
 from inferometer.serve.models.types import Output, Refused, Tensors
 from inferometer.tensors import Tensor, TensorSpec
@@ -21,7 +21,7 @@ NOT_ONE = (
 )
 
 
-def request(body: bytes | memoryview, model: Model) -> Asked:
+def request(body: bytes | memoryview, model: Model) -> InferRequestBody:
     try:
         tree = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -41,7 +41,7 @@ def request(body: bytes | memoryview, model: Model) -> Asked:
     id_ = tree.get("id", "") if "id" not in specs else ""
     if not isinstance(id_, str | int):
         raise Refused("INVALID_ARGUMENT", f"Unable to parse 'id': expected a text, got {id_!r:.60}")
-    return Asked(inputs, str(id_), parameters=http.parameters(others))
+    return InferRequestBody(inputs, str(id_), parameters=http_codec.parameters(others))
 
 
 def _sort(
@@ -58,7 +58,7 @@ def _sort(
 def _tensor(spec: TensorSpec, value: Any, has_batch: bool) -> Tensor:
     values = value if isinstance(value, list) else [value]
     shape = _shape(spec, _count(values), has_batch)
-    return http.from_values(spec.name, spec.datatype, shape, values)
+    return http_codec.from_values(spec.name, spec.datatype, shape, values)
 
 
 def _count(values: list[Any]) -> int:
@@ -96,7 +96,7 @@ def answer(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> by
     if id:
         tree["id"] = id
     for output in outputs:
-        values = http.to_values(output.tensor)
+        values = http_codec.to_values(output.tensor)
         if math.prod(output.tensor.shape) == 1:
             values = msgspec.Raw(bytes(values)[1:-1])
         tree[output.tensor.name] = values

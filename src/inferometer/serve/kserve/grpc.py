@@ -17,7 +17,7 @@ from inferometer.serve.kserve.chunked import infer_chunked
 from inferometer.serve.kserve.grpc_batches import free_always
 from inferometer.serve.kserve.grpc_calls import model_infer
 from inferometer.serve.kserve.grpc_control import control_methods
-from inferometer.serve.kserve.guard import Context, Handlers, Service
+from inferometer.serve.kserve.handlers import Context, Handlers, Service
 from inferometer.serve.kserve.health import SERVICE as HEALTH_SERVICE
 from inferometer.serve.kserve.health import Health
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, OWN_SERVICE

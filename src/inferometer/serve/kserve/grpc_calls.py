@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc  # type: ignore[import-untyped]
 
 from inferometer.serve.kserve import grpc_codec
-from inferometer.serve.kserve.guard import Context
+from inferometer.serve.kserve.handlers import Context
 from inferometer.serve.kserve.messages import Message
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import NEVER, Inference, Output, Refused

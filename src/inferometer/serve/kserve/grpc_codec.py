@@ -15,7 +15,7 @@ from inferometer.errors import UserError
 from inferometer.serve.kserve import grpc_typed
 from inferometer.serve.kserve.grpc_fields import MOST, Field, fields, length
 from inferometer.serve.kserve.messages import Message, ModelInferRequest, ModelInferResponse
-from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Output, Parameter, Parameters, Placed, Refused, Tensors, Unread, Wanted
 from inferometer.tensors import Tensor
 from inferometer.wire.failures import bounded

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import DecodeError
 
 from inferometer.serve.kserve import control
-from inferometer.serve.kserve.guard import Context, Unary
+from inferometer.serve.kserve.handlers import Context, Unary
 from inferometer.serve.kserve.messages import (
     KSERVE_SERVICE,
     SCHEMA,

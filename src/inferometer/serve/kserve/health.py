@@ -6,7 +6,7 @@ from collections.abc import Callable
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve.guard import Context, Service
+from inferometer.serve.kserve.handlers import Context, Service
 from inferometer.serve.kserve.messages import KSERVE_SERVICE, OWN_SERVICE
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf

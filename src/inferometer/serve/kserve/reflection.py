@@ -8,7 +8,7 @@ import grpc  # type: ignore[import-untyped]
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 
-from inferometer.serve.kserve.guard import Context, Service
+from inferometer.serve.kserve.handlers import Context, Service
 from inferometer.serve.models.types import Refused
 from inferometer.wire import protobuf
 

@@ -11,9 +11,9 @@ from collections import deque
 
 import grpc  # type: ignore[import-untyped]
 
-from inferometer.serve.kserve import grpc_codec, unread
+from inferometer.serve.kserve import backpressure, grpc_codec
 from inferometer.serve.kserve.grpc_calls import anew, deadline, inference, is_decoupled, let_go, prepare, say_times
-from inferometer.serve.kserve.guard import Context, refusal, shown
+from inferometer.serve.kserve.handlers import Context, refusal, shown
 from inferometer.serve.kserve.messages import Message, ModelInferResponse, ModelStreamInferResponse
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
@@ -44,7 +44,7 @@ class Outbox:
         self._waiting.append(message)
         self._bytes += len(message)
         self._changed.set()
-        if self._bytes > unread.GIVEN_UP and len(self._waiting) > 1:
+        if self._bytes > backpressure.GIVEN_UP and len(self._waiting) > 1:
             self._waiting.clear()
             self.has_overflown = True
 
@@ -88,7 +88,7 @@ async def infer_stream(models: Models, context: Context) -> None:
         made = grpc_codec.head(one.model, one.version, one.id, outputs, (one.queue_ns, one.compute_ns))
         outbox.put(grpc_codec.joined(made, outputs))
         if outbox.has_overflown:
-            end.refused = unread.not_read()
+            end.refused = backpressure.not_read()
             models.cancel(one)
 
     def ended(refused: Refused | None) -> None:
@@ -230,7 +230,7 @@ class Stream:
             return
         self._outbox.put(message)
         if self._outbox.has_overflown:
-            self._refused = unread.not_read()
+            self._refused = backpressure.not_read()
             self.end_input()
             self._models.cancel(one)
 

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import msgspec
 
-from inferometer.serve.models.regions import AT_ONCE
-from inferometer.serve.models.types import Facts, Inference, Refused, Tensors, Wanted
+from inferometer.serve.models.shared_memory import AT_ONCE
+from inferometer.serve.models.types import Inference, ModelSignature, Refused, Tensors, Wanted
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec
 
 NOT_FOR_THE_MODEL = frozenset(
@@ -49,7 +49,7 @@ class Taken(msgspec.Struct, frozen=True):
     """Requests may be joined: `Inference.key` is wanted."""
 
 
-def taken(model: str, max_batch: int, facts: Facts, keyed: bool) -> Taken:
+def taken(model: str, max_batch: int, facts: ModelSignature, keyed: bool) -> Taken:
     return Taken(
         model=model,
         max_batch=max_batch,

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from inferometer.errors import UserError
 from inferometer.serve.kserve.messages import ModelConfig
 from inferometer.serve.models.queue import Policy
-from inferometer.serve.models.types import Facts
+from inferometer.serve.models.types import ModelSignature
 from inferometer.tensors import DATATYPES, TensorSpec
 
 FILES = ("config.pbtxt", "config.yaml", "config.yml")
@@ -107,14 +107,14 @@ def parameter(config: Any, name: str, default: str = "") -> str:
     return str(config.parameters[name].string_value) if name in config.parameters else default
 
 
-def facts(config: Any) -> Facts:
+def facts(config: Any) -> ModelSignature:
     """The tensors, with the batch dimension where there is one; UserError where the configuration is not whole."""
     if not config.input or not config.output:
         missing = "inputs" if not config.input else "outputs"
         raise UserError(
             f"the model {config.name} has no {missing} in its configuration", f"list its {missing} in config.pbtxt"
         )
-    return Facts(
+    return ModelSignature(
         inputs=tuple(_spec(config, each, each.optional) for each in config.input),
         outputs=tuple(_spec(config, each, False) for each in config.output),
     )

@@ -16,8 +16,8 @@ from typing import Protocol
 from inferometer.errors import UserError
 from inferometer.serve.models.batches import join, split
 from inferometer.serve.models.outputs import check, check_complete, select
-from inferometer.serve.models.regions import AT_ONCE
-from inferometer.serve.models.types import HTTP_STATUS, Facts, Inference, Loaded, Output, Refused, Tensors
+from inferometer.serve.models.shared_memory import AT_ONCE
+from inferometer.serve.models.types import HTTP_STATUS, Inference, Loaded, ModelSignature, Output, Refused, Tensors
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
 
@@ -34,13 +34,13 @@ _LENGTH = 1000
 """Characters of a reason."""
 
 
-class Owner(Protocol):
+class ExecutingModel(Protocol):
     """The model, as an execution knows it."""
 
     labels: Mapping[str, tuple[str, ...]]
     batched: bool
     decoupled: bool
-    facts: Facts
+    facts: ModelSignature
     aside: Threads
     """One: answers keep their order."""
 
@@ -123,7 +123,7 @@ class Execution:
         "owner",
     )
 
-    def __init__(self, owner: Owner, instance: Instance, batch: list[Inference]) -> None:
+    def __init__(self, owner: ExecutingModel, instance: Instance, batch: list[Inference]) -> None:
         self.owner, self.instance, self.batch = owner, instance, batch
         self._cancel: Callable[[], None] | None = None
         self._is_over = False

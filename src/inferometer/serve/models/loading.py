@@ -13,10 +13,10 @@ from inferometer.serve.models import configs
 from inferometer.serve.models.execution import Instance, reason
 from inferometer.serve.models.model import Model
 from inferometer.serve.models.overrides import override
-from inferometer.serve.models.queue import Clock
-from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.queue import QueueClock
 from inferometer.serve.models.repository import Definition
-from inferometer.serve.models.types import Facts, Loaded, Loading
+from inferometer.serve.models.shared_memory import Regions
+from inferometer.serve.models.types import Loaded, Loading, ModelSignature
 from inferometer.serve.threads import in_thread
 from inferometer.tensors import TensorSpec, zeros
 
@@ -27,7 +27,7 @@ async def bring_up(
     device: str,
     *,
     regions: Regions,
-    clock: Clock,
+    clock: QueueClock,
     over: Callable[[], None],
 ) -> Model:
     loop = asyncio.get_running_loop()
@@ -101,7 +101,7 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-async def _warm_up(name: str, loaded: Loaded, facts: Facts) -> None:
+async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
     """One execution with zeros. Not where text is needed: nobody knows which the model takes; and what is begun in the loop
     has nothing to warm up."""
     if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):

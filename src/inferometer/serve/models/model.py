@@ -8,10 +8,10 @@ from typing import Any
 from inferometer.serve.models import checks
 from inferometer.serve.models.checks import named
 from inferometer.serve.models.execution import Compute, Execution, Instance, reason
-from inferometer.serve.models.queue import UNLIMITED, Clock, Policy, Queue
-from inferometer.serve.models.regions import Regions
+from inferometer.serve.models.queue import UNLIMITED, Policy, Queue, QueueClock
+from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.statistics import Reason, Statistics
-from inferometer.serve.models.types import NEVER, Facts, Inference, Output, Refused, Tensors
+from inferometer.serve.models.types import NEVER, Inference, ModelSignature, Output, Refused, Tensors
 from inferometer.serve.threads import Threads
 from inferometer.timing.clock import now
 
@@ -43,14 +43,14 @@ class Model:
         name: str,
         version: str,
         config: Any,
-        facts: Facts,
+        facts: ModelSignature,
         labels: Mapping[str, tuple[str, ...]],
         platform: str,
         policy: Policy,
         default_timeout_ns: int,
         instances: Sequence[Instance],
         regions: Regions,
-        clock: Clock,
+        clock: QueueClock,
         over: Callable[[], None],
     ) -> None:
         self.name, self.version, self.config, self.facts = name, version, config, facts

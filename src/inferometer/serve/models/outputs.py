@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.serve.models.checks import fits
-from inferometer.serve.models.regions import Place
-from inferometer.serve.models.types import Facts, Inference, Output, Refused, Tensors
+from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.models.types import Inference, ModelSignature, Output, Refused, Tensors
 from inferometer.tensors import Tensor, TensorSpec, from_numpy, shown, to_numpy
 
 Labels = Mapping[str, Sequence[str]]
@@ -40,7 +40,7 @@ def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> No
         raise Refused("INTERNAL", f"the model gave an output '{other:.60}', which its configuration does not have")
 
 
-def check_complete(tensors: Tensors, inference: Inference, facts: Facts) -> None:
+def check_complete(tensors: Tensors, inference: Inference, facts: ModelSignature) -> None:
     """All outputs are there; but a request that asked for some gets no others, and one that left out inputs may miss some."""
     if inference.wanted or len(inference.inputs) < len(facts.inputs):
         return
@@ -91,7 +91,7 @@ def _named(row: NDArray[Any], index: int, labels: Sequence[str]) -> str:
     return f"{shown}:{index}:{labels[index]}" if index < len(labels) else f"{shown}:{index}"
 
 
-def _place(tensor: Tensor, place: Place) -> Tensor:
+def _place(tensor: Tensor, place: RegionSlice) -> Tensor:
     size = len(tensor.data)
     if size > place.byte_size:
         raise Refused(

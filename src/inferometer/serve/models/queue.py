@@ -19,7 +19,7 @@ from inferometer.serve.models.types import NEVER, Inference
 UNLIMITED = 1 << 40
 
 
-class Clock(Protocol):
+class QueueClock(Protocol):
     def at(self, deadline: int, call: Callable[[], None]) -> None: ...
 
 
@@ -37,7 +37,7 @@ class Queue:
     def __init__(
         self,
         policy: Policy,
-        clock: Clock,
+        clock: QueueClock,
         now: Callable[[], int],
         start: Callable[[list[Inference]], None],
         expired: Callable[[Inference], None],

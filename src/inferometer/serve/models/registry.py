@@ -12,8 +12,8 @@ from inferometer.serve.models.alarms import Alarms
 from inferometer.serve.models.execution import reason
 from inferometer.serve.models.loading import bring_up
 from inferometer.serve.models.model import Model
-from inferometer.serve.models.regions import Regions
-from inferometer.serve.models.repository import Source
+from inferometer.serve.models.repository import ModelSource
+from inferometer.serve.models.shared_memory import Regions
 from inferometer.serve.models.types import Inference, Loader, Refused, sendable
 from inferometer.serve.threads import in_thread
 
@@ -61,9 +61,9 @@ class Models:
 
     def add_own(self, name: str, config: str, loader: Loader) -> None:
         """A model that the server brings along: its configuration as text, and what loads it. No overrides touch it."""
-        self._add(Source(name, config=config, loader=loader))
+        self._add(ModelSource(name, config=config, loader=loader))
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: ModelSource) -> None:
         name = sendable(source.name)
         if name in self._entries:
             where = source.path or "the server's own"
@@ -212,7 +212,7 @@ class Models:
         root = next((root for root in self._repositories if repository.is_name(name) and name in _listed(root)), None)
         if root is None:
             raise Refused("INTERNAL", f"failed to load '{name}', failed to poll from model repository")
-        return self._entries.setdefault(name, _Entry(Source(name, root / name, root)))
+        return self._entries.setdefault(name, _Entry(ModelSource(name, root / name, root)))
 
     async def _bring_up(self, entry: "_Entry", config: str = "") -> None:
         if entry.model is None:
@@ -278,7 +278,7 @@ class Models:
 
 
 class _Entry:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ModelSource) -> None:
         self.source = source
         self.model: Model | None = None
         self.version = ""

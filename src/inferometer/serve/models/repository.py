@@ -24,7 +24,7 @@ _TRANSFORMERS = "config.json"
 _SHOWN = 200
 
 
-class Source(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True):
     """Where a model is found again when it is to be loaded once more."""
 
     name: str
@@ -54,10 +54,10 @@ class Definition(msgspec.Struct, frozen=True):
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
-def sources(given: str) -> tuple[list[Source], Path | None]:
+def sources(given: str) -> tuple[list[ModelSource], Path | None]:
     """The models that `given` names, and the repository where it is one."""
     if given in backends.BUILTIN:
-        return [Source(given)], None
+        return [ModelSource(given)], None
     path = Path(given)
     if path.is_file():
         return [_file_source(path)], None
@@ -67,8 +67,8 @@ def sources(given: str) -> tuple[list[Source], Path | None]:
             f"give a model file, a folder or a repository, or one of {', '.join(sorted([*backends.BUILTIN, backends.SIMULATOR]))}",
         )
     if _is_model(path):
-        return [Source(path.resolve().name, path)], None
-    found = [Source(name, path / name, path) for name in _names(path)]
+        return [ModelSource(path.resolve().name, path)], None
+    found = [ModelSource(name, path / name, path) for name in _names(path)]
     if not found:
         raise UserError(
             f"{given} is neither a model nor a repository of models",
@@ -93,14 +93,14 @@ def is_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
 
 
-def _file_source(path: Path) -> Source:
+def _file_source(path: Path) -> ModelSource:
     if path.suffix not in _SUFFIXES:
         raise UserError(f"{path} is not a model file that is known", f"it ends with one of {', '.join(_SUFFIXES)}")
     name = path.stem
     if name == "model":
         folder = path.resolve().parent
         name = folder.parent.name if folder.name.isdecimal() else folder.name
-    return Source(name or "model", path)
+    return ModelSource(name or "model", path)
 
 
 def _is_model(folder: Path) -> bool:
@@ -118,7 +118,7 @@ def _is_model(folder: Path) -> bool:
 # --- definitions -----------------------------------------------------------------------------------------------------
 
 
-def define(source: Source, config_json: str = "") -> Definition:
+def define(source: ModelSource, config_json: str = "") -> Definition:
     """What is there now; `config_json` instead of the configuration's file."""
     given = configs.from_json(config_json) if config_json else None
     if source.path is None:
@@ -145,7 +145,7 @@ def define(source: Source, config_json: str = "") -> Definition:
     return Definition(source.name, version, config, backend, folder, file, _labels(source.path, config))
 
 
-def _of_file(source: Source, given: Any) -> Definition:
+def _of_file(source: ModelSource, given: Any) -> Definition:
     assert source.path is not None
     path = source.path.resolve()
     config = given or ModelConfig()
@@ -231,7 +231,7 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
     return labels
 
 
-def _check_inside(source: Source) -> None:
+def _check_inside(source: ModelSource) -> None:
     """No link in a repository's model leads out of the repository."""
     if source.root is None or source.path is None:
         return

@@ -203,7 +203,7 @@ Loader = Callable[[Loading], Loaded]
 """Raises UserError where the model cannot be loaded: what is wrong, and what to do (install an extra, fix the file)."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ModelSignature(msgspec.Struct, frozen=True):
     """A model's inputs and outputs as the metadata has them, with -1 for the batch where it takes one."""
 
     inputs: tuple[TensorSpec, ...]

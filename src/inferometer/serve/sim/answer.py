@@ -15,7 +15,7 @@ from inferometer.serve.http.parse import Request
 from inferometer.serve.sim import frames
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
-from inferometer.serve.sim.openai import Ask
+from inferometer.serve.sim.openai import CompletionRequest
 from inferometer.serve.sim.shaping import Slow, Split
 from inferometer.serve.sim.truth import Row
 from inferometer.timing.clock import now
@@ -27,7 +27,7 @@ IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage",
 _FRAME_ERROR = frames.error_body("the simulator was told to fail here", "server_error", "injected")
 
 
-class Answer(Job):
+class SimResponse(Job):
     __slots__ = (
         "_at", "_careful", "_connection", "_done", "_fault", "_finish", "_held", "_http10", "_id", "_keep_alive", "_prefix", "_server",
         "_stamps", "_style", "_trip", "_write", "_written", "ask", "ended",
@@ -38,7 +38,7 @@ class Answer(Job):
         server: "Simulator",
         connection: Connection,
         request: Request,
-        ask: Ask,
+        ask: CompletionRequest,
         *,
         n: int,
         n_in: int,

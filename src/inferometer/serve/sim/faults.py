@@ -49,7 +49,7 @@ class Fault(msgspec.Struct, frozen=True):
     """A status, a number of bytes, or ns."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class FaultRule(msgspec.Struct, frozen=True):
     fault: Fault
     share: float = 0.0
     nth: int = 0
@@ -89,24 +89,24 @@ def _scaled(kind: str, value: float) -> int:
     return round(value) if kind in ("reject", "split") else round(value * NS)
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> FaultRule:
     """`KIND[=ARG][@WHEN]`"""
     what, at, when = text.partition("@")
     fault = parse_fault(what)
     try:
         if not at:
-            return Rule(fault, every=1)
+            return FaultRule(fault, every=1)
         if when.startswith("#"):
-            return Rule(fault, nth=_ordinal(when[1:]))
+            return FaultRule(fault, nth=_ordinal(when[1:]))
         if when.startswith("every="):
-            return Rule(fault, every=_ordinal(when[6:]))
+            return FaultRule(fault, every=_ordinal(when[6:]))
         if when.startswith("t="):
-            return Rule(fault, after=round(parse_seconds(when[2:]) * NS))
+            return FaultRule(fault, after=round(parse_seconds(when[2:]) * NS))
         if when.endswith("%"):
             share = float(when[:-1]) / 100
             if not 0 < share <= 1 or math.isnan(share):
                 raise ValueError(f"expected a share such as 5%, got {when!r}")
-            return Rule(fault, share=share)
+            return FaultRule(fault, share=share)
         raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @, got {when!r}")
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None

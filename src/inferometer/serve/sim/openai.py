@@ -28,7 +28,7 @@ class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
         self.headers = headers
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class CompletionRequest(msgspec.Struct, frozen=True, gc=False):
     """What is asked, of both endpoints alike."""
 
     chat: bool
@@ -49,7 +49,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class _Body(msgspec.Struct, frozen=True):
+class _CompletionJson(msgspec.Struct, frozen=True):
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -59,7 +59,7 @@ class _Body(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
 
 
-class _Completion(_Body, frozen=True, kw_only=True):
+class _Completion(_CompletionJson, frozen=True, kw_only=True):
     prompt: str | list[int | str | list[int]]
 
 
@@ -73,7 +73,7 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | list[_Part] | None = None
 
 
-class _Chat(_Body, frozen=True, kw_only=True):
+class _Chat(_CompletionJson, frozen=True, kw_only=True):
     messages: list[_Message]
 
 
@@ -81,7 +81,7 @@ _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
 
 
-def completion(body: bytes, model: str) -> Ask:
+def completion(body: bytes, model: str) -> CompletionRequest:
     """POST /v1/completions"""
     asked = _decode(_completion, body)
     prompt = asked.prompt
@@ -94,7 +94,7 @@ def completion(body: bytes, model: str) -> Ask:
     raise Refusal(400, "prompt must be one string or one list of token ids", "invalid_prompt")
 
 
-def chat(body: bytes, model: str) -> Ask:
+def chat(body: bytes, model: str) -> CompletionRequest:
     """POST /v1/chat/completions"""
     asked = _decode(_chat, body)
     return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
@@ -120,7 +120,9 @@ def _texts(message: _Message) -> list[str]:
     return [part.text for part in message.content]
 
 
-def _ask(asked: _Body, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()) -> Ask:
+def _ask(
+    asked: _CompletionJson, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
+) -> CompletionRequest:
     if asked.model is not None and asked.model != model:
         raise Refusal(404, f"the model {asked.model!r} does not exist; {model!r} is served", "model_not_found")
     if asked.n not in (None, 1):
@@ -136,4 +138,4 @@ def _ask(asked: _Body, model: str, *, chat: bool, texts: tuple[str, ...] = (), i
         raise Refusal(400, f"max_tokens is {n_out}: at least 1", "invalid_max_tokens")
     options = asked.stream_options or _StreamOptions()
     running = options.continuous_usage_stats
-    return Ask(chat, asked.stream, options.include_usage or running, running, n_out, texts, ids)
+    return CompletionRequest(chat, asked.stream, options.include_usage or running, running, n_out, texts, ids)

@@ -12,7 +12,7 @@ tokenizer whole.
 from itertools import chain
 
 from inferometer.serve.sim.frames import json_bytes
-from inferometer.serve.sim.openai import Ask
+from inferometer.serve.sim.openai import CompletionRequest
 from inferometer.workload.tokenizer import Tokenizer, load, words
 
 _KEPT_TEXTS = 4096
@@ -55,10 +55,10 @@ class Prompts:
         self._counts: dict[str, int] = {}
         self._chars = 0
 
-    def count(self, ask: Ask) -> int:
+    def count(self, ask: CompletionRequest) -> int:
         return len(ask.ids) if ask.ids else sum(map(self._count, ask.texts))
 
-    def ids(self, ask: Ask) -> list[int]:
+    def ids(self, ask: CompletionRequest) -> list[int]:
         if ask.ids:
             return list(ask.ids)
         return [token for text in ask.texts for piece in self._pieces(text) for token in piece]

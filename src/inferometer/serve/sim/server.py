@@ -11,14 +11,14 @@ from inferometer.serve.http import answers, token
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
 from inferometer.serve.sim import frames, openai
-from inferometer.serve.sim.answer import Answer
+from inferometer.serve.sim.answer import SimResponse
 from inferometer.serve.sim.batch import BatchTiming
 from inferometer.serve.sim.clockwork import Clockwork
 from inferometer.serve.sim.faults import Fault, Faults, parse_fault
 from inferometer.serve.sim.fixed import FixedTiming
 from inferometer.serve.sim.kv import block_keys
 from inferometer.serve.sim.metrics import Counters
-from inferometer.serve.sim.openai import Ask, Refusal
+from inferometer.serve.sim.openai import CompletionRequest, Refusal
 from inferometer.serve.sim.prompts import Prompts, Words
 from inferometer.serve.sim.settings import Batch, Fixed, Sim
 from inferometer.serve.sim.truth import Row, TruthLog
@@ -26,7 +26,7 @@ from inferometer.timing.clock import now
 
 _FLUSH_NS = 250_000_000
 _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
-_PARSERS: dict[bytes, Callable[[bytes, str], Ask]] = {
+_PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
     b"/v1/completions": openai.completion,
     b"/v1/chat/completions": openai.chat,
 }
@@ -45,7 +45,7 @@ class Simulator:
         self._prompts = Prompts()
         self._faults = Faults(settings.faults, settings.seed)
         self._truth = TruthLog(settings.truth) if settings.truth is not None else None
-        self._active: set[Answer] = set()
+        self._active: set[SimResponse] = set()
         self._n = 0
         self.clockwork = Clockwork(loop, self.timing)
         if self._truth is not None:
@@ -67,7 +67,7 @@ class Simulator:
         except Refusal as refusal:
             self._refuse(connection, request, refusal)
 
-    def _generate(self, connection: Connection, request: Request, ask: Ask) -> None:
+    def _generate(self, connection: Connection, request: Request, ask: CompletionRequest) -> None:
         if ask.stream and request.http10:
             raise Refusal(400, "streaming needs HTTP/1.1", "http_version")
         n_in = self.length(ask)
@@ -82,7 +82,7 @@ class Simulator:
         keys: tuple[int, ...] = ()
         if isinstance(timing, Batch) and timing.prefix_cache:
             keys = block_keys(self._prompts.ids(ask), timing.block)
-        answer = Answer(self, connection, request, ask, n=self._n, n_in=n_in, keys=keys, fault=fault)
+        answer = SimResponse(self, connection, request, ask, n=self._n, n_in=n_in, keys=keys, fault=fault)
         if not self.timing.add(answer, request.arrived):
             self._log_unanswered(request, n_in, "queue_full")
             raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
@@ -95,7 +95,7 @@ class Simulator:
         self._n += 1
         return self._n
 
-    def length(self, ask: Ask) -> int:
+    def length(self, ask: CompletionRequest) -> int:
         """Tokens of the prompt; a Refusal where it and the answer are too long."""
         n_in = self._prompts.count(ask)
         self._check_length(n_in, ask.n_out)
@@ -109,7 +109,7 @@ class Simulator:
             message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the KV cache can hold"
             raise Refusal(400, message, "context_length_exceeded")
 
-    def ended(self, answer: Answer, stamps: "array[int]", aborted: bool) -> None:
+    def ended(self, answer: SimResponse, stamps: "array[int]", aborted: bool) -> None:
         """An answer is through, well or not: count it and log its truth."""
         self._active.discard(answer)
         counters = self.counters

@@ -14,21 +14,21 @@ nothing of a connection's state, so it serves any number of requests on any conn
     client.py   the connection: what was read
 """
 
-from inferometer.wire.http2.client import Client
+from inferometer.wire.http2.client import Http2Client
 from inferometer.wire.http2.events import Data, Event, GoAway, Headers, Http2Error, Reset
+from inferometer.wire.http2.fast_path import Layout
 from inferometer.wire.http2.frames import CANCEL, NO_ERROR, REFUSED_STREAM, code_name
 from inferometer.wire.http2.hpack import encode
-from inferometer.wire.http2.whole import Layout
 
 __all__ = [
     "CANCEL",
     "NO_ERROR",
     "REFUSED_STREAM",
-    "Client",
     "Data",
     "Event",
     "GoAway",
     "Headers",
+    "Http2Client",
     "Http2Error",
     "Layout",
     "Reset",

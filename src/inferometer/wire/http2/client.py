@@ -19,7 +19,8 @@ Rules:
 from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.http2 import control, frames
 from inferometer.wire.http2.events import Data, Event, Headers, Http2Error
-from inferometer.wire.http2.fields import Reader
+from inferometer.wire.http2.fast_path import Layout, Layouts
+from inferometer.wire.http2.fields import HeaderReader
 from inferometer.wire.http2.frames import (
     CANCEL,
     CONTINUATION,
@@ -40,8 +41,7 @@ from inferometer.wire.http2.frames import (
     unpack_head,
 )
 from inferometer.wire.http2.hpack import HpackError
-from inferometer.wire.http2.outbox import Outbox, Stream
-from inferometer.wire.http2.whole import Layout, Layouts
+from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 
 _ANY = -1
 _SHAPE = END_HEADERS | PADDED | PRIORITIZED
@@ -51,7 +51,7 @@ _BLOCK_FACTOR = 4
 """A header block may have so many times the bytes that a header list may: beyond it, it is not even decoded."""
 
 
-class Client:
+class Http2Client:
     __slots__ = (
         *("_block", "_block_flags", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_error"),
         *("_expects", "_expects_on", "_half", "_kept", "_kept_size", "_known", "_layouts", "_max_frame"),
@@ -68,7 +68,7 @@ class Client:
         self.outbox = Outbox()
         """What is to be written. Its `is_closing`, `max_streams`, `request` and `take` are the same as here, without a detour."""
         self._streams = self.outbox.streams
-        self._reader = Reader(max_header_list)
+        self._reader = HeaderReader(max_header_list)
         self._known = self._reader.known
         self._layouts = Layouts()
         self._max_list = max_header_list
@@ -299,7 +299,7 @@ class Client:
         self.outbox.hurry(frames.window_update(0, self._received))
         self._received = 0
 
-    def _top_up_stream(self, stream: Stream, events: list[Event]) -> Stream | None:
+    def _top_up_stream(self, stream: OutgoingStream, events: list[Event]) -> OutgoingStream | None:
         """The stream, unless this was the end of it."""
         if stream.received > self._window:
             message = "the server sent more than the stream's window"

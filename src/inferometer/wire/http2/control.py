@@ -17,7 +17,7 @@ from inferometer.wire.http2.frames import (
     kind_name,
     unpack_number,
 )
-from inferometer.wire.http2.outbox import Outbox, Stream
+from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def check_closed(outbox: Outbox, kind: int, number: int) -> None:
         raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} on stream {number}, which nobody opened")
 
 
-def give_up(outbox: Outbox, stream: Stream, code: int, message: str, events: list[Event]) -> None:
+def give_up(outbox: Outbox, stream: OutgoingStream, code: int, message: str, events: list[Event]) -> None:
     """The server broke the rules on this stream, and on this one only."""
     outbox.reset(stream, code)
     events.append(Reset(stream.number, code, message, False))

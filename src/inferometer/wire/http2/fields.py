@@ -11,7 +11,7 @@ import msgspec
 
 from inferometer.wire.http2.events import Fields
 from inferometer.wire.http2.frames import ENHANCE_YOUR_CALM, NO_ERROR, PROTOCOL_ERROR
-from inferometer.wire.http2.hpack import Decoder
+from inferometer.wire.http2.hpack import HpackDecoder
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
@@ -31,13 +31,13 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     code: int = NO_ERROR
 
 
-class Reader:
+class HeaderReader:
     """One connection's header blocks, in the order in which they came."""
 
     __slots__ = ("_decoder", "_limit", "known")
 
     def __init__(self, limit: int) -> None:
-        self._decoder = Decoder()
+        self._decoder = HpackDecoder()
         self._limit = limit
         self.known: dict[bytes, Block] = {}
         """What needs no `read` again. Emptied when the table changes."""

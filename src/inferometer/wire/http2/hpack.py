@@ -95,7 +95,7 @@ def _pack_integer(value: int, bits: int, pattern: int) -> bytes:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-class Decoder:
+class HpackDecoder:
     """One connection's blocks, in the order in which they came, to lists of fields."""
 
     __slots__ = ("_max_size", "_most", "_size", "_table", "changes")

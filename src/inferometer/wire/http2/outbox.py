@@ -27,7 +27,7 @@ _MAX_ANSWERS = 10_000
 """Answers that wait to be written. A server that asks for more without reading means no good."""
 
 
-class Stream(msgspec.Struct, gc=False):
+class OutgoingStream(msgspec.Struct, gc=False):
     number: int
     window: int
     """Bytes of body that the server still allows; below 0 after it lowered INITIAL_WINDOW_SIZE."""
@@ -48,7 +48,7 @@ class Outbox:
     )
 
     def __init__(self) -> None:
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, OutgoingStream] = {}
         self.next = 1
         self.is_closing = False
         self.blocked = 0
@@ -59,7 +59,7 @@ class Outbox:
         self._urgent: list[bytes] = []
         self._ordered: deque[bytes] = deque()
         self._ordered_size = 0
-        self._ready: OrderedDict[int, Stream] = OrderedDict()
+        self._ready: OrderedDict[int, OutgoingStream] = OrderedDict()
         self._has_table = True  # the server believes that our encoder uses a table of the default size
         self._prefix = b""  # of the next header block
 
@@ -85,11 +85,11 @@ class Outbox:
         ):
             piece = b"".join((head(length << 8 | 1, 4, number), block, head(size << 8, end, number), body))
             self._window -= size
-            self.streams[number] = Stream(number, self.initial_window - size, end)
+            self.streams[number] = OutgoingStream(number, self.initial_window - size, end)
             self._ordered.append(piece)
             self._ordered_size += len(piece)
             return number
-        stream = self.streams[number] = Stream(number, self.initial_window, is_ended=False)
+        stream = self.streams[number] = OutgoingStream(number, self.initial_window, is_ended=False)
         self.put(frames.headers(number, block, end and not size))
         if size:
             self._body(stream, body, end)
@@ -106,7 +106,7 @@ class Outbox:
         elif not 0 < number < self.next or not number & 1:
             raise RuntimeError(f"there never was a stream {number}")
 
-    def _body(self, stream: Stream, body: bytes, end: bool) -> None:
+    def _body(self, stream: OutgoingStream, body: bytes, end: bool) -> None:
         size = len(body)
         stream.is_ended = end
         if stream.queue:
@@ -121,7 +121,7 @@ class Outbox:
         else:
             self._wait(stream, body)
 
-    def _wait(self, stream: Stream, body: bytes) -> None:
+    def _wait(self, stream: OutgoingStream, body: bytes) -> None:
         if body:
             if stream.queue is None:
                 stream.queue = deque()
@@ -129,7 +129,7 @@ class Outbox:
             self.blocked += len(body)
             self._wake(stream)
 
-    def _wake(self, stream: Stream) -> None:
+    def _wake(self, stream: OutgoingStream) -> None:
         if stream.window > 0 and stream.queue:
             self._ready[stream.number] = stream
 
@@ -152,18 +152,18 @@ class Outbox:
 
     # --- the end of a stream ---
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: OutgoingStream) -> None:
         """The answer is complete. What is left of the request is of no use any more, and the server may forget it."""
         if stream.queue or not stream.is_ended:
             self.reset(stream, frames.NO_ERROR)
         else:
             del self.streams[stream.number]
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: OutgoingStream, code: int) -> None:
         self.drop(stream)
         self.put(frames.rst_stream(stream.number, code))
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: OutgoingStream) -> None:
         del self.streams[stream.number]
         if stream.queue:
             self.blocked -= sum(map(len, stream.queue))
@@ -185,7 +185,7 @@ class Outbox:
         if self._window > MAX_NUMBER:
             raise Http2Error(frames.FLOW_CONTROL_ERROR, "the server opened the connection's window beyond 2^31-1 bytes")
 
-    def widen_stream(self, stream: Stream, increment: int) -> bool:
+    def widen_stream(self, stream: OutgoingStream, increment: int) -> bool:
         """False: more than a window may be."""
         stream.window += increment
         if stream.window > MAX_NUMBER:

@@ -10,9 +10,9 @@ from inferometer import __version__
 from inferometer.config.schema import Server
 from inferometer.types import Calls, Decoder, Request
 from inferometer.wire import grpc as grpc_wire
-from inferometer.wire.http1 import Body, TimedResponseDecoder, numbered
+from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder, numbered
 from inferometer.wire.kserve import generate, grpc, http
-from inferometer.wire.kserve.http import CountedAnswer, InferOptions, ShmRef
+from inferometer.wire.kserve.http import CountedResponse, InferOptions, ShmRef
 from inferometer.wire.target import Target
 
 Parameters = dict[str, bool | int | float | str]
@@ -73,7 +73,7 @@ def over_http(
         bodies.append((own | packed, body))
     path = http.infer_path(model, server.version or "")
     heads, tails = numbered(targets, path, AGENT | server.headers | secrets, bodies, tag)
-    return _calls(heads, tails, requests, sequenced, decoder=partial(_decoder, CountedAnswer))
+    return _calls(heads, tails, requests, sequenced, decoder=partial(_decoder, CountedResponse))
 
 
 def over_grpc(
@@ -92,7 +92,7 @@ def over_grpc(
         message = grpc.infer_request(model, server.version or "", request.payload, options)
         tails.append(grpc_wire.framed(message, server.compression))
     path = grpc.STREAM_INFER if server.stream else grpc.INFER
-    answer = partial(grpc_wire.GrpcAnswer, True, grpc.stream_error) if server.stream else grpc_wire.GrpcAnswer
+    answer = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if server.stream else grpc_wire.GrpcResponse
     return _calls(grpc_heads(server, targets, secrets, path), tuple(tails), requests, sequenced, answer=answer)
 
 
@@ -142,7 +142,7 @@ def _prompt(request: Request) -> str:
     return "\n".join(str(turn.get("content", "")) for turn in request.payload if isinstance(turn, dict))
 
 
-def _decoder(body: Callable[[], Body]) -> Decoder:
+def _decoder(body: Callable[[], BodyDecoder]) -> Decoder:
     return TimedResponseDecoder(body())
 
 

@@ -13,7 +13,7 @@ import msgspec
 from inferometer.types import ONE_TOKEN, Event, Fail
 from inferometer.wire.http1 import error_message, not_json
 from inferometer.wire.kserve.control import model_path
-from inferometer.wire.openai import StreamedAnswer
+from inferometer.wire.openai import StreamedResponse
 
 
 def generate_path(model: str, version: str = "", stream: bool = False) -> str:
@@ -31,12 +31,12 @@ def request_body(
     return msgspec.json.encode(body | dict(extra or {}))
 
 
-class _Answer(msgspec.Struct, gc=False):
+class _GenerateJson(msgspec.Struct, gc=False):
     text_output: Any = None
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_GenerateJson).decode
 
 
 def _text(output: Any) -> str:
@@ -48,7 +48,7 @@ def _text(output: Any) -> str:
     return "" if output is None else str(output)
 
 
-class StreamedText(StreamedAnswer):
+class StreamedText(StreamedResponse):
     """The body of a streamed answer: events as of OpenAI's, which mean something else."""
 
     __slots__ = ()

@@ -17,7 +17,7 @@ from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elemen
 from inferometer.wire import protobuf
 from inferometer.wire.failures import bounded
 from inferometer.wire.kserve import control
-from inferometer.wire.kserve.http import InferAnswer, InferOptions, Parameter, ShmOutput, ShmRef
+from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput, ShmRef
 
 _SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{_SERVICE}/ModelInfer"
@@ -125,12 +125,12 @@ _CONTENTS = {
 _NO_SHM: Mapping[str, ShmRef] = {}
 
 
-def infer_answer(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferAnswer:
+def infer_answer(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse:
     """A ModelInferResponse. `shm_outputs` are those that the request named: Triton's answer does not repeat them."""
     return _read_answer(protobuf.parse(_class("ModelInferResponse"), data), shm_outputs)
 
 
-def stream_answer(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferAnswer | str:
+def stream_answer(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse | str:
     """A message of ModelStreamInfer: an answer, or the server's error message."""
     if _is_bare(data):
         return infer_answer(data, shm_outputs)
@@ -179,8 +179,8 @@ def _is_bare(data: bytes) -> bool:
     return place < end and data[place] in _ONLY_BARE
 
 
-def _read_answer(answer: Any, shm_outputs: Mapping[str, ShmRef]) -> InferAnswer:
-    return InferAnswer(
+def _read_answer(answer: Any, shm_outputs: Mapping[str, ShmRef]) -> InferResponse:
+    return InferResponse(
         model=answer.model_name,
         version=answer.model_version,
         id=answer.id,
@@ -265,7 +265,7 @@ def _typed(output: Any) -> Tensor:
 T = TypeVar("T")
 
 
-class Call(msgspec.Struct, Generic[T], frozen=True):
+class ControlCall(msgspec.Struct, Generic[T], frozen=True):
     what: str
     """What is asked for, for messages."""
     path: str
@@ -273,57 +273,57 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
     parse: Callable[[bytes], T]
 
 
-def live() -> Call[bool]:
+def live() -> ControlCall[bool]:
     return _call("ServerLive", {}, control.live(), _flag("live"))
 
 
-def ready() -> Call[bool]:
+def ready() -> ControlCall[bool]:
     return _call("ServerReady", {}, control.ready(), _flag("ready"))
 
 
-def model_ready(model: str, version: str = "") -> Call[bool]:
+def model_ready(model: str, version: str = "") -> ControlCall[bool]:
     return _call("ModelReady", _named(model, version), control.model_ready(model, version), _flag("ready"))
 
 
-def server_metadata() -> Call[control.ServerMetadata]:
+def server_metadata() -> ControlCall[control.ServerMetadata]:
     question = control.server_metadata()
     return _call("ServerMetadata", {}, question, question.parse)
 
 
-def model_metadata(model: str, version: str = "") -> Call[control.ModelMetadata]:
+def model_metadata(model: str, version: str = "") -> ControlCall[control.ModelMetadata]:
     question = control.model_metadata(model, version)
     return _call("ModelMetadata", _named(model, version), question, question.parse)
 
 
-def model_config(model: str, version: str = "") -> Call[control.ModelConfig]:
+def model_config(model: str, version: str = "") -> ControlCall[control.ModelConfig]:
     question = control.model_config(model, version)
     return _call("ModelConfig", _named(model, version), question, lambda tree: question.parse(tree["config"]))
 
 
-def repository_index() -> Call[tuple[control.IndexEntry, ...]]:
+def repository_index() -> ControlCall[tuple[control.IndexEntry, ...]]:
     question = control.repository_index()
     return _call("RepositoryIndex", {}, question, lambda tree: question.parse(tree["models"]))
 
 
-def statistics(model: str = "", version: str = "") -> Call[tuple[control.ModelStatistics, ...]]:
+def statistics(model: str = "", version: str = "") -> ControlCall[tuple[control.ModelStatistics, ...]]:
     """Of one model, or of all."""
     question = control.statistics(model, version)
     return _call("ModelStatistics", _named(model, version), question, question.parse)
 
 
-def shm_register(region: str, key: str, byte_size: int, offset: int = 0) -> Call[None]:
+def shm_register(region: str, key: str, byte_size: int, offset: int = 0) -> ControlCall[None]:
     question = control.shm_register(region, key, byte_size, offset)
     request = {"name": region, "key": key, "offset": offset, "byte_size": byte_size}
     return _call("SystemSharedMemoryRegister", request, question, question.parse)
 
 
-def shm_unregister(region: str = "") -> Call[None]:
+def shm_unregister(region: str = "") -> ControlCall[None]:
     """One region, or all of them, other clients' too."""
     question = control.shm_unregister(region)
     return _call("SystemSharedMemoryUnregister", {"name": region}, question, question.parse)
 
 
-def shm_status(region: str = "") -> Call[tuple[control.ShmStatus, ...]]:
+def shm_status(region: str = "") -> ControlCall[tuple[control.ShmStatus, ...]]:
     """Of one region, or of all."""
     question = control.shm_status(region)
     return _call(
@@ -334,7 +334,7 @@ def shm_status(region: str = "") -> Call[tuple[control.ShmStatus, ...]]:
     )
 
 
-def read(call: Call[T], status: int, said: str, message: bytes) -> T:
+def read(call: ControlCall[T], status: int, said: str, message: bytes) -> T:
     """The typed answer, from grpc-status, grpc-message and the answer's message; NotOffered or UserError where there is none."""
     if status == _UNIMPLEMENTED:
         raise control.NotOffered(f"the server does not offer {call.what} ({bounded(said) or 'UNIMPLEMENTED'})")
@@ -346,7 +346,9 @@ def read(call: Call[T], status: int, said: str, message: bytes) -> T:
 _UNIMPLEMENTED = 12
 
 
-def _call(method: str, request: dict[str, Any], question: control.Question[T], parse: Callable[[Any], T]) -> Call[T]:
+def _call(
+    method: str, request: dict[str, Any], question: control.Question[T], parse: Callable[[Any], T]
+) -> ControlCall[T]:
     """The same question over gRPC. Answers as trees are those of HTTP, so that control.py reads both."""
     found = protobuf.own("kserve").method(f"{_SERVICE}/{method}")
 
@@ -357,7 +359,7 @@ def _call(method: str, request: dict[str, Any], question: control.Question[T], p
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"asked for {question.what}, the server answered with something else: {error}") from None
 
-    return Call(question.what, found.path, protobuf.encode(found.input, request), parse_message)
+    return ControlCall(question.what, found.path, protobuf.encode(found.input, request), parse_message)
 
 
 def _named(model: str, version: str) -> dict[str, Any]:

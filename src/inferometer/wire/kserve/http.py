@@ -59,7 +59,7 @@ class InferOptions(msgspec.Struct, frozen=True):
     """Outputs to be written into shared memory. Naming one asks for it."""
 
 
-class InferAnswer(msgspec.Struct, frozen=True):
+class InferResponse(msgspec.Struct, frozen=True):
     model: str
     version: str
     id: str
@@ -172,7 +172,7 @@ def _plain(encoding: str, body: bytes) -> bytes:
 
 def decode(
     status: int, headers: Mapping[str, str], body: bytes, shm_outputs: Mapping[str, ShmRef] | None = None
-) -> InferAnswer:
+) -> InferResponse:
     """The whole answer; UserError with the server's words, or with what is wrong about its bytes.
 
     `shm_outputs` are those of the request: Triton's answer names an output in shared memory, but not where it is.
@@ -191,7 +191,7 @@ def decode(
     if tree.get("error") is not None:
         raise UserError(f"the server answered 200 with an error: {error_message(body[:end])}")
     try:
-        return InferAnswer(
+        return InferResponse(
             model=str(tree.get("model_name") or ""),
             version=str(tree.get("model_version") or ""),
             id=str(tree.get("id") or ""),
@@ -263,7 +263,7 @@ _KEPT = 4096
 _ERROR_FIRST = re.compile(rb'\s*\{\s*"error"\s*:\s*[^n\s]')  # null is no error
 
 
-class CountedAnswer:
+class CountedResponse:
     """The body of an answer, JSON or binary, that nobody wants to read: its size, and whether it is an error.
 
     Only its start is kept. An unescaped `"outputs"` in it is the key of an inference answer, since a quoted one would have

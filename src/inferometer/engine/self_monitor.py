@@ -1,0 +1,59 @@
+"""How this process fares while it measures: its CPU, memory, standstills of its loop, and steps of the wall clock.
+
+A tick every 5 ms is late by as long as the loop stood still; every half second the worst of it becomes a sample.
+"""
+
+import time
+
+import psutil
+
+from inferometer.engine.reader import StampClock
+from inferometer.records import Sample
+from inferometer.timing.clock import now, wall_offset
+
+TICK = 5_000_000
+_SAMPLE_EVERY = 100  # ticks
+_STALL = 10_000_000
+
+
+class SelfMonitor:
+    def __init__(self, shard: int, clock: StampClock, t0: int) -> None:
+        self._shard = shard
+        self._clock = clock
+        self._t0 = t0
+        self._offset = clock.offset
+        self._process = psutil.Process()
+        self._ticks = 0
+        self._stall = 0
+        self._stalled = 0
+        self._from = now()
+        self._cpu = time.process_time_ns()
+
+    def tick(self, due: int, in_flight: int) -> Sample | None:
+        """A tick that was due at `due`; a sample when it is time for one."""
+        late = now() - due
+        if late > self._stall:
+            self._stall = late
+        if late >= _STALL:
+            self._stalled += late
+        self._ticks += 1
+        return self.sample(in_flight) if self._ticks % _SAMPLE_EVERY == 0 else None
+
+    def sample(self, in_flight: int) -> Sample:
+        """The time since the last sample."""
+        at, cpu = now(), time.process_time_ns()
+        if self._clock.kernel_stamps:
+            self._clock.offset = wall_offset()
+        sample = Sample(
+            shard=self._shard,
+            at=at - self._t0,
+            cpu=(cpu - self._cpu) / max(at - self._from, 1),
+            rss=self._process.memory_info().rss,
+            memory=psutil.virtual_memory().percent / 100,
+            stall=self._stall,
+            stalled=self._stalled,
+            clock_step=(self._clock.offset if self._clock.kernel_stamps else wall_offset()) - self._offset,
+            in_flight=in_flight,
+        )
+        self._from, self._cpu, self._stall, self._stalled = at, cpu, 0, 0
+        return sample

@@ -1,0 +1,122 @@
+"""A result for programs: JSON (times in seconds), and the outputs as numpy arrays."""
+
+import base64
+import io
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.errors import UserError
+from inferometer.infer import time_split, tokens
+from inferometer.infer.result import ClassScore, Response, Result
+from inferometer.tensors import Tensor, to_numpy
+from inferometer.units import NS
+
+SCHEMA = 1
+
+
+def to_json(result: Result, error: str = "") -> bytes:
+    """`error`: why a stream failed after what is here."""
+    tree: dict[str, Any] = {
+        "schema": SCHEMA,
+        "url": result.url,
+        "api": result.api,
+        "model": result.model,
+        "version": result.version,
+        "timing": _timing(result),
+    }
+    if error:
+        tree["error"] = error
+    if result.kind == "tensors":
+        tree["inputs"] = [_about(one.tensor) | {"source": one.source} for one in result.inputs]
+        tree["responses"] = [_response(one) for one in result.responses]
+    if result.spoken is not None:
+        tree |= {"text": result.spoken.text, "tokens": tokens.measured(result)}
+    if result.kind == "method":
+        tree["messages"] = [{"at": at / NS, "message": message} for at, message in result.messages]
+    return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
+
+
+def _timing(result: Result) -> dict[str, Any]:
+    instants, server = result.instants, result.server
+    tree: dict[str, Any] = {part.name: part.length / NS for part in time_split.parts(instants)}
+    tree |= {
+        "total": (instants.done - instants.connect_from) / NS,
+        "request": (instants.done - instants.sent) / NS,
+        "bytes_out": instants.bytes_out,
+        "bytes_in": instants.bytes_in,
+        "tls": instants.tls,
+        "stamps": "kernel" if instants.by_kernel else "user",
+    }
+    if isinstance(server, str):
+        tree["no_server"] = server
+    elif server is not None:
+        rest = time_split.rest(instants, server)
+        tree["server"] = {
+            "queue": server.queue / NS if server.queue >= 0 else None,
+            "compute": server.compute / NS if server.compute >= 0 else None,
+            "rest": rest / NS if rest is not None else None,
+            "source": server.source,
+            "requests": server.requests,
+        }
+    return tree
+
+
+def _response(response: Response) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "at": response.at / NS,
+        "outputs": [_about(one) | {"data": _values(one)} for one in response.outputs],
+    }
+    if response.classes:
+        tree["classes"] = {name: [list(map(_class, row)) for row in rows] for name, rows in response.classes.items()}
+    return tree
+
+
+def _class(one: ClassScore) -> dict[str, Any]:
+    return {"score": one.score, "index": one.index, "label": one.label}
+
+
+def _about(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def _values(tensor: Tensor) -> list[Any]:
+    """Flat, row-major. BYTES as text where they are, else {"b64": ...}; what JSON has no number for is null."""
+    values: list[Any] = to_numpy(tensor).reshape(-1).tolist()
+    return [_text(one) for one in values] if tensor.datatype == "BYTES" else values
+
+
+def _text(raw: bytes) -> str | dict[str, str]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(raw).decode()}
+
+
+# --- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def to_npz(result: Result) -> bytes:
+    """The outputs by name; those of several answers as NAME.0, NAME.1 ..."""
+    several = len(result.responses) > 1
+    arrays = {
+        f"{one.name}.{place}" if several else one.name: _array(one)
+        for place, response in enumerate(result.responses)
+        for one in response.outputs
+    }
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    array = to_numpy(tensor)
+    if tensor.datatype != "BYTES":
+        return array
+    if any(raw.endswith(b"\0") for raw in array.reshape(-1)):
+        raise UserError(
+            f"output {tensor.name}: an element ends in a zero byte, which an .npz file does not keep", "use --json"
+        )
+    return array.astype(bytes)

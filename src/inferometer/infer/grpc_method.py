@@ -1,0 +1,73 @@
+"""Any method of any gRPC service: JSON (or an encoded message) in, JSON out."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from inferometer.errors import UserError
+from inferometer.infer import files, time_split
+from inferometer.infer.endpoint import Endpoint
+from inferometer.infer.result import Result
+from inferometer.probe import roundtrip
+from inferometer.types import Event, Fail, Request, ServerTiming
+from inferometer.wire import calls, protobuf
+from inferometer.wire.calls import CallContext
+from inferometer.wire.grpc import GrpcResponse
+from inferometer.wire.kserve.calls import Sequenced
+from inferometer.wire.protobuf import Method
+from inferometer.workload.messages import is_encoded
+
+
+def ask(whom: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
+    """What was answered and, of a stream that failed after some answers, why."""
+    server, reached = whom.server, whom.reached
+    method = protobuf.load(reached.descriptors).method(server.method or "")
+    payload = messages(method, data)
+    asked = CallContext(server, "", reached.targets, reached.secrets, "infer", reached.descriptors)
+    made = calls.encode(asked, [Request(0, payload, 0, 0)], Sequenced())
+    kept: list[bytes] = []
+    arrived: list[tuple[int, bytes]] = []
+    timings: list[ServerTiming] = []
+
+    def note(at: int, events: Sequence[Event]) -> None:
+        arrived.extend((at, one) for one in kept)
+        kept.clear()
+        timings.extend(event for event in events if isinstance(event, ServerTiming))
+
+    answer = GrpcResponse(method.server_streaming, None, kept)
+    instants, fail = roundtrip.over_grpc(whom.place, made.heads[0], made.tails[0], answer, note, server.deadline)
+    if not arrived:
+        whom.raise_for(fail)
+    result = Result(
+        kind="method",
+        url=whom.place.target.url,
+        api=f"gRPC{', streamed' if method.server_streaming or method.client_streaming else ''}",
+        model=method.path.removeprefix("/"),
+        version="",
+        instants=instants,
+        server=time_split.from_timing(timings[-1] if timings else None),
+        messages=tuple((at - instants.sent, protobuf.to_json(method, one)) for at, one in arrived),
+    )
+    return result, fail
+
+
+def messages(method: Method, data: str | None) -> list[Any]:
+    """The request's messages, as JSON or (a file as `run` has it) as bytes; a list is several, where the method takes a stream."""
+    read = files.read(data[1:], "--data") if data and data.startswith("@") else None
+    if read is not None and data and is_encoded(data):
+        return [read]
+    text = data if read is None else read.decode("utf-8", "replace")
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise UserError(
+            f"--data is not JSON: {error}",
+            'write --data \'{"name": "x"}\', or --data @FILE.json; an encoded message is a @FILE.bin',
+        ) from None
+    if not isinstance(value, list):
+        return [value]
+    if not method.client_streaming and len(value) != 1:
+        raise UserError(
+            f"--data has {len(value)} messages, and {method.path.removeprefix('/')} takes one", "give one JSON object"
+        )
+    return value

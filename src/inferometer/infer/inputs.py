@@ -1,0 +1,276 @@
+"""A model's inputs, from the command line.
+
+    NAME=@a.npy   an array           NAME=1,2,3   numbers, in the shape that the model takes
+    NAME=@file    its bytes: an element of BYTES, or the raw data of another type       NAME=text   BYTES
+
+The name may be left out where the model has one input. What is not given is left to the model where it is optional; else,
+where nothing is given at all, or --fill says how, it is made up, as for a run (tensors.to_send). An image goes to the only
+input that could take it. Where a model takes either a file or its pixels, both optional, it gets the file (BYTES, with a
+name that speaks of an image): it knows best how it wants its pixels.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer import tensors
+from inferometer.errors import UserError
+from inferometer.infer import files, image
+from inferometer.infer.flags import InferFlags, named
+from inferometer.infer.result import InputTensor
+from inferometer.probe.kserve import ModelFacts
+from inferometer.tensors import Tensor, TensorSpec, shown
+
+Shapes = dict[str, tuple[int, ...]]
+
+_NUMPY = b"\x93NUMPY"
+_IMAGE = re.compile(r"image|img|photo|picture|jpe?g|png", re.IGNORECASE)
+_WORDS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def build(options: InferFlags, facts: ModelFacts) -> tuple[InputTensor, ...]:
+    """All inputs of the request, in the model's order."""
+    over_grpc, as_json, fill = options.url.startswith("grpc"), options.api == "kserve-json", options.fill or "random"
+    specs = facts.metadata.inputs
+    config = facts.config.raw if facts.config is not None else {}
+    shapes = _shapes(options, specs)
+    given = {spec.name: _one(text, spec, shapes.get(spec.name)) for text, spec in _named_inputs(options, specs)}
+    if options.image is not None:
+        formats = image.formats(config)
+        left = [spec for spec in specs if spec.name not in given]
+        spec = _for_image(left, specs, formats, _optional(specs, config))
+        wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
+        tensors.check_room([_sized(wanted)], "--image", over_grpc, as_json)
+        given[spec.name] = InputTensor(
+            *image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, ""))
+        )
+        _check_fit(given[spec.name].tensor, spec)
+    made_up = _to_make_up(options, specs, given, shapes, _optional(specs, config))
+    where = "--shape" if shapes else f"the model {facts.metadata.name}"
+    tensors.check_room(made_up, where, over_grpc, as_json, zeros=fill == "zeros")
+    generator = np.random.default_rng()
+    given |= {spec.name: _made_up(spec, fill, generator) for spec in made_up}
+    return tuple(given[spec.name] for spec in specs if spec.name in given)
+
+
+def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str]:
+    """The inputs that a request may do without."""
+    configured = {str(one.get("name")) for one in config.get("input") or () if one.get("optional")}
+    return configured | {spec.name for spec in specs if spec.optional}
+
+
+def _to_make_up(
+    options: InferFlags,
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, InputTensor],
+    shapes: Shapes,
+    optional: set[str],
+) -> list[TensorSpec]:
+    """The inputs that are wanted and not given, in full shapes."""
+    wanted = {spec.name for spec in specs if spec.name not in optional or spec.name in shapes} | given.keys()
+    needed = [spec for spec in tensors.to_send(specs, wanted) if spec.name not in given]
+    if given and needed and options.fill is None:
+        missing = ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in needed)
+        raise UserError(f"the model also takes {missing}", f"give --input {needed[0].name}=..., or --fill zeros")
+    return [_sized(TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))) for spec in needed]
+
+
+def _sized(spec: TensorSpec) -> TensorSpec:
+    """With 1 where any size will do."""
+    return TensorSpec(spec.name, spec.datatype, tuple(1 if size < 0 else size for size in spec.shape))
+
+
+def _made_up(spec: TensorSpec, fill: str, generator: np.random.Generator) -> InputTensor:
+    if fill == "zeros":
+        return InputTensor(tensors.zeros(spec.name, spec.datatype, spec.shape), "zeros")
+    return InputTensor(tensors.random(spec.name, spec.datatype, spec.shape, generator), "random")
+
+
+# --- names and shapes ------------------------------------------------------------------------------------------------
+
+
+def _named_inputs(options: InferFlags, specs: Sequence[TensorSpec]) -> list[tuple[str, TensorSpec]]:
+    by_name = {spec.name: spec for spec in specs}
+    found = []
+    for name, text in named(options.inputs, "--input").items():
+        if not name and len(specs) != 1:
+            raise UserError(
+                f"--input {text!r:.60} names no input, and the model has {len(specs)}: {_listed(specs)}",
+                f"write --input {specs[0].name if specs else 'NAME'}=...",
+            )
+        if name and name not in by_name:
+            raise _unknown("--input", name, specs)
+        found.append((text, by_name[name] if name else specs[0]))
+    return found
+
+
+def _unknown(flag: str, name: str, specs: Sequence[TensorSpec]) -> UserError:
+    return UserError(f"{flag}: the model has no input {name!r:.60}", f"its inputs are {_listed(specs) or 'none'}")
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} ({spec.datatype} {shown(spec.shape)})" for spec in specs)
+
+
+def _shapes(options: InferFlags, specs: Sequence[TensorSpec]) -> Shapes:
+    """Full shapes by input, each one that the model takes."""
+    by_name = {spec.name: spec for spec in specs}
+    found: Shapes = {}
+    for name, text in named(options.shapes, "--shape").items():
+        if not name and len(specs) != 1:
+            raise UserError(f"--shape {text!r:.60} names no input", f"the model's inputs are {_listed(specs)}")
+        if name and name not in by_name:
+            raise _unknown("--shape", name, specs)
+        spec = by_name[name] if name else specs[0]
+        try:
+            shape = tuple(int(size) for size in text.strip("[] ").split(",") if size.strip())
+        except ValueError:
+            shape = (-1,)
+        if min(shape, default=0) < 0:
+            raise UserError(f"--shape {text!r:.60} is no shape", f"write --shape {spec.name}=1,3,224,224")
+        wrong = tensors.misfit(Tensor(spec.name, spec.datatype, shape, b""), spec)
+        if wrong:
+            raise UserError(f"--shape: {wrong}", "give every size, the batch included")
+        found[spec.name] = shape
+    return found
+
+
+def _for_image(
+    left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str], optional: set[str]
+) -> TensorSpec:
+    """The input that the image is for: the only one, or the only one that an image could go into.
+
+    Where the pixels need not be given and the file may be, the file is.
+    """
+    fitting = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
+    texts = [spec for spec in left if spec.datatype == "BYTES"]
+    files_of_images = [spec for spec in texts if spec.name in optional and _IMAGE.search(spec.name)]
+    if all(spec.name in optional for spec in fitting) and len(files_of_images) == 1:
+        return files_of_images[0]
+    chosen = fitting or texts
+    if len(left) == 1:
+        return left[0]
+    if len(chosen) != 1:
+        raise UserError(
+            f"--image: the model's inputs are {_listed(specs) or 'none'}: which is the image's?",
+            "give the others with --input NAME=...",
+        )
+    return chosen[0]
+
+
+def _check_fit(tensor: Tensor, spec: TensorSpec) -> None:
+    wrong = tensors.misfit(tensor, spec)
+    if wrong:
+        raise UserError(wrong, f"give --shape {spec.name}=..., or a tensor of that shape")
+
+
+# --- one input -------------------------------------------------------------------------------------------------------
+
+
+def _one(text: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> InputTensor:
+    if text.startswith("@"):
+        made, source = _from_file(text[1:], spec, shape), text[1:]
+    elif spec.datatype == "BYTES":
+        made, source = _shaped(np.array([text.encode()], object), spec, shape), "given"
+    else:
+        made, source = _shaped(_numbers(text, spec), spec, shape), "given"
+    _check_fit(made, spec)
+    return InputTensor(made, source)
+
+
+def _from_file(path: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    data = files.read(path, f"--input {spec.name}")
+    if data.startswith(_NUMPY) or path.endswith(".npy"):
+        return _from_array(_loaded(path, data), spec, shape)
+    if spec.datatype == "BYTES":
+        return _shaped(np.array([data], object), spec, shape)
+    size = tensors.datatype_of(spec.name, spec.datatype).size
+    if len(data) % size:
+        raise UserError(
+            f"tensor {spec.name}: {path} has {len(data)} bytes, which is no whole number of {spec.datatype} elements",
+            "give an .npy file, or the raw data",
+        )
+    full = shape or fitting(spec, len(data) // size)
+    made = Tensor(spec.name, spec.datatype, full, data)
+    tensors.check(made)
+    return made
+
+
+def _loaded(path: str, data: bytes) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "save it with numpy.save, without objects") from None
+    return array
+
+
+def _from_array(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    """An array keeps its shape; a batch of one is put before it where that is all it lacks."""
+    if shape is not None:
+        return _shaped(array, spec, shape)
+    has_no_batch = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (-1, 1)
+    return _typed(array[np.newaxis] if has_no_batch else array, spec)
+
+
+def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
+    """1,2,3 as numbers; brackets and spaces do not matter."""
+    parts = [part for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split() if part]
+    kind = tensors.datatype_of(spec.name, spec.datatype).dtype
+    try:
+        if spec.datatype == "BOOL":
+            return np.array([_WORDS[part.lower()] for part in parts], np.bool_)
+        if kind is None or kind.kind == "f":
+            return np.array([_float(part, spec) for part in parts], np.float64)
+        values = [int(part) for part in parts]
+        return np.array(values, np.uint64 if max(values, default=0) >= 2**63 else np.int64)
+    except (ValueError, KeyError, OverflowError):
+        raise UserError(
+            f"tensor {spec.name}: the model expects {spec.datatype}; {text!r:.60} was given",
+            f"write --input {spec.name}=1,2,3, or @FILE.npy",
+        ) from None
+
+
+def _float(text: str, spec: TensorSpec) -> float:
+    value = float(text)
+    if math.isinf(value) and "inf" not in text.lower():
+        raise UserError(
+            f"tensor {spec.name}: {text:.60} does not fit into {spec.datatype}", "write inf if that is meant"
+        )
+    return value
+
+
+def _shaped(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
+    full = shape if shape is not None else fitting(spec, array.size)
+    if math.prod(full) != array.size:
+        raise UserError(
+            f"tensor {spec.name}: the shape {shown(full)} is {math.prod(full)} elements; {array.size} were given",
+            "give as many, or another --shape",
+        )
+    return _typed(array.reshape(full), spec)
+
+
+def _typed(array: NDArray[Any], spec: TensorSpec) -> Tensor:
+    try:
+        return tensors.from_numpy(spec.name, array, spec.datatype)
+    except UserError as error:
+        raise UserError(error.what, f"the model expects {spec.datatype} {shown(spec.shape)}") from None
+
+
+def fitting(spec: TensorSpec, count: int) -> tuple[int, ...]:
+    """The shape in which the model takes `count` elements: the last open dimension takes what there is, the others are 1."""
+    open_places = [place for place, size in enumerate(spec.shape) if size < 0]
+    shape = [1 if size < 0 else size for size in spec.shape]
+    known = math.prod(shape)
+    if open_places and known and count % known == 0:
+        shape[open_places[-1]] = count // known
+    if math.prod(shape) != count:
+        raise UserError(
+            f"tensor {spec.name}: the model expects the shape {shown(spec.shape)}; {count} elements were given",
+            f"give as many as fit, or --shape {spec.name}=...",
+        )
+    return tuple(shape)

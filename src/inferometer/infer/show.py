@@ -1,0 +1,236 @@
+"""A result for people: as wide as a report is, plain where there is no terminal."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+import click
+import msgspec
+import numpy as np
+
+from inferometer.infer import time_split, tokens
+from inferometer.infer.result import ClassScore, Response, Result
+from inferometer.report.formatting import milliseconds, one_line
+from inferometer.report.width import WIDTH, columns
+from inferometer.tensors import Tensor, shown, to_numpy
+from inferometer.units import NS, format_bytes
+
+_BESIDE_BARS = 64
+"""Columns that a bar leaves to what stands beside it."""
+_MOST_BYTES = 2000
+"""Of one element of BYTES."""
+_ROWS = 8
+"""Of a batch whose classes are shown."""
+
+Style = Callable[..., str]
+
+
+def render(result: Result, color: bool = False, width: int | None = None) -> str:
+    """All but a text, which was shown as it came; for so many columns, or as many as standard output has."""
+    style: Style = click.style if color else _plain
+    width = columns() if width is None else width
+    lines = [*_title(result, style, width), ""]
+    for part in _PARTS[result.kind]:
+        found = list(part(result, style, width))
+        lines += [*found, ""] if found else []
+    lines += _time(result, style, width - _BESIDE_BARS)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _title(result: Result, style: Style, width: int) -> Iterable[str]:
+    named = f"{result.model}, version {result.version}" if result.version else result.model
+    title = one_line(" · ".join((result.url, named, result.api)), WIDTH - 1)
+    yield from (" " + style(line, bold=True) for line in textwrap.wrap(title, width - 1, break_on_hyphens=False))
+
+
+def harmless(text: str) -> str:
+    """A server's words with nothing in them that a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+
+
+def _plain(text: str, **_: object) -> str:
+    return text
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _inputs(result: Result, style: Style, width: int) -> Iterable[str]:
+    if not result.inputs:
+        return
+    rows = [(one.tensor.name, f"{one.tensor.datatype} {shown(one.tensor.shape)}", one.source) for one in result.inputs]
+    names, kinds = (max(len(row[place]) for row in rows) for place in (0, 1))
+    for place, (name, kind, source) in enumerate(rows):
+        room = max(10, width - 10 - names - kinds)
+        label = style("in   " if not place else "     ", bold=True)
+        yield f" {label}{name:<{names}}  {kind:<{kinds}}  {style(one_line(source, room), dim=True)}"
+
+
+def _responses(result: Result, style: Style, width: int) -> Iterable[str]:
+    several = len(result.responses) != 1
+    if not result.responses:
+        yield _no_answers(style)
+    for place, response in enumerate(result.responses):
+        if several:
+            yield f" {style(f'out  {place + 1}', bold=True)}  {style(f'after {milliseconds(response.at / NS)} ms', dim=True)}"
+        heads = _heads(response.outputs)
+        for number, one in enumerate(response.outputs):
+            label = style("out  ", bold=True) if not several and not number else "     "
+            yield from _output(response, one, heads[number], label, style, width)
+
+
+def _heads(outputs: Sequence[Tensor]) -> list[str]:
+    """Names, datatypes and shapes, so wide that what follows stands in a column."""
+    rows = [(one.name, f"{one.datatype} {shown(one.shape)}") for one in outputs]
+    names, kinds = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
+    return [f"{name:<{names}}  {kind:<{kinds}}" for name, kind in rows]
+
+
+def _output(response: Response, tensor: Tensor, head: str, label: str, style: Style, width: int) -> Iterable[str]:
+    rows = response.classes.get(tensor.name)
+    if rows is not None:
+        yield f" {label}{head}  {style('the best classes: score, index, label', dim=True)}"
+        for place, row in enumerate(rows[:_ROWS]):
+            if len(rows) > 1:
+                yield f"      {style(f'row {place}', dim=True)}"
+            yield from _classes(row, style, width)
+        if len(rows) > _ROWS:
+            yield f"      and {len(rows) - _ROWS} rows more"
+        return
+    lines = values(tensor, width)
+    if len(lines) == 1 and len(head) + len(lines[0]) < width - 10:
+        yield f" {label}{head}  {lines[0]}"
+        return
+    yield f" {label}{head}"
+    yield from (f"      {line}" for line in lines)
+
+
+def _classes(row: tuple[ClassScore, ...], style: Style, width: int) -> Iterable[str]:
+    scores = [f"{one.score:.6g}" for one in row]
+    longest = max(map(len, scores), default=0)
+    for score, one in zip(scores, row, strict=True):
+        yield f"      {style(score.rjust(longest), bold=True)}  {one.index:>5}  {one_line(harmless(one.label), width - 30)}".rstrip()
+
+
+def values(tensor: Tensor, width: int = WIDTH) -> list[str]:
+    """A tensor's elements, abbreviated as numpy does; BYTES as text."""
+    array = to_numpy(tensor)
+    if tensor.datatype == "BYTES":
+        elements = array.reshape(-1).tolist()
+        lines = [line for raw in elements[:_ROWS] for line in _text_of(raw)]
+        return lines + ([f"... {len(elements) - _ROWS} more"] if len(elements) > _ROWS else [])
+    with np.printoptions(threshold=100, edgeitems=4, linewidth=width - 7, precision=6, suppress=False):
+        return str(array).splitlines()
+
+
+def _text_of(raw: bytes) -> list[str]:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return [f"{raw[:32]!r}{'...' if len(raw) > 32 else ''} ({len(raw):,} bytes)"]
+    more = f" ... ({len(raw):,} bytes)" if len(text) > _MOST_BYTES else ""
+    return (harmless(text[:_MOST_BYTES]) + more).split("\n") if text else ["''"]
+
+
+def _no_answers(style: Style) -> str:
+    return f" {style('out', bold=True)}  no answers: the stream ended well without one"
+
+
+def _messages(result: Result, style: Style, _: int) -> Iterable[str]:
+    if not result.messages:
+        yield _no_answers(style)
+    several = len(result.messages) > 1
+    for place, (at, message) in enumerate(result.messages):
+        if several:
+            yield f" {style(f'out  {place + 1}', bold=True)}  {style(f'after {milliseconds(at / NS)} ms', dim=True)}"
+        text = msgspec.json.format(msgspec.json.encode(message), indent=2).decode()
+        yield from (f" {line}" for line in harmless(text).splitlines())
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _tokens(result: Result, style: Style, width: int) -> Iterable[str]:
+    found = tokens.measured(result)
+    counts = [f"{found[name]:,} {word}" for name, word in _COUNTS.items() if found[name] is not None]
+    by = {"server": "the server's count", "chunks": "one a chunk: the server does not count"}.get(
+        found["counted_by"], ""
+    )
+    if counts:
+        counted = ", ".join(counts)
+        between = "  " if 10 + len(counted) + 2 + len(by) <= width else f"\n{'':10}"
+        yield f" {style('tokens', bold=True)}   {counted}{between}{style(by, dim=True)}"
+    times = [("ttft", found["ttft"], "ms"), ("itl", found["itl_mean"], "ms mean"), ("", found["itl_max"], "ms max"), ("e2e", found["e2e"], "ms")]  # fmt: skip
+    parts = [f"{name} {milliseconds(value)} {unit}".strip() for name, value, unit in times if value is not None]
+    if found["per_second"] is not None:
+        parts.append(f"{found['per_second']:,.1f} tokens/s")
+    whole = " · ".join(part.replace(" ", _UNBROKEN) for part in parts).replace(
+        f"{_UNBROKEN}mean ·", f"{_UNBROKEN}mean,"
+    )
+    for place, line in enumerate(textwrap.wrap(whole, width - 10)):
+        label = style("latency", bold=True) if not place else " " * len("latency")
+        yield f" {label}  {line.replace(_UNBROKEN, ' ')}"
+
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+_COUNTS = {"input": "in", "output": "out", "cached": "cached", "reasoning": "reasoning"}
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def _time(result: Result, style: Style, room: int) -> Iterable[str]:
+    instants, server = result.instants, result.server
+    parts = time_split.parts(instants)
+    total = sum(part.length for part in parts)
+    notes = {
+        "connect": "TCP and TLS" if instants.tls else "TCP",
+        "send": format_bytes(instants.bytes_out),
+        "wait": "to the answer's first byte",
+        "receive": format_bytes(instants.bytes_in),
+    }
+    stamps = "stamps by the kernel" if instants.by_kernel else "stamped when read, not by the kernel"
+    yield f" {style('time, ms', bold=True)}"
+    for part in parts:
+        yield _row(part.name, part.length, bar(part.start, part.length, total, room), notes[part.name], style)
+    yield _row("total", total, " " * room, stamps, style)
+    if server is None:
+        return
+    if isinstance(server, str):
+        yield f" {style('of that in the server', bold=True)}, {style(f'not known: {server}', dim=True)}"
+        return
+    average = f", the average of {server.requests:,} requests" if server.requests != 1 else ""
+    known = [(name, value) for name, value in (("queue", server.queue), ("compute", server.compute)) if value >= 0]
+    yield f" {style('of that in the server', bold=True)}, {style(f'as {server.source} say{_s(server.source)}{average}', dim=True)}"
+    for name, value in known:
+        yield _row(name, value, bar(0, value, total, room), "", style)
+    rest = time_split.rest(instants, server)
+    note = "the network, and what the server does not count" if rest is not None else _BEYOND
+    yield _row("rest", rest, "", note, style)
+
+
+_BEYOND = "none: the server counts work beyond its answer"
+
+
+def _s(source: str) -> str:
+    return "" if source.endswith("statistics") else "s"
+
+
+def _row(name: str, ns: int | None, drawn: str, note: str, style: Style) -> str:
+    bar_of = f"{style(drawn, fg='cyan')}  " if drawn else ""
+    return f"   {name:<8} {milliseconds(None if ns is None else ns / NS):>9}  {bar_of}{style(note, dim=True)}"
+
+
+def bar(start: int, length: int, total: int, room: int = WIDTH - _BESIDE_BARS) -> str:
+    """Where a part lies in the whole, which takes all the room; what took any time at all is seen."""
+    if total <= 0 or length <= 0:
+        return " " * room
+    first = min(room - 1, start * room // total)
+    last = max(first + 1, min(room, round((start + length) * room / total)))
+    return (" " * first + "█" * (last - first)).ljust(room)
+
+
+_PARTS: dict[str, tuple[Callable[[Result, Style, int], Iterable[str]], ...]] = {
+    "text": (_tokens,),
+    "tensors": (_inputs, _responses),
+    "method": (_messages,),
+}

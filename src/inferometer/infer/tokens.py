@@ -1,0 +1,32 @@
+"""The tokens of an answer in words: how many, and how fast they came."""
+
+from itertools import pairwise
+from typing import Any
+
+from inferometer.infer.result import Result
+from inferometer.units import NS
+
+
+def measured(result: Result) -> dict[str, Any]:
+    """Counts and times (s); None where it is not known, or did not happen."""
+    spoken = result.spoken
+    assert spoken is not None
+    usage, arrivals = spoken.usage, spoken.arrivals
+    seen = sum(count for _, count in arrivals)
+    counted = usage.n_out if usage is not None and usage.n_out >= 0 else seen or None
+    gaps = [(late - early) / NS for (early, _), (late, _) in pairwise(arrivals)]
+    e2e = (result.instants.done - result.instants.sent) / NS
+    first = arrivals[0][0] / NS if arrivals else None
+    return {
+        "input": usage.n_in if usage is not None and usage.n_in >= 0 else None,
+        "output": counted,
+        "cached": usage.cached if usage is not None and usage.cached >= 0 else None,
+        "reasoning": usage.reasoning if usage is not None and usage.reasoning >= 0 else None,
+        "counted_by": None if counted is None else "server" if usage is not None and usage.n_out >= 0 else "chunks",
+        "chunks": len(arrivals),
+        "ttft": first,
+        "itl_mean": sum(gaps) / len(gaps) if gaps else None,
+        "itl_max": max(gaps) if gaps else None,
+        "e2e": e2e,
+        "per_second": counted / e2e if counted and e2e else None,
+    }

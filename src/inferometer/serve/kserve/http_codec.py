@@ -1,0 +1,525 @@
+"""Inference over HTTP, the server's side: requests out of bytes, and the bytes of answers. Sans-IO.
+
+A body is a JSON object, and with the binary extension the raw tensors after it, in the JSON's order; the header
+Inference-Header-Content-Length says where the JSON ends. Tensors behind the JSON are views of the body, and those of an answer
+are sent from where they lie. What is wrong with a request raises Refused, in Triton's words as far as it has any.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.errors import UserError
+from inferometer.serve.models.shared_memory import RegionSlice
+from inferometer.serve.models.types import (
+    ModelSignature,
+    Output,
+    Parameter,
+    Parameters,
+    Placed,
+    Refused,
+    Tensors,
+    Unread,
+    Wanted,
+)
+from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_numpy, shown, to_numpy
+
+Data = bytes | memoryview
+Find = Callable[[str, int, int], RegionSlice]
+"""find(region, byte_size, offset): the place in a registered region of shared memory."""
+
+_OWN = ("binary_data_output",)
+_INT64 = 2**63 - 1
+_NOT_IN_JSON = ("FP16", "BF16")
+_FLOATS = ("FP32", "FP64")
+_RESERVED = "triton_"
+_GROWTH = 4
+"""Bytes of JSON for a byte of a tensor, roughly."""
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
+
+
+class TooLarge(Refused):
+    """The request, unpacked, is over the limit."""
+
+
+class InferRequestBody(msgspec.Struct, frozen=True):
+    """What a request's body says."""
+
+    inputs: Tensors
+    id: str = ""
+    wanted: tuple[Wanted, ...] = ()
+    parameters: Parameters = {}
+    binary: bool = False
+    """Answers as binary data, where no outputs are named."""
+    unread: dict[str, Unread] = {}
+    """Inputs in shared memory."""
+
+
+class _InputParameters(msgspec.Struct):
+    binary_data_size: _Size | msgspec.UnsetType = msgspec.UNSET
+    shared_memory_region: str | msgspec.UnsetType = msgspec.UNSET
+    shared_memory_byte_size: _Size = 0
+    shared_memory_offset: _Size = 0
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str = ""
+    shape: tuple[_Size, ...] = ()
+    parameters: _InputParameters = msgspec.field(default_factory=_InputParameters)
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _OutputParameters(msgspec.Struct):
+    binary_data: bool = False
+    classification: _Size = 0
+    shared_memory_region: str = ""
+    shared_memory_byte_size: _Size = 0
+    shared_memory_offset: _Size = 0
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: _OutputParameters = msgspec.field(default_factory=_OutputParameters)
+
+
+class _InferJson(msgspec.Struct):
+    inputs: list[_Input]
+    id: str = ""
+    outputs: list[_Output] = []
+    parameters: dict[str, Any] = {}
+
+
+_decode = msgspec.json.Decoder(_InferJson).decode
+_values = msgspec.json.Decoder(Any).decode
+_PIECE = 32 * 1024
+"""Bytes of JSON that are read at a time."""
+_PIECE_OUT = 4096
+"""Elements that are written at a time."""
+_FLATTENED = bytes.maketrans(b"[]", b"  ")
+_encode = msgspec.json.encode
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
+    """`header` is the value of Inference-Header-Content-Length, "" where it is missing."""
+    end = json_length(header, len(body))
+    if not end:
+        return _raw(body, model, facts)
+    asked = _parsed(memoryview(body)[:end])
+    inputs: Tensors = {}
+    unread: dict[str, Unread] = {}
+    place = end
+    for given in asked.inputs:
+        if given.name in inputs:
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"[request id: {asked.id or '<id_unknown>'}] input '{given.name}' already exists in request",
+            )
+        size = _binary_size(given)
+        if place + size > len(body):
+            missing = place + size - len(body)
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"unexpected size for input '{given.name}', expecting {missing} additional bytes for model '{model}'",
+            )
+        inputs[given.name] = _tensor(given, memoryview(body)[place : place + size], find, unread)
+        place += size
+    if place != len(body):
+        raise Refused("INVALID_ARGUMENT", f"unexpected additional input data for model '{model}'")
+    return InferRequestBody(
+        inputs,
+        asked.id,
+        tuple(map(_wanted, asked.outputs)),
+        parameters({name: value for name, value in asked.parameters.items() if name not in _OWN}),
+        asked.parameters.get("binary_data_output") is True,
+        unread,
+    )
+
+
+def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Those of a request, as far as they can be any."""
+    if not given:
+        return {}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str):
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"parameter '{name:.60}' has invalid type. It should be either 'int', 'bool', or 'string'.",
+            )
+        if name.startswith(_RESERVED):
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified.",
+            )
+        if isinstance(value, int) and not -_INT64 - 1 <= value <= _INT64:
+            raise Refused("INVALID_ARGUMENT", f"parameter '{name:.60}' does not fit into 64 bits")
+    for name, kind in _KNOWN.items():
+        if name in given and not (
+            isinstance(given[name], kind) and (kind is bool or not isinstance(given[name], bool))
+        ):
+            raise Refused(
+                "INVALID_ARGUMENT", f"Unable to parse '{name}': expected {_WORDS[kind]}, got {given[name]!r:.60}"
+            )
+    return dict(given)
+
+
+_KNOWN: dict[str, Any] = {
+    "sequence_id": int | str,
+    "sequence_start": bool,
+    "sequence_end": bool,
+    "priority": int,
+    "timeout": int,
+}
+_WORDS = {int | str: "a number or a text", bool: "true or false", int: "a whole number"}
+
+
+def json_length(header: bytes, size: int) -> int:
+    """Bytes of JSON at the start of a body of `size` bytes."""
+    if not header:
+        return size
+    if not header.isdigit():
+        raise Refused(
+            "INVALID_ARGUMENT", f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, not a number"
+        )
+    if len(header) > 18 or int(header) > size:
+        raise Refused(
+            "INVALID_ARGUMENT", f"inference header size should be in range (0, {size}), got: {header.decode():.40}"
+        )
+    return int(header)
+
+
+def _parsed(data: memoryview) -> _InferJson:
+    try:
+        return _decode(data)
+    except msgspec.ValidationError as error:
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _with_nan(data, error)
+
+
+def _with_nan(data: memoryview, error: Exception) -> _InferJson:
+    """JSON has no NaN and no Infinity; Triton and Python's json write and read them all the same."""
+    why = f"failed to parse the request JSON buffer: {error}"
+    text = bytes(data)
+    if b"NaN" not in text and b"Infinity" not in text:
+        raise Refused("INVALID_ARGUMENT", why)
+    try:
+        tree = json.loads(text, parse_float=_float)
+        for given in tree["inputs"]:
+            if "data" in given:
+                given["data"] = msgspec.Raw(json.dumps(given["data"]).encode())
+        return msgspec.convert(tree, _InferJson)
+    except msgspec.ValidationError as invalid:
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {invalid}") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Refused("INVALID_ARGUMENT", why) from None
+
+
+def _float(text: str) -> float:
+    """Not what is beyond all floats: Python's json would make Infinity of it, which nobody said."""
+    if math.isinf(value := float(text)):
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {text:.40} does not fit into FP64")
+    return value
+
+
+def _binary_size(given: _Input) -> int:
+    places = given.parameters
+    size = places.binary_data_size
+    if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
+        return size  # by far the most
+    set_ = [
+        name
+        for name, value in (
+            ("data", given.data),
+            ("binary_data_size", places.binary_data_size),
+            ("shared_memory_region", places.shared_memory_region),
+        )
+        if value is not msgspec.UNSET
+    ]
+    if len(set_) != 1:
+        but = "set " + " ".join(f"'{name}'" for name in set_) if set_ else "no field is set"
+        raise Refused(
+            "INVALID_ARGUMENT",
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {but}",
+        )
+    return 0
+
+
+def _tensor(given: _Input, raw: Data, find: Find, unread: dict[str, Unread]) -> Tensor:
+    if given.datatype not in DATATYPES:
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"invalid datatype for input {given.name}: expected one of {', '.join(DATATYPES)}, got {given.datatype!r:.40}",
+        )
+    places = given.parameters
+    if isinstance(given.data, msgspec.Raw):
+        return _from_json(given.name, given.datatype, given.shape, given.data)
+    if isinstance(places.shared_memory_region, str):
+        place = find(places.shared_memory_region, places.shared_memory_byte_size, places.shared_memory_offset)
+        unread[given.name] = Unread(place.read, place.byte_size)
+        raw = b""
+    return Tensor(given.name, given.datatype, given.shape, raw)
+
+
+def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.Raw) -> Tensor:
+    if len(memoryview(data)) > 2 * _PIECE and datatype != "BYTES":
+        tensor = _from_pieces(name, datatype, shape, bytes(data))
+        if tensor is not None:
+            return tensor
+    try:
+        values = _values(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        try:
+            values = json.loads(bytes(data), parse_float=_float)
+        except (ValueError, RecursionError):
+            raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data' of input '{name}': {error}") from None
+    if not isinstance(values, list):
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data' of input '{name}': expected an array")
+    return from_values(name, datatype, shape, values)
+
+
+def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) -> Tensor | None:
+    """From a long array of numbers, a piece at a time: Python lets no other thread go on before a piece is read. None where
+    it does not come apart at its commas."""
+    if b'"' in text:
+        return None
+    parts: list[Data] = []
+    count = start = 0
+    while start < len(text):
+        end = text.find(b",", start + _PIECE)
+        end = len(text) if end < 0 else end
+        try:
+            values: Any = _values(b"[%b]" % text[start:end].translate(_FLATTENED))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        parts.append(from_values(name, datatype, (len(values),), values).data)
+        count += len(values)
+        start = end + 1
+    if count != elements(shape):
+        return None
+    return Tensor(name, datatype, shape, b"".join(parts))
+
+
+def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
+    """A tensor from JSON's values, flat or nested."""
+    if datatype in _NOT_IN_JSON:
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}",
+        )
+    try:
+        if datatype == "BOOL" and _has_int(values):
+            raise UserError(f"tensor {name}: a number is not what BOOL wants, but true or false")
+        if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
+            floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
+            return Tensor(name, datatype, shape, floats.data)
+        return from_json(name, datatype, shape, values)
+    except UserError as error:
+        raise Refused("INVALID_ARGUMENT", f"Unable to parse 'data': {error.what}") from None
+
+
+def _has_int(values: list[Any]) -> bool:
+    stack = [values]
+    while stack:
+        for value in stack.pop():
+            if type(value) is int:
+                return True
+            if isinstance(value, list):
+                stack.append(value)
+    return False
+
+
+def _wanted(given: _Output) -> Wanted:
+    asked = given.parameters
+    if not asked.shared_memory_region:
+        return Wanted(given.name, asked.classification, None, asked.binary_data)
+    if asked.classification:
+        raise Refused("INVALID_ARGUMENT", "Output can't set both 'shared_memory_region' and 'classification'")
+    placed = Placed(asked.shared_memory_region, asked.shared_memory_byte_size, asked.shared_memory_offset)
+    return Wanted(given.name, 0, placed, asked.binary_data)
+
+
+def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBody:
+    """Triton's raw binary request: no JSON, and the body is the one input's data, whose shape follows from its size."""
+    if facts is None or len(facts.inputs) != 1:
+        count = len(facts.inputs) if facts is not None else 0
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in '{model}' model configuration",
+        )
+    spec = facts.inputs[0]
+    if spec.datatype == "BYTES":
+        data: Data = len(body).to_bytes(4, "little") + bytes(body)
+        return InferRequestBody({spec.name: Tensor(spec.name, "BYTES", (1,) * len(spec.shape), data)}, binary=True)
+    free = [place for place, size in enumerate(spec.shape) if size < 0]
+    known = elements([size for size in spec.shape if size >= 0]) * DATATYPES[spec.datatype].size
+    shape = [max(size, 1) for size in spec.shape]
+    if free:
+        shape[free[-1]] = len(body) // known if known else 0
+    if elements(shape) * DATATYPES[spec.datatype].size != len(body):
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"the {len(body)} bytes of the raw request are no {spec.datatype} {shown(spec.shape)} for input '{spec.name}'",
+        )
+    return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
+
+
+# --- compression -----------------------------------------------------------------------------------------------------
+
+_WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_BOTH_FORMATS = zlib.MAX_WBITS | 32
+
+
+def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
+    """The body in plain, at most `limit` bytes of it."""
+    if not encoding:
+        return body
+    how = encoding.strip().lower().decode("latin-1")
+    if how in ("", "identity"):
+        return body
+    if how not in _WINDOWS:
+        raise Refused("UNIMPLEMENTED", f"Unsupported compression type {how!r:.40}: expected gzip or deflate")
+    stream = zlib.decompressobj(_BOTH_FORMATS)
+    try:
+        plain = stream.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Refused(
+            "INVALID_ARGUMENT", f"the body says that it is compressed with {how}, but it is not: {error}"
+        ) from None
+    if len(plain) > limit:
+        raise TooLarge("RESOURCE_EXHAUSTED", f"the body, unpacked, is over {limit} bytes")
+    if not stream.eof or stream.unused_data:
+        where = "is cut short" if not stream.eof else "has bytes after its end"
+        raise Refused("INVALID_ARGUMENT", f"the body, compressed with {how}, {where}")
+    return plain
+
+
+def packing(accepted: bytes) -> str:
+    """How an answer may be compressed, by the header Accept-Encoding; "" for not at all."""
+    best, best_quality = "", 0.0
+    if not accepted:
+        return best
+    for entry in accepted.decode("latin-1").lower().split(","):
+        name, _, quality = entry.partition(";")
+        weight = _quality(quality)
+        if name.strip() in _WINDOWS and weight > best_quality:
+            best, best_quality = name.strip(), weight
+    return best
+
+
+def _quality(text: str) -> float:
+    name, _, value = text.partition("=")
+    if name.strip() != "q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def packed(parts: Sequence[Data], how: str) -> bytes:
+    stream = zlib.compressobj(wbits=_WINDOWS[how])
+    return b"".join([*map(stream.compress, parts), stream.flush()])
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+class InferReply(msgspec.Struct, frozen=True):
+    head: bytes
+    """The JSON."""
+    parts: list[Data]
+    """The tensors after it."""
+
+
+def answer(
+    model: str, version: str, id: str, outputs: Sequence[Output], binary: bool, said: Mapping[str, Parameter]
+) -> InferReply:
+    """The answer's body. Refused where an output cannot be JSON and is asked for as such."""
+    parts: list[Data] = []
+    trees = [_output(output, binary, parts) for output in outputs]
+    tree: dict[str, Any] = {"id": id} if id else {}
+    tree |= {"model_name": model, "model_version": version}
+    if said:
+        tree["parameters"] = said
+    tree["outputs"] = trees
+    return InferReply(_encode(tree), parts)
+
+
+def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
+    tensor, wanted = output.tensor, output.wanted
+    tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    if wanted is not None:
+        if wanted.placed is not None:
+            return tree
+        binary = bool(wanted.binary)
+    if not binary:
+        tree["data"] = to_values(tensor)
+        return tree
+    data = tensor.data
+    if isinstance(data, memoryview) and data.itemsize != 1:
+        data = data.cast("B")
+    tree["parameters"] = {"binary_data_size": len(data)}
+    if len(data):
+        parts.append(data)
+    return tree
+
+
+def to_values(tensor: Tensor) -> msgspec.Raw:
+    """The elements as a flat JSON array."""
+    if tensor.datatype in _NOT_IN_JSON:
+        raise Refused(
+            "INVALID_ARGUMENT",
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output "
+            f"'{tensor.name}'",
+        )
+    array = to_numpy(tensor).reshape(-1)
+    if tensor.datatype == "BYTES":
+        try:
+            return _joined(array, lambda values: _encode([raw.decode() for raw in values]))
+        except UnicodeDecodeError:
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"output '{tensor.name}' is not UTF-8 text, and JSON has nothing else for BYTES. Please use the binary data "
+                "format",
+            ) from None
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        # NaN, Infinity: as Triton writes them
+        return _joined(array, lambda values: json.dumps(values, separators=(",", ":")).encode())
+    return _joined(array, _encode)
+
+
+def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspec.Raw:
+    """A JSON array, made in pieces for the same reason as it is read in some."""
+    if len(array) <= _PIECE_OUT:
+        return msgspec.Raw(encode(array.tolist()))
+    pieces = [encode(array[at : at + _PIECE_OUT].tolist())[1:-1] for at in range(0, len(array), _PIECE_OUT)]
+    return msgspec.Raw(b"[%b]" % b",".join(pieces))
+
+
+def turned(output: Output, binary: bool, is_packed: bool) -> int:
+    """About how many bytes have to be turned into others for it: into JSON, or packed."""
+    if output.wanted is not None:
+        if output.wanted.placed is not None:
+            return 0
+        binary = bool(output.wanted.binary)
+    size = memoryview(output.tensor.data).nbytes
+    return size * _GROWTH if not binary else size if is_packed else 0
+
+
+def error(message: str) -> bytes:
+    return _encode({"error": message})
+
+
+def timing(queue_ns: int, compute_ns: int) -> bytes:
+    """The header Server-Timing."""
+    return b"Server-Timing: queue;dur=%.6f, compute;dur=%.6f\r\n" % (queue_ns / 1e6, compute_ns / 1e6)

@@ -1,0 +1,160 @@
+"""System shared memory that clients registered: inputs are read from it and outputs written to it, and nothing on the wire.
+
+A key is the name of a POSIX shared memory object, which is a file in /dev/shm: no other folder can be reached with it. It is
+read and written as a file and never mapped: a client may make it smaller at any instant, and to touch a mapping of what is
+gone would end the process. The messages are Triton's.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from inferometer.serve.models.types import Refused, Wanted
+
+FOLDER = Path("/dev/shm")
+AT_ONCE = 1 << 20
+"""Bytes that are copied in the time that it takes to have a thread do it."""
+_MOST = 4 << 30
+"""Bytes of an input: an object may say that it is larger than all memory, and what is read needs some."""
+_PIECE = 1 << 30
+"""Bytes at a time; the system has an end at twice that."""
+
+
+class _File:
+    """Open until nobody knows it any longer: it may be unregistered while a request reads it."""
+
+    __slots__ = ("_close", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._close = os.close
+
+    def __del__(self) -> None:
+        self._close(self.number)
+
+
+class Region(msgspec.Struct, frozen=True):
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    file: _File
+    """The object that was registered, whoever has its name now; the region is `byte_size` bytes from `offset`."""
+
+
+class RegionSlice(msgspec.Struct, frozen=True):
+    """A tensor's bytes in a region. It may be read and written in any thread."""
+
+    region: Region
+    offset: int
+    byte_size: int
+
+    def read(self) -> bytes:
+        """A copy: what the client does to its memory afterwards is nothing to the request."""
+        if self.byte_size > _MOST:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"a tensor of {self.byte_size} bytes in shared memory region '{self.region.name}': {_MOST} are the most",
+            )
+        at, left = self.region.offset + self.offset, self.byte_size
+        parts: list[bytes] = []
+        while left:
+            try:
+                part = os.pread(self.region.file.number, min(left, _PIECE), at)
+            except (OSError, MemoryError) as error:
+                raise self._refused("read", error) from None
+            if not part:
+                raise self._smaller()
+            parts.append(part)
+            at, left = at + len(part), left - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """At its start; the rest, if there is any, stays as it is."""
+        view, at = memoryview(data).cast("B"), self.region.offset + self.offset
+        try:
+            # What is written behind an object's end would make it larger again.
+            if at + len(view) > os.fstat(self.region.file.number).st_size:
+                raise self._smaller()
+            while len(view):
+                written = os.pwrite(self.region.file.number, view[:_PIECE], at)
+                if not written:
+                    raise OSError(errno.EIO, "it takes no more bytes")
+                at, view = at + written, view[written:]
+        except OSError as error:
+            raise self._refused("written", error) from None
+
+    def _smaller(self) -> Refused:
+        return Refused(
+            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was made smaller after it was registered"
+        )
+
+    def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
+        why = error.strerror if isinstance(error, OSError) else "there is not enough memory"
+        return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be {done}: {why}")
+
+
+class Regions:
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        if name in self._regions:
+            raise Refused("ALREADY_EXISTS", f"shared memory region '{name}' already in manager")
+        if byte_size < 1:
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"failed to register shared memory region '{name}': its size must be at least 1 byte, not {byte_size}",
+            )
+        file = self._open(key)
+        if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
+            raise Refused("INTERNAL", f"Invalid shared memory region: '{key}'")
+        self._regions[name] = Region(name, key, offset, byte_size, file)
+
+    def unregister(self, name: str = "") -> None:
+        """All of them where no name is given. The object stays open until requests under way are done with it."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def status(self, name: str = "") -> list[Region]:
+        if not name:
+            return list(self._regions.values())
+        if name not in self._regions:
+            raise Refused("NOT_FOUND", f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name]]
+
+    def find(self, region: str, byte_size: int, offset: int = 0) -> RegionSlice:
+        found = self._regions.get(region)
+        if found is None:
+            raise Refused("NOT_FOUND", f"Unable to find shared memory region: '{region}'")
+        if offset < 0 or byte_size < 0 or offset + byte_size > found.byte_size:
+            raise Refused("INVALID_ARGUMENT", f"Invalid offset + byte size for shared memory region: '{region}'")
+        return RegionSlice(found, offset, byte_size)
+
+    def places(self, wanted: Sequence[Wanted]) -> dict[str, RegionSlice]:
+        """Of the outputs that are wanted in shared memory, by their names."""
+        return {
+            each.name: self.find(each.placed.region, each.placed.byte_size, each.placed.offset)
+            for each in wanted
+            if each.placed is not None
+        }
+
+    def _open(self, key: str) -> _File:
+        name = key.removeprefix("/")
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
+        try:
+            # Not through links, and without waiting for whoever may be at the other end of a pipe.
+            file = _File(os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+        except (OSError, ValueError):
+            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'") from None
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
+        return file

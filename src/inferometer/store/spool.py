@@ -1,0 +1,358 @@
+"""Rows and chunks on disk as they happen, and the few numbers that processes tell each other.
+
+A shard packs each finished request straight into a mapped file: no call into the kernel on the hot path, no message to
+another process, and a process that dies leaves what it had recorded. The parent maps the same files to feed the live view
+and, at the end, to merge. Space is allocated before it is written, so that a full disk is an error here and not a SIGBUS.
+
+    SPOOL/0.control   the numbers of CONTROL, 8 bytes each
+    SPOOL/0.rows      records.ROW structs
+    SPOOL/0.arrivals  int64 ns            one a chunk; a request's chunks lie together
+    SPOOL/0.tokens    uint16              one a chunk
+    SPOOL/0.failures  JSON lines, in the order that rows refer to them
+    SPOOL/0.samples   JSON lines
+    SPOOL/0.peek      PEEKS pairs of int64 ns: time to first token and latest gap of some requests still in flight
+"""
+
+import errno
+import mmap
+import os
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import astuple
+from numpy.typing import NDArray
+
+from inferometer.config.secret import hide
+from inferometer.records import MISSING, NAMES, ROW, ROW_STRUCT, TIMES, Chunks, Columns, Failure, Records, Sample
+from inferometer.timing.clock import now
+from inferometer.units import NS
+
+T = TypeVar("T")
+
+_pack, _ROW_SIZE = ROW_STRUCT.pack, ROW_STRUCT.size
+_COLUMNS = len(NAMES)
+
+
+class FinishedRequest(Protocol):
+    """A msgspec struct whose first fields are those of records.ROW, with its chunks (engine/inflight.py)."""
+
+    chunk_start: int
+    chunk_count: int
+    first_token: int
+    last_token: int
+    arrivals: list[int]
+    counts: list[int]
+
+
+CONTROL = (
+    # written by the parent
+    "t0",  # monotonic ns at which the run starts; 0: not yet
+    "stop",  # 1: send nothing more and wait for the grace; 2: end now
+    "past",  # stages before this one are to end now
+    # written by the shard
+    "state",  # a place in STATES
+    "heartbeat",  # monotonic ns of the last sign of life
+    "recorded",  # monotonic ns before which all that was answered is in the spool
+    "rows",
+    "chunks",
+    "failures",
+    "sent",
+    "ok",
+    "failed",
+    "in_flight",
+    "queued",
+    "stage",
+    "ended",  # monotonic ns at which the shard had nothing more to do
+    "interrupted",
+    "disk_full",
+)
+STATES = ("starting", "ready", "running", "done")
+_AT = {name: place for place, name in enumerate(CONTROL)}
+
+PEEKS = 64
+"""Requests in flight that the live view is given a look at, for streams that last longer than its window."""
+_FIRST_ROWS = 1 << 14
+_FIRST_CHUNKS = 1 << 18
+_BLOCK = 4_096
+"""Rows that are worked on at a time when merging: so many stay in the processor's cache."""
+_MAX_FAILURES = 60_000
+"""Distinct failures that are kept apart; what comes after counts under its code with the message left out."""
+
+
+class Control:
+    """The numbers of CONTROL, in a mapped file that parent and shard share.
+
+    Each is read and written through a view of int64, in one move of 8 bytes: whoever looks sees the old number or the new
+    one. (struct.pack_into zeroes the place first and fills it byte by byte; a reader in between sees a heartbeat of 0.)
+    """
+
+    def __init__(self, path: Path, create: bool) -> None:
+        if create:
+            path.write_bytes(bytes(8 * len(CONTROL)))
+        with path.open("r+b") as file:
+            self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * len(CONTROL))).cast("q")
+
+    def __getitem__(self, name: str) -> int:
+        return self._numbers[_AT[name]]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self._numbers[_AT[name]] = value
+
+    @property
+    def state(self) -> str:
+        return STATES[self["state"]]
+
+    @state.setter
+    def state(self, name: str) -> None:
+        self["state"] = STATES.index(name)
+
+
+class _Column:
+    """A file that grows and is written through a map."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = path.open("w+b")
+        _allocate(self._file.fileno(), size)
+        self.map = mmap.mmap(self._file.fileno(), size)
+        self.size = size
+
+    def grow(self) -> None:
+        _allocate(self._file.fileno(), 2 * self.size)
+        if sys.platform == "linux":
+            self.map.resize(2 * self.size)
+        else:  # no mremap
+            self.map.close()
+            self.map = mmap.mmap(self._file.fileno(), 2 * self.size)
+        self.size *= 2
+
+    def close(self, used: int) -> None:
+        self.map.close()
+        self._file.truncate(used)
+        self._file.close()
+
+
+class _Lines:
+    """A file of JSON lines, each of them whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._size = 0
+
+    def add(self, entry: msgspec.Struct) -> None:
+        line = msgspec.json.encode(entry) + b"\n"
+        if self._file.write(line) != len(line):  # the disk filled up in the middle of it
+            self._file.seek(self._size)
+            self._file.truncate()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += len(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
+class Spool:
+    """The shard's side: a row for each request that ended."""
+
+    def __init__(
+        self, folder: Path, shard: int, expected_rows: int, expected_chunks: int, secrets: tuple[str, ...] = ()
+    ) -> None:
+        self._secrets = secrets
+        self.control = Control(folder / f"{shard}.control", create=False)
+        row_room = max(expected_rows, _FIRST_ROWS)
+        self._rows = _Column(folder / f"{shard}.rows", row_room * ROW.itemsize)
+        chunk_room = max(expected_chunks, _FIRST_CHUNKS)
+        self._arrivals = _Column(folder / f"{shard}.arrivals", chunk_room * 8)
+        self._tokens = _Column(folder / f"{shard}.tokens", chunk_room * 2)
+        self._failures = _Lines(folder / f"{shard}.failures")
+        self._samples = _Lines(folder / f"{shard}.samples")
+        self._peek = _Column(folder / f"{shard}.peek", PEEKS * 16)
+        self._known: dict[tuple[str, str], int] = {}
+        self.rows = 0
+        self.chunks = 0
+
+    def failure(self, code: str, message: str) -> int:
+        """What a row's `failure` column says for this failure."""
+        if len(self._known) >= _MAX_FAILURES:
+            message = ""
+        place = self._known.get((code, message))
+        if place is None:
+            self._failures.add(Failure(code, hide(message, self._secrets)))
+            place = self._known[code, message] = len(self._known) + 1
+            self.control["failures"] = place
+        return place
+
+    def add(self, flights: Sequence[FinishedRequest]) -> None:
+        """Requests that ended. Raises OSError where the disk is full, when those are written that there was room for."""
+        packed: list[bytes] = []
+        full: OSError | None = None
+        for flight in flights:
+            flight.chunk_start = self.chunks
+            try:
+                if flight.arrivals:
+                    self._add_chunks(flight)
+                packed.append(_pack(*astuple(flight)[:_COLUMNS]))  # type: ignore[arg-type]  # twice as fast as pack_into
+            except OSError as error:
+                full = error
+        begin, end = self.rows * _ROW_SIZE, (self.rows + len(packed)) * _ROW_SIZE
+        try:
+            while end > self._rows.size:
+                self._rows.grow()
+        except OSError as error:
+            full = error
+            end = self._rows.size // _ROW_SIZE * _ROW_SIZE
+        self._rows.map[begin:end] = b"".join(packed)[: end - begin]
+        self.rows = end // _ROW_SIZE
+        if full is not None:
+            raise full
+
+    def _add_chunks(self, flight: FinishedRequest) -> None:
+        arrivals = flight.arrivals
+        flight.first_token, flight.last_token = arrivals[0], arrivals[-1]
+        flight.chunk_count = len(arrivals)
+        start, end = self.chunks, self.chunks + len(arrivals)
+        while end * 8 > self._arrivals.size:
+            self._arrivals.grow()
+        while end * 2 > self._tokens.size:
+            self._tokens.grow()
+        self._arrivals.map[start * 8 : end * 8] = array("q", arrivals).tobytes()
+        self._tokens.map[start * 2 : end * 2] = array("H", flight.counts).tobytes()
+        self.chunks = end
+
+    def set_tokens(self, counts: Mapping[int, int], counted_by: int) -> None:
+        """The tokens of requests, by their ids, counted after the run."""
+        view = np.frombuffer(self._rows.map, ROW, count=self.rows)
+        found = [(row, counts[id]) for row, id in enumerate(view["id"].tolist()) if id in counts]
+        rows = [row for row, _ in found]
+        view["n_out"][rows], view["counted_by"][rows] = [count for _, count in found], counted_by
+        del view
+
+    def sample(self, sample: Sample) -> None:
+        self._samples.add(sample)
+
+    def peek(self, pairs: list[int]) -> None:
+        """A look at what is in flight: time to first token and latest gap in turn, of at most PEEKS requests."""
+        self._peek.map[:] = array("q", pairs + [0] * (2 * PEEKS - len(pairs))).tobytes()
+
+    def publish(self) -> None:
+        """Let the parent see what there is: the chunks first, so that no row points beyond them."""
+        self.control["chunks"] = self.chunks
+        self.control["rows"] = self.rows
+
+    def close(self) -> None:
+        self.publish()
+        self._rows.close(self.rows * ROW.itemsize)
+        self._arrivals.close(self.chunks * 8)
+        self._tokens.close(self.chunks * 2)
+        self._failures.close()
+        self._samples.close()
+        self._peek.close(0)
+
+
+# --- the reader's side -----------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path, shard: int, count: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """Rows of a shard, copied: times are still those of the monotonic clock."""
+    return np.fromfile(folder / f"{shard}.rows", ROW, count=count - first, offset=first * ROW.itemsize)
+
+
+def await_end(folder: Path, shards: int, patience: float = 3.0) -> None:
+    """Shards whose parent was killed end by themselves, within milliseconds: let them."""
+    controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
+    end = time.monotonic() + patience
+    while time.monotonic() < end and any(
+        control.state == "running" and now() - control["heartbeat"] < NS // 2 for control in controls
+    ):
+        time.sleep(0.02)
+
+
+def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
+    """All shards' records in one, times since t=0; the chunks come in pieces."""
+    controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
+    rows = Columns.empty(sum(control["rows"] for control in controls))
+    failures, samples = list[Failure](), list[Sample]()
+    chunks = at = 0
+    for shard, control in enumerate(controls):
+        for first in range(0, control["rows"], _BLOCK):
+            block = rows_of(folder, shard, min(first + _BLOCK, control["rows"]), first)
+            _put(block, rows[at : at + len(block)], control["t0"], chunks, len(failures))
+            at += len(block)
+        failures += failures_of(folder, shard)
+        samples += _lines(folder / f"{shard}.samples", Sample)
+        chunks += control["chunks"]
+    rows = rows[:at]
+    rows["failure"][:], named = _distinct(rows["failure"], failures)
+    return Records(rows, np.zeros(at, np.int8), named, tuple(samples)), pieces(folder, shards)
+
+
+def _distinct(numbers: NDArray[np.int32], failures: list[Failure]) -> tuple[NDArray[np.int32], tuple[Failure, ...]]:
+    """Each failure that rows name once, in the order in which they first do: shards may have the same, and some are never named."""
+    if not numbers.any():
+        return numbers, ()
+    used, first = np.unique(numbers, return_index=True)
+    named: dict[Failure, int] = {}
+    place_of = np.zeros(len(failures) + 1, np.int32)
+    for number in used[np.argsort(first)].tolist():
+        if number:
+            place_of[number] = named.setdefault(failures[number - 1], len(named) + 1)
+    return place_of[numbers], tuple(named)
+
+
+def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: int, chunks: int, failures: int) -> None:
+    """A shard's rows into their columns, where `chunks` chunks and `failures` failures come before the shard's own."""
+    for name in NAMES:
+        rows[name][:] = block[name]
+    for name in TIMES:
+        times = rows[name]
+        never = times == 0
+        times -= t0
+        times[never] = MISSING
+    rows["chunk_start"][:] += chunks
+    rows["failure"][rows["failure"] > 0] += failures
+
+
+def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Time to first token and latest gap of some requests in flight, ns; a gap of 0 is none yet."""
+    path = folder / f"{shard}.peek"
+    pairs = np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
+    return pairs[pairs[:, 0] > 0]
+
+
+def failures_of(folder: Path, shard: int) -> list[Failure]:
+    """The failures that a shard's rows refer to, as far as they are written."""
+    return _lines(folder / f"{shard}.failures", Failure)
+
+
+def _lines(path: Path, kind: type[T]) -> list[T]:
+    """JSON lines; a line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    return [
+        msgspec.json.decode(line, type=kind)
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
+
+
+def pieces(folder: Path, shards: int, size: int = 1 << 20) -> Iterator[Chunks]:
+    """All shards' chunks, times since t=0."""
+    for shard in range(shards):
+        control = Control(folder / f"{shard}.control", create=False)
+        for first in range(0, control["chunks"], size):
+            count = min(size, control["chunks"] - first)
+            arrival = np.fromfile(folder / f"{shard}.arrivals", "<i8", count, offset=first * 8)
+            tokens = np.fromfile(folder / f"{shard}.tokens", "<u2", count, offset=first * 2)
+            yield Chunks(arrival - control["t0"], tokens)

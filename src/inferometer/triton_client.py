@@ -1,0 +1,125 @@
+"""Triton's simple performance client, on our own feet: one request at a time to a model with one input and one output.
+
+It is a run like any other (closed loop, one in flight, a warm-up by count): the numbers are those of its report, and its
+records are stored. What the model must look like, and what is printed, is the old client's.
+"""
+
+import msgspec
+
+from inferometer import conduct
+from inferometer.analysis.summary import Summary
+from inferometer.config import from_mapping
+from inferometer.config.schema import Config
+from inferometer.errors import UserError
+from inferometer.probe import reach
+from inferometer.probe.kserve import ModelFacts
+from inferometer.records import Run
+from inferometer.tensors import shown
+
+PORTS = {"http": 8000, "grpc": 8001}
+PERCENTILES = ("p50", "p90", "p95", "p99")
+
+
+class TritonOptions(msgspec.Struct, frozen=True):
+    model: str
+    version: str = ""
+    batch: int = 1
+    size: int = 1
+    """Of the variable dimension."""
+    url: str | None = None
+    protocol: str | None = None
+    iterations: int = 1000
+    warmups: int = 500
+    overrides: tuple[str, ...] = ()
+    """Of the server's keys, as `--set` has them."""
+
+
+def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[Run, Summary]:
+    """Look whether the model is one for this client, then run."""
+    config = _config(options)
+    facts = reach.reach(config.server).facts
+    assert facts is not None
+    return conduct.measure(_with_data(config, options, facts), show)
+
+
+def url_of(url: str | None, protocol: str | None) -> str:
+    """With a scheme, which says the protocol where `protocol` does not."""
+    if url is None:
+        kind = protocol or "http"
+        return f"{kind}://127.0.0.1:{PORTS[kind]}"
+    scheme, sep, _ = url.partition("://")
+    if not sep:
+        return f"{protocol or 'http'}://{url}"
+    if protocol is not None and not scheme.lower().startswith(protocol):
+        raise UserError(f"-u {url} is not for the protocol {protocol}", f"drop -i, or write {protocol}://HOST:PORT")
+    return url
+
+
+def _config(options: TritonOptions) -> Config:
+    server = {"url": url_of(options.url, options.protocol), "model": options.model, "api": "kserve"}
+    if options.version:
+        server["version"] = options.version
+    tree = {
+        "server": server,
+        "data": {"type": "tensors", "fill": "zeros"},
+        "load": {"type": "closed", "concurrency": 1, "requests": options.warmups + options.iterations},
+        "measure": {"warmup": str(options.warmups)},
+    }
+    return from_mapping(tree, options.overrides, "command line")
+
+
+def _with_data(config: Config, options: TritonOptions, facts: ModelFacts) -> Config:
+    name = only_input(facts)
+    if options.batch > 1 and not facts.max_batch:
+        raise UserError(f"-b {options.batch}: the model {options.model} takes no batches", "leave -b out")
+    if facts.max_batch and options.batch > facts.max_batch:
+        raise UserError(
+            f"-b {options.batch}: the model {options.model} takes batches of {facts.max_batch} at the most", "lower -b"
+        )
+    shape = [options.batch, options.size] if facts.max_batch else [options.size]
+    data = msgspec.structs.replace(config.data, shape={name: shape}, batch=options.batch)
+    return msgspec.structs.replace(config, data=data)
+
+
+def only_input(facts: ModelFacts) -> str:
+    """The name of the model's input, if the model is one for this client."""
+    metadata = facts.metadata
+    remedy = (
+        "this client measures models with one input and one output of one variable size; `inferometer run` takes any"
+    )
+    dimensions = 2 if facts.max_batch else 1
+    for kind, tensors in (("input", metadata.inputs), ("output", metadata.outputs)):
+        if len(tensors) != 1:
+            names = ", ".join(one.name for one in tensors)
+            raise UserError(
+                f"expecting 1 {kind}, the model {metadata.name} has {len(tensors)}{': ' if names else ''}{names}",
+                remedy,
+            )
+        (one,) = tensors
+        which = f"the {kind} {one.name} of the model {metadata.name}"
+        if len(one.shape) != dimensions:
+            wanted = "2 dimensions (batch and size)" if dimensions == 2 else "1 dimension"
+            raise UserError(f"expecting {kind} with {wanted}, {which} has {len(one.shape)}: {shown(one.shape)}", remedy)
+        if one.shape[-1] != -1:
+            raise UserError(f"expecting {kind} of a variable size [-1], {which} has {shown(one.shape)}", remedy)
+    return metadata.inputs[0].name
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+
+def text(summary: Summary) -> str:
+    latency = summary.metrics["e2e"]
+    lines = [f"Throughput: {summary.throughput.requests or 0:.1f} infer/sec", "Latencies:"]
+    for label, seconds in [("Avg", latency.mean), *((name, latency.value(name)) for name in PERCENTILES)]:
+        lines.append(f"    {label}: {'-' if seconds is None else f'{seconds * 1e3:.2f}'} ms")
+    return "\n".join(lines) + "\n"
+
+
+def csv(summary: Summary) -> str:
+    """A header and a line; latencies in microseconds."""
+    found = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
+    cells = ["1", f"{summary.throughput.requests or 0:.1f}"]
+    cells += ["" if seconds is None else f"{seconds * 1e6:.0f}" for seconds in found]
+    header = ["Concurrency", "Inferences/Second", *(f"{name} latency" for name in PERCENTILES)]
+    return f"{','.join(header)}\n{','.join(cells)}\n"

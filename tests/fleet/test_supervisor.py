@@ -1,0 +1,212 @@
+"""Client processes that die, hang or cannot start: the run ends, says so, and keeps what was recorded."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from command import cli
+from helpers import Client, answer, measure, polite, scripted
+from waiting import until
+
+from inferometer import conduct
+from inferometer.errors import UserError
+from inferometer.fleet import supervisor
+from inferometer.store.spool import Control
+from inferometer.units import NS
+
+TWO = {"processes": 2, "grace": "1s"}
+LONG = {"type": "closed", "concurrency": 4, "duration": "30s"}
+
+
+def slow(client: Client) -> None:
+    """Five milliseconds an answer."""
+    while client.request():
+        time.sleep(0.005)
+        client.send(answer())
+
+
+def workers() -> list[psutil.Process]:
+    """This process's client processes, in the order of their shards."""
+    found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
+    return sorted(found, key=lambda child: child.pid)
+
+
+def once_under_way(folder: Path, act: Callable[[], object]) -> threading.Thread:
+    """Call `act` when both client processes have recorded something."""
+
+    def wait() -> None:
+        while True:
+            with contextlib.suppress(ValueError):  # a file that is made and still empty
+                controls = [Control(path, create=False) for path in folder.glob("*/spool/*.control")]
+                if len(controls) == 2 and all(control["rows"] > 3 for control in controls):
+                    act()
+                    return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_process_that_is_killed_ends_the_run_and_what_all_recorded_is_kept(tmp_path: Path) -> None:
+    with scripted(slow) as url:
+        once_under_way(tmp_path, lambda: workers()[1].send_signal(signal.SIGKILL))
+        run, summary = measure(tmp_path, url, client=TWO, load=LONG)
+    assert run.manifest.outcome.errors[0].startswith("client process 1 was killed by signal 9")
+    assert not run.manifest.outcome.interrupted
+    shards, counts = np.unique(run.records.rows["shard"], return_counts=True)
+    assert shards.tolist() == [0, 1]
+    assert counts.min() > 3
+    assert summary.verdict == "INVALID"
+    failed = next(check for check in summary.checks if check.name == "workers")
+    assert failed.status == "fail"
+    assert "client process 1" in failed.message
+    assert not workers()
+
+
+def test_the_command_says_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
+    with scripted(slow) as url:
+        once_under_way(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
+        said = cli(
+            "run", url, "--model", "m", "--concurrency", "4", "--duration", "30s", "--prompt", "hi", "--set",
+            f"output={tmp_path}", "--set", "client.processes=2", "--set", "client.grace=1s",
+        )  # fmt: skip
+    assert said.status == 1
+    assert "INVALID" in said.out
+    assert "client process 0 was killed by signal 9" in said.out
+    assert cli("report", tmp_path / "LATEST").out == said.out
+
+
+def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    def hang() -> None:
+        worker = workers()[0]
+        worker.send_signal(signal.SIGSTOP)
+        until(lambda: worker.status() == psutil.STATUS_STOPPED)
+        (path,) = tmp_path.glob("*/spool/0.control")
+        Control(path, create=False)["heartbeat"] -= 60 * NS  # as if it had hung for a minute
+
+    with scripted(slow) as url:
+        once_under_way(tmp_path, hang)
+        run, summary = measure(tmp_path, url, client=TWO, load=LONG)
+    assert "client process 0 gave no sign of life" in run.manifest.outcome.errors[0]
+    assert set(run.records.rows["shard"].tolist()) == {0, 1}
+    assert summary.verdict == "INVALID"
+    assert not workers()
+
+
+def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(*arguments, **more))
+        if len(started) == 1:
+            started[0].kill()  # before it is given its job
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
+        measure(tmp_path, url, client=TWO, load=LONG)
+    assert list(tmp_path.iterdir()) == []
+    assert not workers()
+
+
+def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(*arguments, **more))
+        if len(started) == 2:
+            started[1].send_signal(signal.SIGSTOP)
+        return started[-1]
+
+    def control(shard: int, name: str) -> object:
+        with contextlib.suppress(ValueError):  # a file that is made and still empty
+            for path in tmp_path.glob(f"*/spool/{shard}.control"):
+                found = Control(path, create=False)
+                return found.state if name == "state" else found[name]
+        return None
+
+    def act() -> None:
+        until(lambda: control(0, "state") == "ready")
+        started[0].kill()
+        until(lambda: control(1, "stop") == 1, "it is noticed")
+        started[1].send_signal(signal.SIGCONT)
+
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    acting = threading.Thread(target=act)
+    acting.start()
+    with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
+        measure(tmp_path, url, client=TWO, load=LONG)
+    acting.join()
+    assert not workers()
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes the first look and then nothing more: the shards cannot open their connections."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+
+        def once_it_has_left(*arguments: Any, **more: Any) -> supervisor.Supervisor:
+            listener.close()
+            return supervisor.Supervisor(*arguments, **more)
+
+        monkeypatch.setattr(conduct, "Supervisor", once_it_has_left)
+        with pytest.raises(UserError, match="nothing listens") as caught:
+            measure(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", client={"processes": processes})
+    assert caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_this_process_nothing_is_started(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with scripted(polite) as url:
+        run, summary = measure(tmp_path, url, client={"processes": 0})
+    assert summary.counts.ok == 6
+    assert {child.pid for child in psutil.Process().children()} <= before
+    assert run.manifest.host["processes"] == 1
+
+
+def test_a_shard_that_breaks_in_this_process_is_reported_like_a_process_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(supervisor, "run_shard", broken)
+    with scripted(polite) as url, pytest.raises(UserError, match="RuntimeError: no such luck"):
+        measure(tmp_path, url, client={"processes": 0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_client_processes_do_not_see_the_terminals_ctrl_c(tmp_path: Path) -> None:
+    """Even while they still start: Ctrl-C is the parent's to handle. They are in a process group of their own."""
+    groups: list[int] = []
+
+    def look() -> None:
+        groups.extend(os.getpgid(child.pid) for child in workers())
+        os.kill(os.getpid(), signal.SIGINT)  # that was all: the run may end
+
+    with scripted(slow) as url:
+        once_under_way(tmp_path, look)
+        measure(tmp_path, url, client=TWO, load=LONG)
+    assert len(groups) == 2
+    assert os.getpgid(0) not in groups

@@ -1,0 +1,198 @@
+"""What the tests of the gRPC engine share: grpcio as a server, a server that follows a script, and runs against them."""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import RequestReceived, StreamEnded, StreamReset
+from h2.exceptions import ProtocolError
+from h2.settings import Settings
+from helpers import Client, measure, scripted
+
+from inferometer.analysis.summary import Summary
+from inferometer.records import Run
+
+BIG = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+KINDS = {
+    "Unary": (False, False, grpc.unary_unary_rpc_method_handler),
+    "Down": (False, True, grpc.unary_stream_rpc_method_handler),
+    "Up": (True, False, grpc.stream_unary_rpc_method_handler),
+    "Both": (True, True, grpc.stream_stream_rpc_method_handler),
+}
+"""The methods of t.S: whether the client and the server stream, and grpcio's word for it."""
+
+
+def descriptors() -> bytes:
+    """A descriptor set of the service t.S, whose messages have `data` and `text`."""
+    file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax="proto3")
+    message = file.message_type.add(name="M")
+    message.field.add(name="data", number=1, type=12, label=1)
+    message.field.add(name="text", number=2, type=9, label=1)
+    service = file.service.add(name="S")
+    for name, (up, down, _) in KINDS.items():
+        service.method.add(name=name, input_type=".t.M", output_type=".t.M", client_streaming=up, server_streaming=down)
+    return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+
+
+def run(folder: Path, url: str | list[str], method: str = "Unary", **sections: Any) -> tuple[Run, Summary]:
+    """A run of calls of t.S/`method`; six of them unless the load says otherwise."""
+    proto = folder / "t.binpb"
+    proto.write_bytes(descriptors())
+    server = {"api": "grpc", "method": f"t.S/{method}", "proto": str(proto)} | sections.pop("server", {})
+    data: dict[str, Any] = {"type": "messages", "messages": sections.pop("messages", [{"text": "hello"}])}
+    data = sections.pop("data", data)
+    return measure(folder / "runs", url, server=server, data=data, **sections)
+
+
+def one(**more: Any) -> dict[str, Any]:
+    """One call at a time."""
+    return {"type": "closed", "concurrency": 1, "requests": 1} | more
+
+
+def said(run: Run) -> set[tuple[str, str]]:
+    """The failures of a run, with the server's words."""
+    return {(failure.code, failure.message) for failure in run.records.failures if failure.code != "cancelled"}
+
+
+# --- grpcio ----------------------------------------------------------------------------------------------------------
+
+
+def handler(handlers: dict[str, Callable[..., Any]]) -> grpc.GenericRpcHandler:
+    """Messages go in and out as bytes."""
+    return grpc.method_handlers_generic_handler("t.S", {name: KINDS[name][2](fn) for name, fn in handlers.items()})
+
+
+@contextlib.contextmanager
+def grpcio(
+    options: list[tuple[str, Any]] | None = None,
+    credentials: grpc.ServerCredentials | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    workers: int = 8,
+    compression: grpc.Compression | None = None,
+    **handlers: Callable[..., Any],
+) -> Iterator[str]:
+    """grpcio's server in threads of this process; its URL."""
+    with ThreadPoolExecutor(workers) as pool:
+        server = grpc.server(pool, [handler(handlers)], options=options or [], compression=compression)
+        address = f"{host}:{port}"
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        if not port:
+            raise OSError(f"{address} cannot be bound")
+        server.start()
+        try:
+            yield f"grpc{'s' * bool(credentials)}://{host}:{port}"
+        finally:
+            server.stop(0).wait()
+
+
+# --- a script --------------------------------------------------------------------------------------------------------
+
+HEAD = [(":status", "200"), ("content-type", "application/grpc")]
+OK = [("grpc-status", "0")]
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+class GrpcPeer:
+    """One HTTP/2 connection as its server sees it. `number`: 0 is the look before the run, which says nothing."""
+
+    def __init__(self, client: Client, settings: dict[int, int]) -> None:
+        self.sock = client.sock
+        self.number = client.number
+        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.resets: list[tuple[int, int]] = []
+        self.heads: dict[int, dict[str, str]] = {}
+        self._requests: list[int] = []
+        self.h2.local_settings = Settings(client=False, initial_values=settings)  # type: ignore[arg-type]
+        self.h2.initiate_connection()
+        self.hear()  # first: the client's settings are acknowledged along with ours, and not whenever we get to it
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.sendall(self.h2.data_to_send())
+
+    def hear(self) -> bool:
+        """What the client says next; False: it has gone."""
+        try:
+            data = self.sock.recv(65536)
+            events = self.h2.receive_data(data)
+        except (OSError, ProtocolError):
+            return False
+        for event in events:
+            if isinstance(event, RequestReceived):
+                self.heads[event.stream_id] = dict(event.headers)
+            elif isinstance(event, StreamEnded):
+                self._requests.append(event.stream_id)
+            elif isinstance(event, StreamReset):
+                self.resets.append((event.stream_id, int(event.error_code)))
+            if hasattr(event, "flow_controlled_length") and event.flow_controlled_length:
+                with contextlib.suppress(ProtocolError):
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        self.flush()
+        return bool(data)
+
+    def request(self) -> int | None:
+        """The stream of the next whole request; None when the client has gone."""
+        while not self._requests:
+            if not self.hear():
+                return None
+        return self._requests.pop(0)
+
+    def requests(self) -> Iterator[int]:
+        while (stream := self.request()) is not None:
+            yield stream
+
+    def head(self, stream: int, headers: list[tuple[str, str]] | None = None, end: bool = False) -> None:
+        self.h2.send_headers(stream, headers or HEAD, end_stream=end)
+        self.flush()
+
+    def data(self, stream: int, data: bytes, end: bool = False) -> None:
+        self.h2.send_data(stream, data, end_stream=end)
+        self.flush()
+
+    def answer(self, stream: int, message: bytes = b"", trailers: list[tuple[str, str]] | None = None) -> None:
+        """A whole one."""
+        self.h2.send_headers(stream, HEAD)
+        self.h2.send_data(stream, framed(message))
+        self.h2.send_headers(stream, trailers or OK, end_stream=True)
+        self.flush()
+
+    def reset(self, stream: int, code: int) -> None:
+        self.h2.reset_stream(stream, code)
+        self.flush()
+
+    def go_away(self, last: int, code: int = 0) -> None:
+        """As a server says it that still answers what it has begun (h2 itself would end the connection)."""
+        self.sock.sendall(struct.pack(">HBBBIII", 0, 8, 7, 0, 0, last, code))
+
+    def polite(self) -> None:
+        for stream in self.requests():
+            self.answer(stream)
+
+
+@contextlib.contextmanager
+def following(
+    script: Callable[[GrpcPeer], None], context: ssl.SSLContext | None = None, settings: dict[int, int] | None = None
+) -> Iterator[str]:
+    """A server that runs `script` for each connection; its URL."""
+    with scripted(lambda client: script(GrpcPeer(client, settings or {})), context) as url:
+        yield url.replace("http", "grpc", 1)
+
+
+def hard_close(peer: GrpcPeer) -> None:
+    """A reset rather than a close."""
+    peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.sock.close()

@@ -1,0 +1,226 @@
+"""Images as model inputs, against numbers worked out by hand."""
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from inferometer.errors import UserError
+from inferometer.infer import image
+from inferometer.infer.image import ImagePlan
+from inferometer.tensors import TensorSpec, to_numpy
+
+# Two rows of three pixels: red, green, blue; black, grey 51, white.
+PIXELS = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[0, 0, 0], [51, 51, 51], [255, 255, 255]]], np.uint8)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    return saved(tmp_path, Image.fromarray(PIXELS))
+
+
+def saved(folder: Path, made: Image.Image, name: str = "image.png", **more: Any) -> str:
+    made.save(folder / name, **more)
+    return str(folder / name)
+
+
+def array(path: str, datatype: str, shape: tuple[int, ...], scaling: str | None = None, form: str = "") -> Any:
+    return to_numpy(image.to_tensor(path, TensorSpec("X", datatype, shape), scaling, form)[0])
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "expected"),
+    [
+        ((3, 224, 200), "", ImagePlan("NCHW", 3, 224, 200, False)),
+        ((-1, 3, 224, 200), "", ImagePlan("NCHW", 3, 224, 200, True)),
+        ((1, 1, 28, 28), "", ImagePlan("NCHW", 1, 28, 28, True)),
+        ((224, 200, 3), "", ImagePlan("NHWC", 3, 224, 200, False)),
+        ((-1, 224, 200, 1), "", ImagePlan("NHWC", 1, 224, 200, True)),
+        ((3, -1, -1), "", ImagePlan("NCHW", 3, -1, -1, False)),
+        ((-1, -1, -1, 3), "", ImagePlan("NHWC", 3, -1, -1, True)),
+        ((-1, -1, -1, -1), "FORMAT_NHWC", ImagePlan("NHWC", 3, -1, -1, True)),
+        ((3, 10, 3), "FORMAT_NHWC", ImagePlan("NHWC", 3, 3, 10, False)),
+        ((3, 10, 3), "FORMAT_NONE", ImagePlan("NCHW", 3, 10, 3, False)),
+    ],
+)
+def test_the_channels_are_where_the_model_says(shape: tuple[int, ...], form: str, expected: ImagePlan) -> None:
+    assert image.plan(TensorSpec("X", "FP32", shape), form) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [((16,), ""), ((-1, 16), ""), ((4, 8, 8), ""), ((-1, -1, -1), ""), ((8, 3, 8, 8), ""), ((1, 1, 3, 8, 8), ""),
+     ((4, 8, 8), "FORMAT_NCHW")],
+)  # fmt: skip
+def test_shapes_that_are_no_images_are_refused_with_the_shape(shape: tuple[int, ...], form: str) -> None:
+    with pytest.raises(UserError, match="which is no image's") as caught:
+        image.plan(TensorSpec("X", "FP32", shape), form)
+    assert ", ".join(map(str, shape)) in caught.value.what
+
+
+def test_nchw_and_nhwc_hold_the_same_pixels_in_another_order(picture: str) -> None:
+    assert array(picture, "UINT8", (3, 2, 3)).tolist() == [
+        [[255, 0, 0], [0, 51, 255]],
+        [[0, 255, 0], [0, 51, 255]],
+        [[0, 0, 255], [0, 51, 255]],
+    ]
+    assert array(picture, "UINT8", (2, 3, 3), form="FORMAT_NHWC").tolist() == PIXELS.tolist()
+
+
+def test_a_batch_dimension_is_put_before(picture: str) -> None:
+    assert array(picture, "UINT8", (-1, 3, 2, 3)).shape == (1, 3, 2, 3)
+    assert array(picture, "UINT8", (1, 2, 3, 3), form="FORMAT_NHWC").tolist() == [PIXELS.tolist()]
+
+
+def test_open_sizes_take_the_images_own(picture: str) -> None:
+    assert array(picture, "UINT8", (3, -1, -1)).shape == (3, 2, 3)
+    assert array(picture, "UINT8", (-1, -1, -1, 3)).shape == (1, 2, 3, 3)
+
+
+def test_height_comes_before_width_in_both_layouts(picture: str) -> None:
+    assert array(picture, "UINT8", (3, 7, 5)).shape == (3, 7, 5)
+    assert array(picture, "UINT8", (7, 5, 3)).shape == (7, 5, 3)
+
+
+def test_an_image_of_one_colour_stays_so_when_resized(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.new("RGB", (9, 4), (10, 20, 30)))
+    assert array(path, "UINT8", (3, 5, 7)).reshape(3, -1).tolist() == [[10] * 35, [20] * 35, [30] * 35]
+
+
+# --- scaling ---------------------------------------------------------------------------------------------------------
+
+
+def test_inception_goes_from_minus_1_to_1(picture: str) -> None:
+    found = array(picture, "FP32", (3, 2, 3), "inception")
+    assert found[0].tolist() == [[1, -1, -1], [-1, pytest.approx(-0.6), 1]]
+
+
+def test_vgg_takes_the_means_off(picture: str) -> None:
+    assert array(picture, "FP32", (3, 2, 3), "vgg")[:, 0, 0].tolist() == [132, -117, -104]
+    assert array(picture, "FP32", (3, 2, 3), "vgg")[:, 1, 1].tolist() == [-72, -66, -53]
+
+
+def test_vgg_of_grey_takes_128_off(picture: str) -> None:
+    assert array(picture, "FP32", (1, 2, 3), "vgg")[0, 1].tolist() == [-128, -77, 127]
+
+
+def test_none_leaves_0_to_255(picture: str) -> None:
+    assert array(picture, "FP32", (3, 2, 3), "none")[0].tolist() == [[255, 0, 0], [0, 51, 255]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "scaling"), [("FP32", "inception"), ("FP16", "inception"), ("BF16", "inception"), ("FP64", "inception"),
+                              ("UINT8", "none"), ("INT32", "none")],
+)  # fmt: skip
+def test_what_is_usual_depends_on_the_datatype_and_is_said(picture: str, datatype: str, scaling: str) -> None:
+    made, words = image.to_tensor(picture, TensorSpec("X", datatype, (3, 2, 3)))
+    assert made.datatype == datatype
+    assert f"scaling {scaling}" in words
+    assert "3×2 RGB to 3×2 RGB, NCHW" in words
+
+
+def test_vgg_fits_into_signed_whole_numbers(picture: str) -> None:
+    assert array(picture, "INT16", (3, 2, 3), "vgg")[:, 0, 0].tolist() == [132, -117, -104]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "scaling", "words"),
+    [("UINT8", "inception", "between -1 and 1"), ("UINT8", "vgg", "does not fit into UINT8"),
+     ("INT8", "none", "does not fit into INT8")],
+)  # fmt: skip
+def test_numbers_that_the_datatype_cannot_hold_are_refused(
+    picture: str, datatype: str, scaling: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        array(picture, datatype, (3, 2, 3), scaling)
+    assert "--scaling" in caught.value.remedy
+
+
+# --- kinds of images -------------------------------------------------------------------------------------------------
+
+
+def test_grey_for_a_model_of_one_channel(picture: str) -> None:
+    """Pillow's luma: 299 red + 587 green + 114 blue, in thousandths."""
+    assert array(picture, "UINT8", (1, 2, 3)).tolist() == [[[76, 150, 29], [0, 51, 255]]]
+
+
+def test_grey_images_become_three_equal_channels(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(np.array([[7, 200]], np.uint8)))
+    assert array(path, "UINT8", (3, 1, 2)).tolist() == [[[7, 200]]] * 3
+
+
+def test_alpha_is_dropped(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(np.array([[[1, 2, 3, 0], [4, 5, 6, 128]]], np.uint8)))
+    assert array(path, "UINT8", (1, 2, 3), form="FORMAT_NHWC").tolist() == [[[1, 2, 3], [4, 5, 6]]]
+
+
+def test_a_palette_is_looked_up(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(PIXELS).quantize(8), "image.gif")
+    assert array(path, "UINT8", (2, 3, 3), form="FORMAT_NHWC").tolist() == PIXELS.tolist()
+
+
+def test_sixteen_bits_of_grey_are_brought_down_to_eight(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(np.array([[0, 0x1234, 0xFFFF]], np.uint16)))
+    assert array(path, "UINT8", (1, 1, 3)).tolist() == [[[0, 0x12, 0xFF]]]
+
+
+def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    path = saved(tmp_path, Image.fromarray(PIXELS), exif=exif)
+    assert array(path, "UINT8", (3, -1, -1))[0].tolist() == [[0, 255], [51, 0], [255, 0]]
+
+
+def test_an_input_of_bytes_gets_the_file_as_it_is(picture: str) -> None:
+    made, words = image.to_tensor(picture, TensorSpec("X", "BYTES", (-1, 1)))
+    assert made.shape == (1, 1)
+    assert to_numpy(made).item() == Path(picture).read_bytes()
+    assert "as it is" in words
+
+
+def test_an_input_of_several_bytes_takes_no_image(picture: str) -> None:
+    with pytest.raises(UserError, match="one image was given"):
+        image.to_tensor(picture, TensorSpec("X", "BYTES", (2,)))
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_text("hello")
+    with pytest.raises(UserError, match="is not an image"):
+        array(str(tmp_path / "x.jpg"), "FP32", (3, 2, 2))
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.jpg", "x.bmp"])
+def test_a_truncated_image(tmp_path: Path, name: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    path = Path(saved(tmp_path, Image.fromarray(noise), name))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match="the image is broken"):
+        array(str(path), "FP32", (3, 2, 2))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"/nowhere.*No such file"):
+        array("/nowhere", "FP32", (3, 2, 2))
+
+
+def test_without_pillow_the_extra_is_named(picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "PIL":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match="needs Pillow") as caught:
+        array(picture, "FP32", (3, 2, 2))
+    assert "inferometer[image]" in caught.value.remedy

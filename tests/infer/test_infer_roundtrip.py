@@ -1,0 +1,94 @@
+"""One exchange: its instants are in order, whatever the server does first, and what it says is told as it comes."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from command import cli
+from helpers import STREAM, Client, answer, polite, scripted
+from kserve_peers import over_grpc
+
+from inferometer.errors import UserError
+from inferometer.probe import roundtrip
+from inferometer.probe.roundtrip import Instants, Peer
+from inferometer.types import Event, Fail, Tokens
+from inferometer.wire.http1 import ResponseDecoder, request_head
+from inferometer.wire.openai import StreamedResponse
+from inferometer.wire.target import parse
+
+
+def asked(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, list[tuple[int, Event]]]:
+    told: list[tuple[int, Event]] = []
+
+    def heard(at: int, events: Sequence[Event]) -> None:
+        told.extend((at, event) for event in events)
+
+    head = request_head("POST", "/", "x", {"Content-Length": str(len(body))}) + b"\r\n"
+    place = Peer(parse(url), timeout=10)
+    instants, fail = roundtrip.over_http(place, head + body, ResponseDecoder(StreamedResponse()), heard)
+    return instants, fail, told
+
+
+def in_order(instants: Instants) -> bool:
+    marks = [instants.connect_from, instants.connected, instants.written, instants.first_byte, instants.done]
+    return all(early <= late for early, late in pairwise(marks)) and marks[0] > 0
+
+
+def test_instants_are_in_order_and_bytes_counted() -> None:
+    with scripted(polite) as url:
+        instants, fail, told = asked(url)
+    assert fail is None
+    assert in_order(instants)
+    assert instants.bytes_in == len(answer())
+    assert [event.n for _, event in told if isinstance(event, Tokens)] == [1, 1]
+    assert all(instants.connected <= at <= instants.done for at, _ in told)
+
+
+def test_a_server_that_answers_before_it_has_read_the_request() -> None:
+    def script(client: Client) -> None:
+        client.sock.recv(100)
+        client.send(b"HTTP/1.1 413 No\r\nContent-Length: 7\r\n\r\ntoo big")
+        while client.sock.recv(1 << 20):
+            pass
+
+    with scripted(script) as url:
+        instants, fail, _ = asked(url, bytes(8 << 20))
+    assert fail is not None and (fail.code, fail.message) == ("http_413", "too big")
+    assert in_order(instants)
+    assert instants.bytes_out > 8 << 20
+
+
+def test_an_answer_without_a_length_ends_with_its_last_byte_and_not_with_the_close() -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)
+
+    with scripted(script) as url:
+        instants, fail, told = asked(url)
+    assert fail is None
+    assert instants.done == [at for at, event in told if isinstance(event, Tokens)][-1]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00abc"]
+)
+def test_a_grpc_server_is_recognised_by_how_it_begins(sent: bytes) -> None:
+    def script(client: Client) -> None:
+        client.request()
+        client.send(sent)
+
+    with scripted(script) as url:
+        if sent:
+            with pytest.raises(UserError, match="speaks HTTP/2") as caught:
+                asked(url)
+            assert url.replace("http", "grpc") in caught.value.remedy
+        else:
+            assert asked(url)[1] == Fail("closed", "")
+
+
+def test_megabytes_over_grpc_wait_for_the_servers_windows() -> None:
+    with over_grpc() as url:
+        said = cli("infer", url, "--model", "pair", "--fill", "zeros", "--shape", "A=90000,4", "--shape", "B=90000,4")
+    assert said.status == 0, said
+    assert "2.75 MiB" in said.out and "1.37 MiB" in said.out
+    assert "[0 0 0 ... 0 0 0]" not in said.out and "..." in said.out

@@ -1,0 +1,281 @@
+"""What is printed and exported of a result, and the parts that its time is taken into."""
+
+import io
+import json
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+import pytest
+
+from inferometer.errors import UserError
+from inferometer.infer import classes, export, show, time_split, tokens
+from inferometer.infer.flags import InferFlags
+from inferometer.infer.result import ClassScore, InputTensor, Response, Result, ServerSide, TextOutput
+from inferometer.probe.kserve import ModelFacts
+from inferometer.probe.roundtrip import Instants
+from inferometer.tensors import Tensor, TensorSpec, from_numpy
+from inferometer.types import Usage
+from inferometer.wire.kserve.control import ModelConfig, ModelMetadata, ServerMetadata
+
+MS = 1_000_000
+INSTANTS = Instants(
+    connect_from=1000 * MS, connected=1001 * MS, written=1003 * MS, first_byte=1013 * MS, done=1020 * MS,
+    bytes_out=2048, bytes_in=100, by_kernel=True,
+)  # fmt: skip
+FLOATS = from_numpy("OUT", np.array([[0.5, -1.5]], np.float32))
+
+
+def result(**changes: Any) -> Result:
+    kind = "text" if "spoken" in changes else "method" if "messages" in changes else "tensors"
+    usual = Result(kind, "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def tensors(*outputs: Tensor, **more: Any) -> Result:
+    return result(inputs=(InputTensor(FLOATS, "given"),), responses=(Response(15 * MS, outputs, **more),))
+
+
+def words(of: str) -> np.ndarray[Any, Any]:
+    return np.array([of.encode()], object)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_four_parts_are_the_whole() -> None:
+    parts = time_split.parts(INSTANTS)
+    assert [(part.name, part.start // MS, part.length // MS) for part in parts] == [
+        ("connect", 0, 1), ("send", 1, 2), ("wait", 3, 10), ("receive", 13, 7),
+    ]  # fmt: skip
+
+
+def test_the_rest_is_what_the_server_does_not_account_for() -> None:
+    assert time_split.rest(INSTANTS, ServerSide(2 * MS, 5 * MS, "its statistics")) == 12 * MS
+    assert time_split.rest(INSTANTS, ServerSide(-1, 5 * MS, "its server-timing")) == 14 * MS
+    assert time_split.rest(INSTANTS, ServerSide(0, 20 * MS, "its statistics")) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [((0, 36, 36), (0, 36)), ((0, 18, 36), (0, 18)), ((18, 18, 36), (18, 36)), ((35, 1, 36), (35, 36)),
+     ((0, 1, 10_000), (0, 1)), ((9_999, 1, 10_000), (35, 36)), ((5, 0, 36), (0, 0)), ((0, 0, 0), (0, 0)),
+     ((0, 99, 36), (0, 36))],
+)  # fmt: skip
+def test_a_bar_lies_where_its_part_does(part: tuple[int, int, int], expected: tuple[int, int]) -> None:
+    drawn = show.bar(*part)
+    first, last = expected
+    assert drawn == (" " * first + "█" * (last - first)).ljust(36)
+
+
+def test_the_split_in_print() -> None:
+    said = show.render(tensors(FLOATS))
+    assert said.startswith(" grpc://x:1 · m, version 2 · KServe v2 over gRPC\n")
+    rows = {line.split()[0]: line.split()[1] for line in said.splitlines() if line.startswith("   ") and line.strip()}
+    assert {name: rows[name] for name in ("connect", "send", "wait", "receive", "total")} == {
+        "connect": "1.000", "send": "2.000", "wait": "10.00", "receive": "7.000", "total": "20.00",
+    }  # fmt: skip
+    assert "stamps by the kernel" in said
+    assert "2 KiB" in said and "100 B" in said
+    assert "server" not in said
+
+
+def test_what_the_server_says_and_who_it_says_it_for() -> None:
+    alone = show.render(result(server=ServerSide(2 * MS, 5 * MS, "its server-timing")))
+    assert "as its server-timing says\n" in alone
+    assert [line.split()[:2] for line in alone.splitlines()[-3:]] == [
+        ["queue", "2.000"], ["compute", "5.000"], ["rest", "12.00"],
+    ]  # fmt: skip
+    crowd = show.render(result(server=ServerSide(2 * MS, 50 * MS, "its statistics", 3)))
+    assert "as its statistics say, the average of 3 requests" in crowd
+    assert crowd.splitlines()[-1].split()[:3] == ["rest", "-", "none:"]
+    assert max(map(len, (alone + crowd).splitlines())) <= 100
+
+
+def test_without_the_kernels_stamps_it_says_so() -> None:
+    plain = msgspec.structs.replace(INSTANTS, by_kernel=False, tls=True)
+    said = show.render(result(instants=plain))
+    assert "not by the kernel" in said and "TCP and TLS" in said
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_tensor_is_abbreviated_and_a_short_one_is_not() -> None:
+    long = show.values(from_numpy("X", np.arange(100_000).reshape(10, -1)))
+    assert "..." in "".join(long)
+    assert len(long) < 20 and max(map(len, long)) <= 94
+    assert show.values(FLOATS) == ["[[ 0.5 -1.5]]"]
+
+
+def test_bytes_are_shown_as_text_and_others_as_what_they_are() -> None:
+    assert show.values(from_numpy("X", np.array([b"one\ntwo", b"", "猫".encode()], object))) == [
+        "one",
+        "two",
+        "''",
+        "猫",
+    ]
+    assert show.values(from_numpy("X", np.array([b"\xff\x00"], object))) == [r"b'\xff\x00' (2 bytes)"]
+    many = show.values(from_numpy("X", np.array([b"a"] * 20, object)))
+    assert many == ["a"] * 8 + ["... 12 more"]
+    assert show.values(from_numpy("X", words("x" * 5000)))[0].endswith("x ... (5,000 bytes)")
+
+
+def test_nothing_that_a_terminal_would_obey_is_printed() -> None:
+    evil = "\x1b[2J\x07bad"
+    found = tensors(from_numpy("X", words(evil)), FLOATS, classes={"OUT": ((ClassScore(1.0, 0, evil),),)})
+    assert "\x1b" not in show.render(found)
+    assert show.harmless("a\tb\nc\x1b") == "a\tb\nc\ufffd"
+
+
+def test_lines_fit_into_100_columns() -> None:
+    given = InputTensor(from_numpy("SOME_RATHER_LONG_INPUT_NAME", np.zeros((1, 2, 3, 4))), "a/very/long/path/" * 20)
+    said = show.render(result(inputs=(given,), responses=(Response(0, (from_numpy("Y", np.arange(99.0)),)),)))
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_the_values_of_several_outputs_stand_in_a_column() -> None:
+    outputs = (from_numpy("A", np.array([1], np.int8)), from_numpy("LONGER", np.array([2], np.uint16)))
+    said = show.render(tensors(*outputs))
+    assert " out  A       INT8 [1]    [1]\n      LONGER  UINT16 [1]  [2]\n" in said
+
+
+def test_colours_only_where_they_are_wanted() -> None:
+    found = tensors(FLOATS)
+    assert "\x1b" not in show.render(found)
+    assert click.unstyle(show.render(found, color=True)) == show.render(found)
+    assert "\x1b" in show.render(found, color=True)
+
+
+def test_all_answers_of_a_stream_are_shown_with_their_times() -> None:
+    answers = tuple(Response(n * MS, (from_numpy("N", np.array([n])),)) for n in (1, 2))
+    said = show.render(result(inputs=(InputTensor(FLOATS, "given"),), responses=answers))
+    assert (
+        " out  1  after 1.000 ms\n      N  INT64 [1]  [1]\n out  2  after 2.000 ms\n      N  INT64 [1]  [2]\n" in said
+    )
+    assert "no answers" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
+
+
+def test_a_methods_messages_are_shown_as_json_and_none_is_said() -> None:
+    one = show.render(result(messages=((MS, {"said": "x\x1b"}),)))
+    assert ' {\n   "said": "x\\u001b"\n }\n' in one
+    assert "no answers" in show.render(result(messages=()))
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_classes_come_first_and_equal_ones_in_order() -> None:
+    found = classes.found_here(
+        from_numpy("X", np.array([[0.1, 0.7, 0.7, np.nan], [9, 8, 7, 6]], np.float32)), 3, ["a", "b"]
+    )
+    assert [[(one.index, one.label) for one in row] for row in found] == [
+        [(1, "b"), (2, ""), (0, "a")], [(0, "a"), (1, "b"), (2, "")],
+    ]  # fmt: skip
+
+
+def test_classes_as_triton_writes_them() -> None:
+    made = from_numpy("X", np.array([[b"3.5:1:a: colon", b"-1.000000:9"]], object))
+    assert classes.said_by_server(made) == ((ClassScore(3.5, 1, "a: colon"), ClassScore(-1.0, 9, "")),)
+    with pytest.raises(UserError, match="no class as Triton writes it"):
+        classes.said_by_server(from_numpy("X", words("nonsense")))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "given", "expected"),
+    [
+        ("FP32", (1, 10), {"image": "x"}, True),
+        ("FP32", (10,), {"labels": "x"}, True),
+        ("FP32", (1, 10, 1, 1), {"image": "x"}, True),
+        ("FP32", (1, 10), {}, False),
+        ("FP32", (1, 10), {"image": "x", "classes": 0}, False),
+        ("FP32", (1, 1), {"image": "x"}, False),
+        ("FP32", (1, 10, 4), {"image": "x"}, False),
+        ("INT32", (1, 10), {"image": "x"}, False),
+        ("INT32", (1, 10), {"classes": 2}, True),
+        ("BYTES", (1, 10), {"classes": 2}, False),
+    ],
+)
+def test_what_looks_like_scores(datatype: str, shape: tuple[int, ...], given: dict[str, Any], expected: bool) -> None:
+    assert classes.looks_like_scores(Tensor("X", datatype, shape, b""), InferFlags("grpc://x", **given)) is expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "extensions", "given", "expected"),
+    [
+        ({"S": "l.txt"}, ("classification",), {}, ("S",)),
+        ({"S": "l.txt"}, (), {}, ()),
+        ({}, ("classification",), {}, ()),
+        ({"S": "l.txt"}, ("classification",), {"classes": 0}, ()),
+        ({"S": "l.txt"}, ("classification",), {"save": "x.npz"}, ()),
+        ({"S": "l.txt"}, ("classification",), {"labels": "x"}, ()),
+        ({"S": "l.txt"}, ("classification",), {"outputs": ("S",)}, ("S",)),
+        ({"S": "l.txt"}, ("classification",), {"outputs": ("S", "T")}, ()),
+    ],
+)
+def test_the_server_is_asked_for_classes_where_it_has_labels(
+    labels: dict[str, str], extensions: tuple[str, ...], given: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    metadata = ModelMetadata("m", outputs=(TensorSpec("S", "FP32", (-1, 10)),))
+    facts = ModelFacts(ServerMetadata("s", extensions=extensions), metadata, ModelConfig("m", labels=labels))
+    assert classes.asked_of_server(InferFlags("grpc://x", **given), facts) == expected
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_their_times() -> None:
+    spoken = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
+    found = tokens.measured(result(spoken=spoken))
+    assert found == {
+        "input": 7, "output": 4, "cached": 3, "reasoning": None, "counted_by": "server", "chunks": 3, "ttft": 0.004,
+        "itl_mean": 0.003, "itl_max": 0.004, "e2e": 0.019, "per_second": 4 / 0.019,
+    }  # fmt: skip
+    said = show.render(result(spoken=spoken))
+    assert "tokens   7 in, 4 out, 3 cached  the server's count" in said
+    assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in said
+
+
+def test_an_answer_in_one_piece_has_no_first_token_and_an_uncounted_one_no_tokens() -> None:
+    found = tokens.measured(result(spoken=TextOutput("text", ())))
+    assert {name for name, value in found.items() if value is not None} == {"chunks", "e2e"}
+    assert " latency  e2e 19.00 ms\n" in show.render(result(spoken=TextOutput("text", ())))
+    assert tokens.measured(result(spoken=TextOutput("a", ((MS, 1),))))["counted_by"] == "chunks"
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_outputs_and_the_split_in_seconds() -> None:
+    text = from_numpy("T", np.array([b"ok", b"\xff"], object))
+    nan = from_numpy("F", np.array([np.nan, 1.0], np.float16))
+    tree = json.loads(export.to_json(tensors(text, nan, classes={"F": ((ClassScore(1.0, 1, "b"),),)})))
+    assert tree["responses"] == [{
+        "at": 0.015,
+        "outputs": [
+            {"name": "T", "datatype": "BYTES", "shape": [2], "data": ["ok", {"b64": "/w=="}]},
+            {"name": "F", "datatype": "FP16", "shape": [2], "data": [None, 1.0]},
+        ],
+        "classes": {"F": [[{"score": 1.0, "index": 1, "label": "b"}]]},
+    }]  # fmt: skip
+    assert tree["inputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [1, 2], "source": "given"}]
+    assert tree["timing"] == {
+        "connect": 0.001, "send": 0.002, "wait": 0.01, "receive": 0.007, "total": 0.02, "request": 0.019,
+        "bytes_out": 2048, "bytes_in": 100, "tls": False, "stamps": "kernel",
+    }  # fmt: skip
+    with_server = json.loads(export.to_json(result(server=ServerSide(-1, 5 * MS, "its server-timing"))))
+    assert with_server["timing"]["server"] == {
+        "queue": None, "compute": 0.005, "rest": 0.014, "source": "its server-timing", "requests": 1,
+    }  # fmt: skip
+
+
+def test_outputs_as_an_npz_file() -> None:
+    text = from_numpy("T", np.array([b"ok", b"longer"], object))
+    loaded = np.load(io.BytesIO(export.to_npz(tensors(FLOATS, text))))
+    assert loaded["OUT"].tolist() == [[0.5, -1.5]]
+    assert loaded["T"].tolist() == [b"ok", b"longer"]
+    two = result(responses=(Response(0, (FLOATS,)), Response(1, (FLOATS,))))
+    assert np.load(io.BytesIO(export.to_npz(two))).files == ["OUT.0", "OUT.1"]
+    with pytest.raises(UserError, match="zero byte"):
+        export.to_npz(tensors(from_numpy("T", np.array([b"a\0"], object))))

@@ -1,0 +1,118 @@
+"""What is found out before t=0 about servers that lack something, and what is said of those that are something else."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import kserve_peers
+import pytest
+from grpc_peers import grpcio
+from helpers import Client, measure, scripted
+
+from inferometer.config.schema import Server
+from inferometer.errors import OTHER_GRPC, OTHER_HTTP, UserError
+from inferometer.probe import reach
+
+ONE = {"type": "closed", "concurrency": 1, "requests": 1}
+
+
+def overridden(path: str, status: int, body: bytes, extra: str = "") -> Callable[[Client], None]:
+    """The scripted KServe server, but for what it answers at `path`."""
+    usual = kserve_peers.over_http()
+
+    def script(client: Client) -> None:
+        received = client.request
+
+        def request() -> tuple[str, dict[str, str], bytes] | None:
+            while (asked := received()) and asked[0].split()[1] == path:
+                head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+                client.send(head.encode() + body)
+            return asked
+
+        client.request = request  # type: ignore[method-assign]
+        usual(client)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":"Invalid request URL"}',
+        b'{"code":404,"type":"ResourceNotFoundException","message":"Requested resource is not found"}',
+        b'{"detail":"Not Found"}',
+        b"",
+    ],
+)
+def test_a_server_without_configurations_is_measured_whatever_it_says_of_the_path(tmp_path: Path, body: bytes) -> None:
+    with scripted(overridden("/v2/models/pair/config", 404, body)) as url:
+        server = {"model": "pair", "api": "kserve"}
+        _, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=ONE)
+    assert summary.counts.ok == 1
+
+
+def test_a_configuration_that_fails_is_said_with_what_to_do() -> None:
+    with (
+        scripted(overridden("/v2/models/pair/config", 500, b'{"error":"boom"}')) as url,
+        pytest.raises(UserError) as caught,
+    ):
+        reach.reach(Server(url, model="pair", api="kserve"))
+    assert "500: boom" in caught.value.what
+    assert caught.value.remedy == "look at the server's log"
+
+
+def test_a_grpc_service_that_is_no_kserve_server_is_said_to_be_none() -> None:
+    def unary(message: bytes, context: grpc.ServicerContext) -> bytes:
+        return message
+
+    with grpcio(Unary=unary) as url, pytest.raises(UserError, match="it is no KServe v2 server") as caught:
+        reach.reach(Server(url, model="m", api="kserve"))
+    assert caught.value.what.startswith(url)
+    assert caught.value.remedy == OTHER_GRPC
+
+
+def test_an_http_server_that_is_no_kserve_server_is_said_to_be_none() -> None:
+    with (
+        scripted(overridden("/v2/health/live", 404, b"Not Found")) as url,
+        pytest.raises(UserError, match="it is no KServe v2 server") as caught,
+    ):
+        reach.reach(Server(url, model="pair", api="kserve"))
+    assert caught.value.remedy == OTHER_HTTP
+
+
+def test_compressed_answers_are_asked_for_inferences_alone(tmp_path: Path) -> None:
+    """Some servers compress whatever they may."""
+    heard: list[tuple[str, str]] = []
+    usual = kserve_peers.over_http()
+
+    def script(client: Client) -> None:
+        received = client.request
+
+        def request() -> tuple[str, dict[str, str], bytes] | None:
+            asked = received()
+            if asked:
+                heard.append((asked[0].split()[1], asked[1].get("accept-encoding", "")))
+            return asked
+
+        client.request = request  # type: ignore[method-assign]
+        usual(client)
+
+    with scripted(script) as url:
+        server = {"model": "pair", "api": "kserve", "headers": {"Accept-Encoding": "gzip"}}
+        _, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=ONE)
+    assert summary.counts.ok == 1
+    assert {path.endswith("/infer") for path, encoding in heard if encoding} == {True}
+    assert len({path for path, encoding in heard if not encoding}) >= 4
+
+
+def test_a_compressed_answer_to_an_inference_counts_as_one(tmp_path: Path) -> None:
+    said = {"model_name": "pair", "outputs": [{"name": "SUM", "datatype": "INT32", "shape": [1, 4], "data": [0] * 4}]}
+    body = gzip.compress(json.dumps(said).encode())
+    script = overridden("/v2/models/pair/infer", 200, body, "Content-Encoding: gzip\r\n")
+    with scripted(script) as url:
+        server = {"model": "pair", "api": "kserve", "headers": {"accept-encoding": "gzip"}}
+        run, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=ONE)
+    assert summary.counts.ok == 1
+    assert run.records.rows["bytes_in"][0] >= len(body)

@@ -1,0 +1,514 @@
+"""Tensors in shared memory, against a server in this process that keeps regions as Triton does."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from helpers import Client, measure, scripted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer import schedule, workload
+from inferometer.config import from_mapping
+from inferometer.errors import UserError
+from inferometer.fleet import job
+from inferometer.probe import shared_memory
+from inferometer.probe.shared_memory import PREFIX, Region, sweep
+from inferometer.records import Run
+from inferometer.tensors import Tensor
+from inferometer.types import Request
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is a folder on Linux alone")
+
+WAIT_S = 60
+
+
+class Inferred(NamedTuple):
+    body: dict[str, Any]
+    """The request's JSON."""
+    rest: bytes
+    """What came behind it."""
+    given: bytes
+    """Its first input, wherever that was."""
+
+
+class Fake:
+    """A KServe server with one model that gives back its input, INPUT FP32 [-1, 4] -> OUTPUT."""
+
+    def __init__(self, output: list[int]) -> None:
+        self.input = {"name": "INPUT", "datatype": "FP32", "shape": [-1, 4]}
+        self.output = {"name": "OUTPUT", "datatype": "FP32", "shape": output}
+        self.refusal = ""
+        self.in_use = 0
+        """So often it will not let go of a region."""
+        self.registered: dict[str, dict[str, Any]] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
+        """All that ever were registered."""
+        self.inferred: list[Inferred] = []
+        self.asked_to_register, self.may_register = threading.Event(), threading.Event()
+        self.may_register.set()
+        self.asked_to_infer = threading.Event()
+
+    def __call__(self, client: Client) -> None:
+        while request := client.request():
+            first, headers, body = request
+            status, tree = self._answer(first.split(" ")[1], headers, body)
+            said = json.dumps(tree).encode()
+            client.send(b"HTTP/1.1 %d Said\r\nContent-Length: %d\r\n\r\n%b" % (status, len(said), said))
+
+    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        if path == "/v2/models/m/infer":
+            return self._infer(headers, body)
+        if path.endswith("/register"):
+            return self._register(path.split("/")[-2], json.loads(body))
+        if path.endswith("/unregister"):
+            return self._unregister(path.split("/")[-2])
+        about = {
+            "/v2": {"name": "fake"},
+            "/v2/health/live": {},
+            "/v2/models/m": {"name": "m", "inputs": [self.input], "outputs": [self.output]},
+            "/v2/models/m/ready": {},
+            "/v2/models/m/config": {"name": "m", "max_batch_size": 8},
+            "/v2/systemsharedmemory/status": list(self.registered.values()),
+        }
+        return (200, about[path]) if path in about else (404, {"error": "Not Found"})
+
+    def _register(self, name: str, about: dict[str, Any]) -> tuple[int, Any]:
+        self.seen[name] = about
+        self.asked_to_register.set()
+        self.may_register.wait(WAIT_S)
+        if self.refusal or name in self.registered:
+            return 400, {"error": self.refusal or f"shared memory region '{name}' already in manager"}
+        file = path_of(about["key"])
+        assert file.stat().st_size == about["byte_size"]
+        self.registered[name] = about | {"name": name}
+        return 200, {}
+
+    def _unregister(self, name: str) -> tuple[int, Any]:
+        if self.in_use:
+            self.in_use -= 1
+            return 500, {"error": f"Cannot unregister shared memory region '{name}', it is currently in use."}
+        self.registered.pop(name, None)
+        return 200, {}
+
+    def _infer(self, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+        end = int(headers.get("inference-header-content-length", len(body)))
+        tree, rest = json.loads(body[:end]), body[end:]
+        if not tree["inputs"]:
+            return 400, {"error": "expected 1 inputs but got 0 inputs for model 'm'"}
+        (given,) = tree["inputs"]
+        place = given.get("parameters", {})
+        raw = self._read(place) if "shared_memory_region" in place else rest
+        self.inferred.append(Inferred(tree, rest, raw))
+        self.asked_to_infer.set()
+        output = self.output | {"shape": given["shape"]}
+        (wanted,) = tree.get("outputs") or [{}]
+        if "shared_memory_region" in wanted.get("parameters", {}):
+            self._write(wanted["parameters"], raw)
+        else:
+            output["data"] = np.frombuffer(raw, "<f4").tolist()
+        return 200, {"model_name": "m", "outputs": [output]}
+
+    def _read(self, place: dict[str, Any]) -> bytes:
+        with path_of(self.registered[place["shared_memory_region"]]["key"]).open("rb") as file:
+            file.seek(place.get("shared_memory_offset", 0))
+            return file.read(place["shared_memory_byte_size"])
+
+    def _write(self, place: dict[str, Any], raw: bytes) -> None:
+        about = self.registered[place["shared_memory_region"]]
+        offset = place.get("shared_memory_offset", 0)
+        assert len(raw) <= place["shared_memory_byte_size"]
+        assert offset + place["shared_memory_byte_size"] <= about["byte_size"]
+        with path_of(about["key"]).open("r+b") as file:
+            file.seek(offset)
+            file.write(raw)
+
+    def slots(self) -> list[int]:
+        """Where each request's output went."""
+        return [one.body["outputs"][0]["parameters"].get("shared_memory_offset", 0) for one in self.inferred]
+
+    def left_over(self) -> list[str]:
+        """Regions that it still knows, and files of those that it ever knew."""
+        return [*self.registered, *(name for name in self.seen if path_of(self.seen[name]["key"]).exists())]
+
+
+def path_of(key: str) -> Path:
+    assert key.startswith(f"/{PREFIX}")
+    return shared_memory.FOLDER / key[1:]
+
+
+@contextlib.contextmanager
+def serving(output: tuple[int, ...] = (-1, 4)) -> Iterator[tuple[Fake, str]]:
+    fake = Fake(list(output))
+    with scripted(fake) as url:
+        yield fake, url
+
+
+def shared_run(folder: Path, url: str | list[str], **sections: Any) -> Run:
+    server = {"api": "kserve", "shared_memory": True} | sections.pop("server", {})
+    sections = {"data": {"type": "tensors"}} | sections
+    run, _ = measure(folder, url, server=server, **sections)
+    return run
+
+
+def failures(run: Run) -> int:
+    return int(np.count_nonzero(run.records.rows["failure"]))
+
+
+# --- what a run does ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["kserve", "kserve-json"])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_tensors_are_in_shared_memory_and_not_in_messages(tmp_path: Path, api: str, processes: int) -> None:
+    with serving() as (fake, url):
+        server = {"api": api}
+        run = shared_run(tmp_path, url, server=server, client={"processes": processes})
+        assert len(run.records.rows) == len(fake.inferred) == 6
+        assert failures(run) == 0
+        assert fake.left_over() == []
+        (about,) = fake.seen.values()
+    seen = {one.given for one in fake.inferred}
+    assert {len(raw) for raw in seen} == {16}
+    assert len(seen) == 6  # random: all differ
+    assert all(one.rest == b"" and "data" not in one.body["inputs"][0] for one in fake.inferred)
+    assert about["key"].split("-")[1] == str(os.getpid())
+    assert run.manifest.config["server"]["shared_memory"] is True
+
+
+def test_the_tensors_are_those_that_are_sent_without_shared_memory(tmp_path: Path) -> None:
+    load = {"type": "closed", "concurrency": 1, "requests": 5}
+    with serving() as (fake, url):
+        shared_run(tmp_path, url, load=load)
+        shared_run(tmp_path, url, load=load, server={"shared_memory": False})
+        there, here = fake.inferred[:5], fake.inferred[5:]
+        assert [one.given for one in there] == [one.given for one in here]
+        assert [one.body["inputs"][0]["shape"] for one in there] == [one.body["inputs"][0]["shape"] for one in here]
+
+
+def test_one_kind_of_request_has_more_slots_than_there_are_users(tmp_path: Path) -> None:
+    load = {"type": "closed", "concurrency": 3, "requests": 36}
+    with serving() as (fake, url):
+        run = shared_run(tmp_path, url, data={"type": "tensors", "fill": "zeros"}, load=load)
+        assert failures(run) == 0
+        used = fake.slots()
+        assert len({one.body["inputs"][0]["parameters"].get("shared_memory_offset", 0) for one in fake.inferred}) == 1
+    assert sorted(used) == sorted(list(set(used)) * 3)
+    assert len(set(used)) == 12
+
+
+def test_a_sequence_has_a_slot_of_its_own(tmp_path: Path) -> None:
+    load = {"type": "closed", "concurrency": 2, "requests": 12}
+    with serving() as (fake, url):
+        run = shared_run(tmp_path, url, data={"type": "tensors", "sequence": 3}, load=load)
+        assert failures(run) == 0
+        slots: dict[int, set[int]] = {}
+        for one, slot in zip(fake.inferred, fake.slots(), strict=True):
+            slots.setdefault(one.body["parameters"]["sequence_id"], set()).add(slot)
+    assert len(slots) >= 4
+    assert all(len(found) == 1 for found in slots.values())
+    assert len(set.union(*slots.values())) == len(slots)
+
+
+def test_two_urls_of_one_server(tmp_path: Path) -> None:
+    with serving() as (fake, url):
+        run = shared_run(tmp_path, [url, url.replace("127.0.0.1", "localhost")])
+        assert failures(run) == 0
+        assert len(fake.seen) == 1
+        assert fake.left_over() == []
+
+
+# --- how large outputs are ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("output", "size"), [((-1, 4), 2 * 16), ((-1, 5), 2 * 20), ((-1, -1), 2 * 16 * 3 // 2 + 1024)])
+def test_outputs_have_the_room_that_the_metadata_or_an_inference_shows(
+    tmp_path: Path, output: tuple[int, ...], size: int
+) -> None:
+    with serving(output) as (fake, url):
+        run = shared_run(tmp_path, url, data={"type": "tensors", "batch": 2})
+        by_hand = [one for one in fake.inferred if "outputs" not in one.body]
+        assert failures(run) == 0
+        assert len(by_hand) == (-1 in output[1:])
+        fake.inferred = [one for one in fake.inferred if one not in by_hand]
+        assert {one.body["outputs"][0]["parameters"]["shared_memory_byte_size"] for one in fake.inferred} == {size}
+
+
+def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
+    with serving((-1, -1)) as (fake, url):
+        fake._infer = lambda headers, body: (500, {"error": "no weights"})  # type: ignore[method-assign]
+        with pytest.raises(UserError, match=r"a first inference.*no weights"):
+            shared_run(tmp_path, url)
+        assert (fake.seen, list(tmp_path.iterdir())) == ({}, [])
+
+
+def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
+    with serving() as (_, url), pytest.raises(UserError, match="has no output 'OTHER'") as raised:
+        shared_run(tmp_path, url, server={"outputs": ["OTHER"]})
+    assert "OUTPUT" in raised.value.remedy
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_cannot_open_the_region_is_an_error_with_its_words(tmp_path: Path) -> None:
+    with serving() as (fake, url):
+        fake.refusal = "Unable to open shared memory region: '/x'"
+        with pytest.raises(UserError, match="Unable to open shared memory region") as raised:
+            shared_run(tmp_path, url)
+        assert "must run on this machine" in raised.value.remedy
+        assert fake.left_over() == []
+        assert fake.inferred == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_takes_the_region_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("inferometer.conduct.Supervisor", broken)
+    with serving() as (fake, url):
+        with pytest.raises(RuntimeError, match="broken"):
+            shared_run(tmp_path, url)
+        assert len(fake.seen) == 1
+        assert fake.left_over() == []
+
+
+def test_a_region_that_is_in_use_is_taken_away_when_it_no_longer_is(tmp_path: Path) -> None:
+    with serving() as (fake, url):
+        fake.in_use = 3
+        shared_run(tmp_path, url)
+        assert fake.in_use == 0
+        assert fake.left_over() == []
+
+
+def test_a_region_that_stays_in_use_is_left_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_unregister", partial(shared_memory._unregister, patience=0))
+    with serving() as (fake, url):
+        fake.in_use = 1
+        shared_run(tmp_path, url)
+        (left,) = fake.left_over()
+        assert list(fake.registered) == [left]
+        shared_run(tmp_path, url)
+        assert fake.left_over() == []
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(os, call, full)
+    with serving() as (fake, url), pytest.raises(UserError, match=r"No space left on device.* of tensors") as raised:
+        shared_run(tmp_path / "runs", url)
+    assert "--shm-size" in raised.value.remedy
+    assert (fake.seen, list((tmp_path / "shm").iterdir())) == ({}, [])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_system_without_dev_shm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
+    with serving() as (_, url), pytest.raises(UserError, match=r"this system has no .*none"):
+        shared_run(tmp_path, url)
+
+
+def test_text_has_no_shared_memory() -> None:
+    with pytest.raises(UserError, match=r"server\.shared_memory: api chat passes no tensors"):
+        from_mapping({"server": {"url": "http://localhost", "shared_memory": True}})
+
+
+# --- signals ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process_of(folder: Path, url: str) -> Iterator[subprocess.Popen[str]]:
+    config = {
+        "server": {"url": url, "model": "m", "api": "kserve", "shared_memory": True},
+        "load": {"type": "closed", "concurrency": 2, "duration": "60s"},
+        "client": {"processes": 1, "grace": "100ms"},
+    }
+    (folder / "run.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "inferometer", "run", "run.yaml", "--quiet"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def await_event(event: threading.Event, process: subprocess.Popen[str]) -> None:
+    for _ in range(WAIT_S * 10):
+        if event.wait(0.1):
+            return
+        assert process.poll() is None, process.communicate()
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)],
+)
+def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, status: int) -> None:
+    with serving() as (fake, url):
+        fake.may_register.clear()
+        with process_of(tmp_path, url) as process:
+            await_event(fake.asked_to_register, process)
+            (about,) = fake.seen.values()
+            assert path_of(about["key"]).exists()
+            process.send_signal(number)
+            assert process.wait(WAIT_S) == status
+        assert not path_of(about["key"]).exists()
+        assert fake.inferred == []
+        fake.may_register.set()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 128 + signal.SIGHUP)]
+)
+def test_a_signal_in_the_middle_of_a_run(tmp_path: Path, number: int, status: int) -> None:
+    """(The first two end it with a report, which says INVALID.)"""
+    with serving() as (fake, url), process_of(tmp_path, url) as process:
+        await_event(fake.asked_to_infer, process)
+        assert len(fake.left_over()) == 2  # registered, and a file
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == status
+        assert fake.left_over() == []
+
+
+def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_path: Path) -> None:
+    with serving() as (fake, url):
+        with process_of(tmp_path, url) as process:
+            await_event(fake.asked_to_infer, process)
+            (left,) = fake.seen
+            process.kill()
+            process.wait(WAIT_S)
+        assert list(fake.registered) == [left]  # (its file may have been removed by another run on this machine)
+        shared_run(tmp_path, url)
+        assert len(fake.seen) == 2
+        assert fake.left_over() == []
+
+
+# --- regions ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_spares_what_is_in_use_and_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    region = Region()
+    region.create()
+    left, foreign = tmp_path / f"{PREFIX}{os.getpid()}-left", tmp_path / "triton_region"
+    left.touch()  # even if the number of the process is in use again
+    foreign.touch()
+    sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([region.path, foreign])
+    region.remove()
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_a_region_that_is_swept_away_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    flock, swept = fcntl.flock, []
+
+    def late(file: int, operation: int) -> None:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            swept[0].unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    region = Region()
+    region.create()
+    assert list(tmp_path.iterdir()) == [region.path] != swept
+    region.remove()
+
+
+def test_a_region_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    region = Region()
+    region.create()
+    assert region.path.stat().st_mode & 0o777 == 0o600
+    region.remove()
+
+
+@given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=20), st.integers(0, 5000))
+def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: int) -> None:
+    region = Region()
+    region.create()
+    try:
+        places = [region.put(piece) for piece in pieces]
+        start = region.reserve(reserved)
+        content = region.path.read_bytes()
+    finally:
+        region.remove()
+    assert [content[place.offset : place.offset + place.byte_size] for place in places] == pieces
+    assert len({place.offset for place in places}) == len(set(pieces))
+    assert all(place.offset % 64 == 0 and place.offset + place.byte_size <= start for place in places)
+    if reserved:
+        assert len(content) == region.size == start + reserved
+
+
+# --- slots --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
+def test_requests_that_follow_each_other_have_slots_of_their_own(count: int, at_once: int, room: int) -> None:
+    """As many as may be in flight, at any place of the round, whatever the numbers of requests and of slots."""
+    shard = shared_memory._Shard(({},) * count, at_once, 0)
+    slots = shard.slots(room)
+    requests = job._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
+    launched = [n % len(requests) % slots for n in range(3 * len(requests))]
+    assert all(len(set(launched[n : n + at_once])) == at_once for n in range(len(launched) - at_once))
+    assert [request.id for request in requests] == [n % count for n in range(len(requests))]
+    assert len(requests) >= count
+    assert slots <= max(room, at_once)
+
+
+def test_portions_are_what_the_shards_send() -> None:
+    data = {"type": "tensors", "inputs": [{"name": "X", "datatype": "FP32", "shape": [2]}]}
+    load = {"type": "closed", "concurrency": 5, "requests": 9}
+    config = from_mapping({"server": {"url": "grpc://localhost"}, "data": data, "load": load})
+    plan = schedule.plan(config.load, config.seed)
+    (first, second) = list(job.portions(config, plan, 2))
+    whole = workload.build(config.data, config.seed, range(9))
+    assert [*first.payloads] == [request.payload for request in whole[::2]]
+    assert [*second.payloads] == [request.payload for request in whole[1::2]]
+    assert (first.at_once, second.at_once) == (3, 2)
+
+
+def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    region = Region()
+    region.create()
+    placed = shared_memory._put(region, (Tensor("A", "FP32", (0,), b""), Tensor("B", "FP32", (1,), bytes(4))))
+    region.remove()
+    assert list(placed) == ["B"]
+
+
+@pytest.mark.parametrize("api", ["kserve", "kserve-json"])
+def test_inputs_without_any_elements_are_left_to_the_messages(tmp_path: Path, api: str) -> None:
+    """The first inference, which shows how large outputs are, has them too."""
+    with serving((-1, -1)) as (fake, url):
+        fake.input["shape"] = [-1, -1]
+        data = {"type": "tensors", "shape": {"INPUT": [1, 0]}}
+        run = shared_run(tmp_path, url, server={"api": api}, data=data, load={"type": "closed", "requests": 3})
+    assert failures(run) == 0
+    assert len(fake.inferred) == 4
+    assert all(one.body["inputs"][0]["shape"] == [1, 0] for one in fake.inferred)
+    assert all("outputs" in one.body for one in fake.inferred[1:])
+    assert fake.left_over() == []

@@ -1,0 +1,326 @@
+"""Large bodies are in a thread's hands: the others are answered meanwhile, and all else is as with small ones."""
+
+import gc
+import gzip
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from raw_client import RawClient, request
+from served import Served, serving
+from waiting import until
+
+from inferometer.serve.http.parse import Request
+from inferometer.serve.kserve import generate, http_codec
+from inferometer.serve.kserve.offload import LARGE, Aside
+from inferometer.serve.kserve.responders import UnderWay
+from inferometer.serve.models import checks
+from inferometer.serve.models.checks import MANY
+from inferometer.serve.models.types import Inference
+from inferometer.serve.settings import Limits, Settings
+
+INFER = "/v2/models/identity/infer"
+GENERATE = "/v2/models/echo/generate"
+COUNT = LARGE // 2
+
+
+def body(count: int = COUNT, **more: Any) -> bytes:
+    x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "data": [0.5] * count}
+    return json.dumps({"inputs": [x]} | more).encode()
+
+
+def binary(count: int = COUNT, **parameters: Any) -> tuple[bytes, dict[str, str]]:
+    """The tensor as it is, behind the JSON."""
+    x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"inputs": [x], "parameters": parameters}).encode()
+    return head + bytes(4 * count), {"Inference_Header_Content_Length": str(len(head))}
+
+
+SMALL = body(2)
+LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
+    "json": (request(INFER, body()), b"request"),
+    "gzip": (request(INFER, gzip.compress(body()), Content_Encoding="gzip"), b"request"),
+    "deflate": (request(INFER, zlib.compress(body()), Content_Encoding="deflate"), b"request"),
+    "generate": (request(GENERATE, {"text_input": "a", "n": [1] * COUNT}), b"generate"),
+    "json answer": (request(INFER, binary()[0], **binary()[1]), b"answer"),
+    "packed answer": (
+        request(
+            INFER, binary(binary_data_output=True)[0], Accept_Encoding="gzip", **binary(binary_data_output=True)[1]
+        ),
+        b"packed",
+    ),
+}
+PARTS = {
+    b"request": (http_codec, "request"),
+    b"generate": (generate, "request"),
+    b"answer": (http_codec, "answer"),
+    b"packed": (http_codec, "packed"),
+}
+
+
+class Held:
+    """A function of the codec that stands still, the first time that it is called in another thread than the test's."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.is_there = threading.Event()
+        self.may_go = threading.Event()
+        self.thread = ""
+
+    def __call__(self, *words: Any) -> Any:
+        if not self.is_there.is_set():
+            self.thread = threading.current_thread().name
+            self.is_there.set()
+            assert self.may_go.wait(60)
+        return self._function(*words)
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], Held]]:
+    made: list[Held] = []
+
+    def hold(part: bytes) -> Held:
+        place, name = PARTS[part]
+        made.append(Held(getattr(place, name)))
+        monkeypatch.setattr(place, name, made[-1])
+        return made[-1]
+
+    yield hold
+    for one in made:
+        one.may_go.set()
+
+
+def asides(server: Served) -> int:
+    return server.call(lambda: len(server.web._kserve.aside))
+
+
+@pytest.mark.parametrize("kind", LARGE_ONES)
+def test_others_are_answered_while_a_large_body_is_read_or_written(server: Served, hold: Any, kind: str):
+    data, part = LARGE_ONES[kind]
+    held = hold(part)
+    with RawClient(server.url) as large, RawClient(server.url) as other:
+        large.send(data)
+        assert held.is_there.wait(30)
+        assert held.thread.startswith("bodies")
+        assert other.ask("/v2/health/ready").status == 200
+        assert other.ask(INFER, SMALL).status == 200
+        assert server.call(lambda: server.listener.in_flight) == 1
+        held.may_go.set()
+        answer = large.response()
+        assert (answer.status, answer.complete) == (200, True)
+        if kind == "generate":
+            assert answer.json["m"] == [1] * COUNT
+        elif kind == "packed answer":
+            plain = gzip.decompress(answer.body)
+            assert plain[int(answer.headers["inference-header-content-length"]) :] == bytes(4 * COUNT)
+        else:
+            (output,) = answer.json["outputs"]
+            assert output["data"] == [0.0 if kind == "json answer" else 0.5] * COUNT
+        assert large.ask(INFER, SMALL).status == 200  # the connection goes on
+    assert asides(server) == 0
+
+
+def test_answers_on_a_connection_keep_their_order(server: Served, hold: Any):
+    held = hold(b"request")
+    with RawClient(server.url) as client:
+        client.send(request(INFER, body(id="large")))
+        assert held.is_there.wait(30)
+        client.send(request(INFER, body(2, id="small")) + request(INFER, body(3, id="smaller")))
+        held.may_go.set()
+        assert [client.response().json["id"] for _ in range(3)] == ["large", "small", "smaller"]
+
+
+def test_small_ones_and_large_binary_tensors_stay_in_the_loop(server: Served, monkeypatch: pytest.MonkeyPatch):
+    with RawClient(server.url) as client:
+        monkeypatch.setattr(server.web._kserve.threads, "do", lambda *_: 1 / 0)
+        assert client.ask(INFER, SMALL).status == 200
+        assert client.ask(INFER, gzip.compress(SMALL), Content_Encoding="gzip", Accept_Encoding="gzip").status == 200
+        data, headers = binary(binary_data_output=True)
+        assert client.ask(INFER, data, **headers).status == 200
+        assert client.ask(GENERATE, {"text_input": "a", "n": [1, 2]}).status == 200
+
+
+@pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json answer", 1)])
+def test_what_is_made_for_a_client_that_has_left_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
+):
+    with serving(Settings(access_log=True)) as server:
+        seen: list[Inference] = []
+        submit = server.models.submit
+        monkeypatch.setattr(server.models, "submit", lambda one, *more: (seen.append(one), submit(one, *more)))
+        data, part = LARGE_ONES[kind]
+        held = hold(part)
+        with RawClient(server.url) as client:
+            client.send(data)
+            assert held.is_there.wait(30)
+        server.until(lambda: not server.listener.connections)
+        assert asides(server) == 0
+        held.may_go.set()
+        with RawClient(server.url) as client:  # through the same threads, so that the other is over
+            for _ in range(2):
+                assert client.ask(INFER, body()).status == 200
+        assert len(seen) == 2 + submitted
+        assert server.models.in_flight == 0
+    statuses = [line.split()[4] for line in capfd.readouterr().err.splitlines()]
+    assert statuses == ["499", "200", "200"]
+
+
+def test_a_job_whose_client_left_before_its_turn_is_not_done(hold: Any, monkeypatch: pytest.MonkeyPatch):
+    parsed: list[int] = []
+    held = hold(b"request")
+    monkeypatch.setattr(http_codec, "request", lambda data, *more: (parsed.append(len(data)), held(data, *more))[1])
+    with serving() as server:
+        monkeypatch.setattr(server.web._kserve.threads, "_most", 1)
+        with RawClient(server.url) as first:
+            first.send(LARGE_ONES["json"][0])
+            assert held.is_there.wait(30)
+            with RawClient(server.url) as second:
+                second.send(request(INFER, body(COUNT + 1)))
+                server.until(lambda: len(server.web._kserve.aside) == 2)
+            server.until(lambda: len(server.web._kserve.aside) == 1)
+            held.may_go.set()
+            assert first.response().status == 200
+            assert first.ask(INFER, body()).status == 200
+    assert parsed == [len(body())] * 2
+
+
+def test_the_end_waits_for_those_that_were_let_in_and_refuses_new_ones(hold: Any):
+    with serving() as server:
+        held = hold(b"request")
+        with RawClient(server.url) as large, RawClient(server.url) as late:
+            large.send(LARGE_ONES["json"][0])
+            assert held.is_there.wait(30)
+            server.call(server.web.refuse_new)
+            server.call(server.models.refuse_new)
+            assert late.ask(INFER, body()).status == 503
+            assert server.call(lambda: server.listener.in_flight) == 1
+            held.may_go.set()
+            answer = large.response()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+@pytest.mark.parametrize("kind", ["json", "json answer"])
+def test_what_is_not_done_at_the_very_end_is_refused_in_words(hold: Any, kind: str):
+    with serving() as server:
+        data, part = LARGE_ONES[kind]
+        held = hold(part)
+        with RawClient(server.url) as large:
+            large.send(data)
+            assert held.is_there.wait(30)
+            assert server.call(server.web.refuse_rest) == 1
+            answer = large.response()
+            assert (answer.status, answer.json) == (503, {"error": "the server has stopped"})
+            held.may_go.set()
+            assert server.call(server.web.refuse_rest) == 0
+            assert large.ask("/v2/health/live").status == 200
+
+
+def test_those_in_a_thread_count_among_the_requests_under_way(hold: Any, monkeypatch: pytest.MonkeyPatch):
+    with serving() as server:
+        monkeypatch.setattr(server.models, "_limit", 1)
+        held = hold(b"request")
+        with RawClient(server.url) as one, RawClient(server.url) as two:
+            one.send(LARGE_ONES["json"][0])
+            assert held.is_there.wait(30)
+            assert two.ask(INFER, body()).status == 429
+            held.may_go.set()
+            assert one.response().status == 200
+            assert two.ask(INFER, body()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "status", "words"),
+    [
+        (body()[:-1], {}, 400, "failed to parse the request JSON buffer"),
+        (body().replace(b"0.5", b'"a"', 1), {}, 400, "is not a number"),
+        (body().replace(b"FP32", b"FP16"), {}, 400, "FP16 data via JSON is not supported"),
+        (body().replace(b"INPUT0", b"INPUT9"), {}, 400, "INPUT9"),
+        (body().replace(b"[1, %d]" % COUNT, b"[1, 7]"), {}, 400, f"is 7 elements, but {COUNT} were given"),
+        (gzip.compress(body())[:-9], {"Content_Encoding": "gzip"}, 400, "is cut short"),
+        (bytes(LARGE + 1), {"Content_Encoding": "gzip"}, 400, "but it is not"),
+        (gzip.compress(body(20 * COUNT)), {"Content_Encoding": "gzip"}, 413, "unpacked, is over 1000000 bytes"),
+        (gzip.compress(body()), {"Content_Encoding": "br"}, 501, "Unsupported compression type 'br'"),
+    ],
+)
+def test_what_is_wrong_with_a_large_one_is_said(data: bytes, headers: dict[str, str], status: int, words: str):
+    with serving(Settings(limits=Limits(message=1_000_000))) as server, RawClient(server.url) as client:
+        answer = client.ask(INFER, data, **headers)
+        assert (answer.status, words in answer.json["error"]) == (status, True), answer.json
+        assert client.ask(INFER, SMALL).status == 200
+
+
+def test_a_limit_below_a_large_one_holds_for_what_is_unpacked_in_the_loop():
+    with serving(Settings(limits=Limits(message=2000))) as server, RawClient(server.url) as client:
+        assert client.ask(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
+
+
+def test_nothing_of_a_large_one_is_kept(server: Served):
+    kinds = (Aside, UnderWay, Request, Inference)
+    gc.collect()
+    before = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    gc.disable()
+    try:
+        with RawClient(server.url) as client:
+            for data in (body(), body()[:-1], body().replace(b"INPUT0", b"INPUT9")):
+                client.ask(INFER, data)
+            client.send(LARGE_ONES["packed answer"][0])
+            client.response()
+            client.ask("/v2/health/live")  # the loop has let go of the answer before
+            server.call(lambda: None)
+            known = set(map(id, before))
+
+            def is_clear() -> bool:
+                """A thread lets go of a body only after it has told the loop, which may have answered by then."""
+                return all(id(one) in known for one in gc.get_objects() if issubclass(type(one), kinds))
+
+            until(is_clear, "nothing is kept")
+    finally:
+        gc.enable()
+
+
+# --- many strings ----------------------------------------------------------------------------------------------------
+
+
+def many_strings(count: int, said: int) -> bytes:
+    """Binary, each empty; `said` is how many the request speaks of."""
+    x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [said], "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
+    return request(
+        "/v2/models/all_types/infer", head + bytes(4 * count), Inference_Header_Content_Length=str(len(head))
+    )
+
+
+@pytest.mark.parametrize(("said", "status"), [(MANY + 1, 200), (MANY + 2, 400), (MANY, 400)])
+def test_many_strings_are_looked_at_while_others_are_answered(
+    server: Served, monkeypatch: pytest.MonkeyPatch, said: int, status: int
+):
+    held = Held(checks.read)
+    monkeypatch.setattr(checks, "read", held)
+    with RawClient(server.url) as large, RawClient(server.url) as other:
+        large.send(many_strings(MANY + 1, said))
+        if said == MANY + 1:  # others are found to be wrong at once
+            assert held.is_there.wait(30)
+            assert held.thread.startswith("all_types inputs")
+            assert other.ask("/v2/health/ready").status == 200
+            assert other.ask(INFER, SMALL).status == 200
+            held.may_go.set()
+        answer = large.response()
+        assert (answer.status, answer.complete) == (status, True)
+        assert large.ask(INFER, SMALL).status == 200
+
+
+def test_a_client_that_goes_while_its_strings_are_looked_at_leaves_nothing(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+):
+    held = Held(checks.read)
+    monkeypatch.setattr(checks, "read", held)
+    with RawClient(server.url) as large:
+        large.send(many_strings(MANY + 1, MANY + 1))
+        assert held.is_there.wait(30)
+    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work is over")
+    held.may_go.set()
+    with RawClient(server.url) as other:
+        assert other.ask(INFER, SMALL).status == 200

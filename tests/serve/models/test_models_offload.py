@@ -1,0 +1,405 @@
+"""What takes long is done in threads: inputs that are still to be read, many strings, large outputs. The loop goes on."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models_fakes import TENSORS, Call, fakes, flat, fp32, run, serving, wants, why_not
+
+from inferometer.serve.models.checks import MANY
+from inferometer.serve.models.shared_memory import AT_ONCE, Regions
+from inferometer.serve.models.types import Placed, Refused, Unread
+from inferometer.tensors import Tensor, from_numpy, to_numpy
+
+__all__ = ["fakes"]
+
+TEXT = """
+backend: "identity"
+input [{ name: "B", data_type: TYPE_STRING, dims: [ -1 ] }]
+output [{ name: "OUT", data_type: TYPE_STRING, dims: [ -1 ] }]
+"""
+MODELS = {"text": TEXT, "m": 'backend: "identity"' + TENSORS}
+
+
+class Slow:
+    """Bytes that come when they may."""
+
+    def __init__(self, data: bytes, error: BaseException | None = None) -> None:
+        self.data, self.error = data, error
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def read(self) -> bytes:
+        self.begun.set()
+        assert self.may.wait(30)
+        if self.error is not None:
+            raise self.error
+        return self.data
+
+
+def unread(slow: Slow, size: int = -1, count: int = 2) -> Call:
+    """A request whose input is not there yet."""
+    return Call("m", Tensor("INPUT0", "FP32", (count,), b""), unread={"INPUT0": Unread(slow.read, size)})
+
+
+def strings(*values: bytes, count: int | None = None) -> Tensor:
+    made = from_numpy("B", np.array([*values, None], object)[:-1])
+    return Tensor("B", "BYTES", (len(values) if count is None else count,), made.data)
+
+
+def failures(model: object) -> int:
+    return int(model.statistics().inference_stats.fail.count)  # type: ignore[attr-defined]
+
+
+def test_the_loop_goes_on_while_inputs_are_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(bytes(AT_ONCE) + flat(1).data)
+            call = unread(slow, len(slow.data), len(slow.data) // 4).on(models)
+            assert (await Call("m", flat(7)).on(models).outputs())["OUTPUT0"].tolist() == [7]
+            assert (models.in_flight, call.ends) == (1, [])
+            slow.may.set()
+            assert (await call.outputs())["OUTPUT0"].tobytes() == slow.data
+            assert (models.in_flight, dict(call.inference.unread)) == (0, {})
+
+    run(test())
+
+
+def test_inputs_of_the_wrong_size_are_not_even_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(b"")
+            why = why_not(models, unread(slow, size=12))
+            assert (why.code, "Expected 8, got 12" in why.message) == ("INVALID_ARGUMENT", True)
+            assert not slow.begun.is_set()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("slow", "code", "message"),
+    [
+        (Slow(b"\0" * 4), "INVALID_ARGUMENT", "Expected 8, got 4"),
+        (Slow(b"", Refused("NOT_FOUND", "it is gone")), "NOT_FOUND", "it is gone"),
+        (Slow(b"", MemoryError("no room")), "INTERNAL", "MemoryError: no room"),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_refused_and_not_counted(
+    tmp_path: Path, slow: Slow, code: str, message: str
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow.may.set()
+            why = await unread(slow).on(models).refused()
+            assert (why.code, message in why.message) == (code, True)
+            assert (models.in_flight, failures(models.find("m"))) == (0, 0)
+
+    run(test())
+
+
+def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(bytes(8))
+            call = unread(slow).on(models)
+            models.cancel(call.inference)
+            assert ((await call.refused()).code, models.in_flight) == ("CANCELLED", 0)
+            slow.may.set()
+            other = Slow(flat(3, 4).data)
+            other.may.set()
+            assert (await unread(other).on(models).outputs())["OUTPUT0"].tolist() == [3, 4]
+            assert (call.answers, len(call.ends)) == ([], 1)
+
+    run(test())
+
+
+def test_unloading_waits_for_inputs_that_are_read_and_the_end_does_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(flat(1, 2).data)
+            call = unread(slow).on(models)
+            unloading = asyncio.ensure_future(models.unload("m"))
+            await Call("text", strings(b"x")).on(models).outputs()
+            assert not unloading.done()
+            slow.may.set()
+            await unloading
+            assert (await call.outputs())["OUTPUT0"].tolist() == [1, 2]
+            await models.load("m")
+            late = Slow(bytes(8))
+            call = unread(late).on(models)
+            await models.close()
+            assert (await call.refused()).code == "UNAVAILABLE"
+            late.may.set()
+
+    run(test())
+
+
+def test_many_strings_are_looked_at_in_a_thread(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            words = [b"", b"a", b"bcd"] * MANY
+            call = Call("text", strings(*words)).on(models)
+            assert not call.ends
+            assert (await call.outputs())["OUT"].tolist() == words
+
+    run(test())
+
+
+def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
+            assert why.message == (
+                "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
+                f"expecting {MANY + 1}: 8 bytes hold no more than 2"
+            )
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (strings(*[b""] * (MANY + 9), count=MANY + 1), f"elements {MANY + 2} or more for inference input 'B'"),
+        (strings(*[b""] * (MANY + 2), count=MANY + 1), f"elements {MANY + 2} for inference input 'B'"),
+        (strings(*[b"abc"] * MANY, count=MANY + 1), f"elements {MANY} for inference input 'B'"),
+        (Tensor("B", "BYTES", (MANY + 1,), bytes(4 * MANY) + b"\5\0\0\0a"), "expecting string of length 5 but only 1"),
+    ],
+)
+def test_many_strings_that_are_wrong_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            why = await Call("text", given).on(models).refused()
+            assert (why.code, message in why.message) == ("INVALID_ARGUMENT", True), why.message
+            assert models.in_flight == 0
+
+    run(test())
+
+
+def test_strings_that_are_too_many_are_not_all_looked_at(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
+            assert "elements 2 or more for" in why_not(models, Call("text", given)).message
+
+    run(test())
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    path = Path("/dev/shm") / f"inferometer-test-{uuid.uuid4().hex}"
+    with path.open("wb") as file:
+        file.truncate(4 * AT_ONCE)
+    yield f"/{path.name}"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, key: str) -> None:
+    values = np.arange(AT_ONCE // 2, dtype=np.float32)
+
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            models.regions.register("r", key, 0, 4 * AT_ONCE)
+            placed = Placed("r", values.nbytes, AT_ONCE)
+            call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
+            assert not call.ends
+            await call.over.wait()
+            ((output,),) = call.answers
+            assert (call.ends, output.tensor.data, output.tensor.shape) == ([None], b"", values.shape)
+            assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
+            os.truncate(f"/dev/shm{key}", 0)
+            call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
+            assert "'r' was made smaller" in (await call.refused()).message
+            assert models.in_flight == 0
+
+    run(test())
+
+
+def test_answers_keep_their_order_where_a_thread_is_at_one_of_them(tmp_path: Path, key: str) -> None:
+    config = 'backend: "sim" model_transaction_policy { decoupled: true }' + TENSORS
+    config += 'parameters { key: "answers" value { string_value: "3" } }'
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            models.regions.register("r", key, 0, 4 * AT_ONCE)
+            given = from_numpy("INPUT0", np.zeros(AT_ONCE, np.float32))
+            call = Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", 4 * AT_ONCE))).on(models)
+            await call.over.wait()
+            assert (len(call.answers), call.ends, models.in_flight) == (3, [None], 0)
+
+    run(test())
+
+
+def test_the_strings_of_a_batch_are_split_in_a_thread(tmp_path: Path) -> None:
+    config = TEXT.replace(
+        '"identity"', '"sim" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }'
+    )
+
+    async def test() -> None:
+        async with serving(tmp_path, {"text": config}) as models:
+            words = [[f"{i}-{j}".encode() for j in range(MANY)] for i in range(2)]
+            calls = [Call("text", Tensor("B", "BYTES", (1, MANY), strings(*some).data)).on(models) for some in words]
+            assert [(await call.outputs())["OUT"].tolist() for call in calls] == [[some] for some in words]
+            assert models.find("text").statistics().execution_count == 1
+
+    run(test())
+
+
+# --- regions ---------------------------------------------------------------------------------------------------------
+
+
+def open_files() -> set[str]:
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(one.readlink()))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")
+def test_a_region_is_what_was_registered_until_nobody_uses_it(key: str) -> None:
+    regions, path = Regions(), Path(f"/dev/shm{key}")
+    path.write_bytes(b"abcd")
+    regions.register("r", key, 0, 4)
+    path.unlink()
+    path.write_bytes(b"other")
+    place = regions.find("r", 4)
+    assert place.read() == b"abcd"
+    regions.unregister("r")
+    assert place.read() == b"abcd"
+    assert any(key in name for name in open_files())
+    del place
+    assert not any(key in name for name in open_files())
+
+
+def test_trouble_with_a_region_is_refused_by_its_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = Regions()
+    regions.register("r", key, 0, 4)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def no_room(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pread", no_room)
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: No space left on device"):
+        regions.find("r", 4).write(b"abcd")
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: there is not enough memory"):
+        regions.find("r", 4).read()
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: it takes no more bytes"):
+        regions.find("r", 4).write(b"abcd")
+
+
+def test_what_is_read_or_written_in_part_is_gone_on_with(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = Regions()
+    regions.register("r", key, 2, 8)
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 3), at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
+    regions.find("r", 7, 1).write(memoryview(np.arange(7, dtype=np.uint8)))
+    assert regions.find("r", 8).read() == bytes([0, *range(7)])
+    assert Path(f"/dev/shm{key}").read_bytes()[:11] == bytes([0, 0, 0, *range(7), 0])
+
+
+def test_more_than_memory_could_hold_is_not_read(key: str) -> None:
+    os.truncate(f"/dev/shm{key}", 1 << 40)
+    regions = Regions()
+    regions.register("r", key, 0, 1 << 40)
+    with pytest.raises(
+        Refused, match="a tensor of 1099511627776 bytes in shared memory region 'r': 4294967296 are the most"
+    ):
+        regions.find("r", 1 << 40).read()
+
+
+def test_classes_of_a_large_output_are_those_of_a_small_one(tmp_path: Path) -> None:
+    config = MODELS["m"].replace('"identity"', '"identity" max_batch_size: 4')
+
+    async def test() -> None:
+        async with serving(tmp_path, {"m": config}) as models:
+            row = [0.0] * (AT_ONCE // 4) + [2.0, 3.0]
+            call = Call("m", fp32(row), wanted=wants("OUTPUT0", classes=2)).on(models)
+            assert not call.ends
+            found = await call.outputs()
+            assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
+            assert to_numpy(call.answers[0][0].tensor).shape == (1, 2)
+
+    run(test())
+
+
+# --- a thread, or at once --------------------------------------------------------------------------------------------
+
+PAIR = """
+backend: "identity"
+input [{ name: "A", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "B", data_type: TYPE_STRING, dims: [ -1 ] }]
+output [{ name: "OA", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "OB", data_type: TYPE_STRING, dims: [ -1 ] }]
+"""
+
+
+class Noted:
+    """Bytes, and the thread that they were read in."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data, self.thread = data, ""
+
+    def read(self) -> bytes | memoryview:
+        self.thread = threading.current_thread().name
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_large"),
+    [((8, 1), False), ((AT_ONCE - 5, 1), False), ((AT_ONCE - 4, 1), True), ((8, MANY), False), ((8, MANY + 1), True)],
+)
+def test_a_thread_reads_what_is_large_together_or_many_strings(
+    tmp_path: Path, sizes: tuple[int, int], is_large: bool
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, {"pair": PAIR}) as models:
+            a, b = Noted(bytes(sizes[0])), Noted(strings(*[b"x"] * sizes[1]).data)
+            call = Call(
+                "pair",
+                Tensor("A", "UINT8", (sizes[0],), b""),
+                Tensor("B", "BYTES", (sizes[1],), b""),
+                unread={"A": Unread(a.read, len(a.data)), "B": Unread(b.read, len(b.data))},
+            ).on(models)
+            assert (await call.outputs())["OB"].tolist() == [b"x"] * sizes[1]
+            assert {a.thread.startswith("pair inputs"), b.thread.startswith("pair inputs")} == {is_large}
+            assert (call.inference.inputs["A"].data, dict(call.inference.unread)) == (a.data, {})
+
+    run(test())
+
+
+def test_what_is_read_at_once_and_is_wrong_is_refused_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(b"", Refused("NOT_FOUND", "it is gone"))
+            slow.may.set()
+            assert why_not(models, unread(slow, size=8)).message == "it is gone"
+            assert (models.in_flight, failures(models.find("m"))) == (0, 0)
+
+    run(test())
+
+
+def test_inputs_that_the_model_does_not_have_are_not_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, MODELS) as models:
+            slow = Slow(b"")
+            made_up = [Tensor(f"i{i}", "UINT8", (1,), b"") for i in range(3)]
+            call = Call("m", *made_up, unread={one.name: Unread(slow.read, 1) for one in made_up})
+            assert "expected 1 inputs but got 3 inputs" in why_not(models, call).message
+            assert not slow.begun.is_set()
+
+    run(test())
