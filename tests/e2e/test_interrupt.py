@@ -125,15 +125,15 @@ def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -
 CTRL_C_AT_THE_END = """
 import os, signal
 from inferometer.cli.main import entry
-from inferometer.observe.statistics import Watch
+from inferometer.observe.statistics import StatisticsWatch
 
-end = Watch.end
+end = StatisticsWatch.end
 def interrupted(self, missed=0):
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(os.getpid(), number)
     end(self, missed)
 
-Watch.end = interrupted
+StatisticsWatch.end = interrupted
 entry()
 """
 
