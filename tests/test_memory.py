@@ -206,10 +206,10 @@ def test_a_run_whose_requests_find_no_memory_ends_with_a_user_error(
         }
     )
     job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
-    assert make_task(job, 0)
+    assert make_task(job, 0, job.spool)
     monkeypatch.setattr(module, name, lack)
     with pytest.raises(UserError, match="data: there is not enough memory"):
-        make_task(job, 0)
+        make_task(job, 0, job.spool)
 
 
 @pytest.mark.parametrize(("module", "name"), [(made, "build"), (made, "content")])

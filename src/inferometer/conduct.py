@@ -26,8 +26,11 @@ from inferometer.config.load import check_sequences
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job, how_many, longest_sequence, portions, prepared
-from inferometer.fleet.supervisor import Snapshot, Supervisor
+from inferometer.fleet.control import StartShard
+from inferometer.fleet.job import Job, how_many, longest_sequence, portions, prepared, shard_plan
+from inferometer.fleet.local import LocalProcess, LocalThread
+from inferometer.fleet.lost import add_lost_rows
+from inferometer.fleet.supervisor import Snapshot, Supervisor, check_files
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach, shared_memory
@@ -63,21 +66,35 @@ class Show(Protocol):
     def over(self) -> None: ...
 
 
-def measure(config: Config, show: Show | None = None) -> tuple[Run, Summary]:
-    """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored."""
+def measure(config: Config, show: Show | None = None, start: StartShard | None = None) -> tuple[Run, Summary]:
+    """Run it, and say nothing unless there is a `show`. Raises UnsavedError where the records cannot be stored.
+
+    `start` is the transport that starts the shards; by default they are processes or threads on this machine.
+    """
     reached = reach.reach(config.server)
     config = _completed(config, reached)
     plan = schedule.plan(config.load, config.seed)
     shards = how_many(config, plan)
+    start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
         with hidden(words(config.server, reached.secrets)):
             shared = held.enter_context(_shared(config, reached, plan, shards))
         folder = store.new_folder(config.output)
-        job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared)
-        return _measure(job, plan, folder, show, held)
+        barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
+        job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared, barriers)
+        return _measure(job, plan, folder, show, start, held)
 
 
-def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contextlib.ExitStack) -> tuple[Run, Summary]:
+def _transport(config: Config, shards: int) -> StartShard:
+    if config.client.processes == 0:
+        return LocalThread
+    check_files(shards)
+    return LocalProcess
+
+
+def _measure(
+    job: Job, plan: Plan, folder: Path, show: Show | None, start: StartShard, held: contextlib.ExitStack
+) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
     try:
         draft = _draft(config, reached, plan, shards)
@@ -87,7 +104,7 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
         if show:
             show.planned(config, plan, reached, shards, folder)
         statistics = _statistics(config, reached)
-        crew = Supervisor(job, in_process=config.client.processes == 0)
+        crew = Supervisor(job, start)
         settling = _settling(job, draft.manifest.plan)
         with _ctrl_c(crew.stop):
             stage = 0
@@ -110,6 +127,8 @@ def _measure(job: Job, plan: Plan, folder: Path, show: Show | None, held: contex
     if not crew.t0:
         _forget_if_empty(folder, shards)
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
+    for lost in crew.lost:
+        add_lost_rows(job.spool, lost, shard_plan(job, plan, lost))
     finished = _finished(draft.manifest, crew, statistics, words(config.server, reached.secrets))
     drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
@@ -267,9 +286,9 @@ def _finished(
     head: Manifest, crew: Supervisor, statistics: StatisticsWatch | None, secrets: tuple[str, ...]
 ) -> Manifest:
     wall = crew.t0 + wall_offset()
-    facts = crew.facts[0] if crew.facts else None
+    facts = crew.reports[0] if crew.reports else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
-    given_up = {stage for one in crew.facts for stage in one.given_up}
+    given_up = {stage for one in crew.reports for stage in one.given_up}
     stages, reasons = statistics.told() if statistics else ((), ())
     return msgspec.structs.replace(
         head,

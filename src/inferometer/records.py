@@ -34,6 +34,7 @@ ROW = np.dtype(
         ("compute", "<i8"),  # ns that the server says it worked on it; -1: it does not say
         ("bytes_in", "<i8"),
         ("chunk_start", "<i8"),  # this request's slice of the chunk columns
+        ("session", "<i8"),  # the session that the request belongs to; -1: none
         ("chunk_count", "<i4"),
         ("bytes_out", "<i4"),
         ("n_in", "<i4"),  # -1: not known
@@ -41,6 +42,7 @@ ROW = np.dtype(
         ("n_want", "<i4"),  # output tokens asked for; 0: as many as the server likes
         ("cached", "<i4"),  # prompt tokens that the server had cached; -1: it does not say
         ("reasoning", "<i4"),  # of n_out; -1: it does not say
+        ("turn", "<i4"),  # the request's turn in its session, from 0; -1: no session
         ("stage", "<i2"),
         ("shard", "<i2"),
         ("url", "<i2"),  # which of the base URLs
@@ -68,6 +70,8 @@ DROPPED = "dropped"
 """The failure code of a request that the cap kept from being sent."""
 CANCELLED = "cancelled"
 """The failure code of a request that was in flight, or still to be sent, when the run was ended."""
+LOST = "lost"
+"""The failure code of a request whose client process died: it was in flight then, or was never sent."""
 UNREACHED = 30
 """Seconds on end without a connection after which a closed stage that only a number of requests would end is given up."""
 

@@ -3,7 +3,7 @@
 workload -> Request      schedule -> Plan      wire -> Call, Event      engine -> rows (records.py)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +25,28 @@ class Request(msgspec.Struct, frozen=True):
     """Tokens of the prompt by the workload's tokenizer; 0 where they were not counted."""
     n_out: int
     """Tokens wanted of the answer; 0 leaves the length to the server."""
+    session: int = -1
+    """The session that the request belongs to: the id of its first request. -1: none."""
+    turn: int = -1
+    """Its turn in the session, from 0."""
+    think: int = 0
+    """Nanoseconds between the end of the turn before and this turn's intended instant."""
+
+
+class TurnResponse(msgspec.Struct, frozen=True):
+    """The response to one turn of a session, as far as the next turn may need it."""
+
+    text: str
+    n_in: int
+    """Tokens by the server's count; -1: not known."""
+    n_out: int
+
+
+Session = Generator[Request, TurnResponse, None]
+"""Yields the turns of a conversation, and is sent the response to each before it yields the next. A turn that fails ends it."""
+
+TURN_STEP = 1 << 40
+"""A later turn's id is its session's plus this much for each turn: ids stay unique without a counter that shards share."""
 
 
 # --- what a plan is made of ------------------------------------------------------------------------------------------
@@ -44,6 +66,8 @@ class OpenStage(msgspec.Struct, frozen=True):
     first_id: int = 0
     id_step: int = 1
     """The requests have the ids first_id, first_id + id_step, ...: a shard's ids and instants are every Kth of the whole."""
+    barrier: bool = False
+    """Start only when every shard has finished all that it sent before, at an instant that the parent sets."""
 
 
 class ClosedStage(msgspec.Struct, frozen=True):
@@ -60,6 +84,7 @@ class ClosedStage(msgspec.Struct, frozen=True):
     """Nanoseconds between an answer and the user's next request."""
     first_id: int = 0
     id_step: int = 1
+    barrier: bool = False
 
 
 Stage = OpenStage | ClosedStage
@@ -186,3 +211,7 @@ class Calls(msgspec.Struct, frozen=True):
     close it early, some of it and then its last. Empty: there are none."""
     is_text: bool = True
     """Answers are text, whose tokens are counted where the server does not say."""
+    sessions: tuple[Callable[[], Session], ...] = ()
+    """Parallel to the tails, each of which is then the first turn of a session: starts the session that yields it."""
+    encode: Callable[[Request], bytes] | None = None
+    """The tail of a request that is made while the run is on: a session's next turn."""

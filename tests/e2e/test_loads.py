@@ -283,7 +283,7 @@ def test_a_shard_left_to_itself_records_its_part_and_nothing_else(tmp_path: Path
     )
     controls = [Control(tmp_path / f"{shard}.control", create=True) for shard in range(3)]
     job = Job(config, reach.reach(config.server), 3, tmp_path, "tag")
-    worker = threading.Thread(target=run_shard, args=(job, 1))
+    worker = threading.Thread(target=run_shard, args=(job, 1, tmp_path))
     worker.start()
     while controls[1].state != "ready":
         assert worker.is_alive()

@@ -10,6 +10,7 @@ import pytest
 from inferometer.engine import drivers
 from inferometer.engine.drivers import ClosedLoop, OpenLoop
 from inferometer.engine.inflight import Flight
+from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
 from inferometer.types import ClosedStage, End, Fail, OpenStage
 
@@ -23,13 +24,11 @@ class World:
 
     def __init__(self) -> None:
         self.now = T0
-        self.stopping = self.is_halted = False
+        self.state = RunState(given_up=[])
         self.sequences: Sequences | None = None
-        self.given_up: list[int] = []
-        self.unreached_since = 0
         self.awaiting = False
         self.places: list[int] = []
-        self.agenda: Any = self
+        self.deadlines: Any = self
         self.released: list[Flight] = []
         self.sent_at: list[int] = []
         self.caps: list[tuple[int, bool]] = []
@@ -162,7 +161,7 @@ def test_open_loop_without_requests_still_lasts_its_time(world: World) -> None:
 def test_open_loop_sends_nothing_more_once_the_run_is_stopped(world: World) -> None:
     OpenLoop(world, 0, open_stage(0, 10, 20)).start(T0, world.then)
     world.until(T0 + 12 * MS)
-    world.stopping = True
+    world.state.stopping = True
     world.until(T0 + 50 * MS)
     assert world.ids == [0, 1]
 
@@ -302,7 +301,7 @@ def test_closed_loop_sends_nothing_more_once_the_run_is_stopped_and_ends(world: 
     loop = ClosedLoop(world, 0, ClosedStage(concurrency=2, requests=50))
     loop.start(T0, world.then)
     world.round()
-    world.stopping = True
+    world.state.stopping = True
     for flight in list(world.released):
         answer(world, loop, flight)
     assert len(world.released) == 2
@@ -379,7 +378,7 @@ def unreachable(world: World, plan: ClosedStage, code: str = "connect_refused") 
 @pytest.mark.parametrize("code", ["connect_refused", "connect_failed", "connect_timeout", "tls"])
 def test_a_stage_by_count_is_given_up_when_nothing_has_reached_the_server_for_30_s(world: World, code: str) -> None:
     unreachable(world, ClosedStage(concurrency=4, requests=100_000), code)
-    assert world.given_up == [3]
+    assert world.state.given_up == [3]
     (ended,) = world.next_stage
     assert 30_000 * MS <= ended - T0 <= 31_100 * MS
     sent = len(world.released)
@@ -391,13 +390,13 @@ def test_a_stage_by_count_is_given_up_when_nothing_has_reached_the_server_for_30
 def test_a_stage_that_time_ends_goes_on_whether_the_server_is_there_or_not(world: World, duration: int) -> None:
     """It may be a server's restart that is measured."""
     unreachable(world, ClosedStage(concurrency=2, requests=0 if duration else 100_000, duration=duration))
-    assert bool(world.given_up) != bool(duration)
+    assert bool(world.state.given_up) != bool(duration)
     assert bool(world.next_stage) != bool(duration)
 
 
 def test_a_server_that_refuses_requests_is_reached_and_is_not_given_up(world: World) -> None:
     unreachable(world, ClosedStage(concurrency=2, requests=100_000), "http_503")
-    assert (world.given_up, world.next_stage) == ([], [])
+    assert (world.state.given_up, world.next_stage) == ([], [])
 
 
 @pytest.mark.parametrize("event", [OK, Fail("http_503", "")])
@@ -418,7 +417,7 @@ def test_one_request_that_gets_through_starts_the_30_s_anew(world: World, event:
 def test_a_stage_is_not_given_up_while_the_server_works_on_a_request(world: World) -> None:
     world.awaiting = True
     unreachable(world, ClosedStage(concurrency=2, requests=100_000))
-    assert (world.given_up, world.next_stage) == ([], [])
+    assert (world.state.given_up, world.next_stage) == ([], [])
 
 
 # --- sequences -------------------------------------------------------------------------------------------------------
@@ -514,7 +513,7 @@ def test_when_the_run_is_stopped_each_open_sequence_is_closed_and_none_begun(clo
     answer(world, loop, world.released[0])
     world.until(T0 + 60 * MS)  # the first user's second request is on its way, the others' first
     answer(world, loop, world.released[1])
-    world.stopping = True
+    world.state.stopping = True
     loop.close_sequences()
     assert world.places == [0, 4, 8, 1, 7]  # who pauses closes at once
     answer(world, loop, world.released[2], world.released[3])
@@ -532,7 +531,7 @@ def test_when_the_run_is_halted_no_sequence_is_closed(clock: Clock) -> None:
     loop.start(T0, world.then)
     world.round()
     answer(world, loop, world.released[0])
-    world.stopping = world.is_halted = True
+    world.state.stopping = world.state.halted = True
     loop.close_sequences()
     answer(world, loop, world.released[1], failed=True)
     world.until(world.now + 1_000 * MS)
@@ -586,7 +585,7 @@ def test_a_sequence_that_failed_is_ended_at_once_when_the_run_is_stopped(clock: 
     loop.start(T0, world.then)
     world.round()
     answer(world, loop, world.released[0])
-    world.stopping = True
+    world.state.stopping = True
     answer(world, loop, world.released[1], failed=True)
     assert world.places == [0, 1, 3]
 
@@ -645,7 +644,7 @@ def test_a_stage_that_is_given_up_is_told_so_after_the_last_request_of_its_seque
     answer(world, loop, world.released[1], failed=True, code="connect_refused")
     world.until(T0 + think)
     answer(world, loop, world.released[2], failed=True, code="connect_refused")
-    assert world.given_up == [0]
+    assert world.state.given_up == [0]
     assert sent == [len(world.released)]
     assert world.places[-1] == 3  # the END of the first user's, whose second request failed
 
@@ -672,7 +671,7 @@ def test_the_stages_after_one_that_was_given_up_are_given_up_at_their_first_fail
         world.next_stage.clear()
         world.until(world.now + MS)
         refuse(world, loop, world.now + 1_000 * MS, first=first)
-    assert world.given_up == [0, 1, 2]
+    assert world.state.given_up == [0, 1, 2]
     assert world.now - at < 1_000 * MS
 
 

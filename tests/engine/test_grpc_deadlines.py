@@ -16,10 +16,11 @@ from h2.settings import SettingCodes
 from helpers import measure, polite, scripted
 from waiting import PATIENCE_S, until
 
-from inferometer.engine import shard
+from inferometer.engine import timeouts
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
+from inferometer.engine.timeouts import Timeouts
 from inferometer.probe import roundtrip
 from inferometer.probe.roundtrip import Peer
 from inferometer.timing import clock
@@ -46,17 +47,17 @@ def wait_past(seconds: float) -> None:
 
 def expire_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Shard], bool]) -> None:
     """A deadline of 50 s has passed for the sweep as soon as it comes to that; the stamps are right all the same."""
-    tick, sweep, real = Shard._tick, Shard._sweep, shard.now
+    tick, sweep, real = Shard._tick, Timeouts.sweep, timeouts.now
 
-    def late(of: Shard) -> None:
+    def late(of: Timeouts) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(shard, "now", lambda: real() + 100 * NS)
+            patch.setattr(timeouts, "now", lambda: real() + 100 * NS)
             sweep(of)
 
     def looking(of: Shard, due: int) -> None:
         tick(of, due)
         if condition(of):
-            of._loop.call_soon(late, of)
+            of._loop.call_soon(late, of._timeouts)
 
     monkeypatch.setattr(Shard, "_tick", looking)
 
@@ -91,7 +92,7 @@ def test_the_others_on_the_connection_go_on(tmp_path: Path, monkeypatch: pytest.
             assert stream != silent
             peer.answer(stream)
 
-    expire_when(monkeypatch, lambda of: of._ok == 4)
+    expire_when(monkeypatch, lambda of: of.state.ok == 4)
     load = {"type": "closed", "concurrency": 2, "requests": 5}
     with following(script) as url:
         done, summary = run(tmp_path, url, server=LONG, client={"connections": 1}, load=load)
@@ -105,7 +106,7 @@ def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monke
             peer.head(stream)
             peer.data(stream, framed(b"") * 2)
 
-    expire_when(monkeypatch, lambda of: any(flight.arrivals for _, flight in of._carriers[0].flights()))
+    expire_when(monkeypatch, lambda of: any(flight.arrivals for _, flight in of._dispatcher.flights()))
     with following(script) as url:
         done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
     assert said(done) == {(EXCEEDED, "the deadline of 50 s passed before the answer was complete")}
@@ -116,7 +117,7 @@ def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monke
 def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(Shard, "_sweep", lambda self: None)
+    monkeypatch.setattr(Timeouts, "sweep", lambda self: None)
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
@@ -149,7 +150,7 @@ def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_
 
     def is_there(of: Shard) -> bool:
         nonlocal looked
-        looked += answered.is_set() and bool(select.select(list(of._inbox._sources), [], [], PATIENCE_S)[0])
+        looked += answered.is_set() and bool(select.select(list(of._reader._sources), [], [], PATIENCE_S)[0])
         return looked > 0
 
     def script(peer: GrpcPeer) -> None:
@@ -171,7 +172,7 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
 ) -> None:
     """A sweep is due when a part of it is read and not yet decoded, and the next part is there."""
     asked, shards = threading.Event(), list[Shard]()
-    start, sweep, catch_up, real, due = Shard.run, Shard._sweep, Deadlines.catch_up, shard.now, 0
+    start, sweep, catch_up, real, due = Shard.run, Timeouts.sweep, Deadlines.catch_up, timeouts.now, 0
 
     async def noted(of: Shard) -> None:
         shards.append(of)
@@ -181,13 +182,13 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
         nonlocal due
         catch_up(agenda)
         if asked.is_set() and not due:
-            assert select.select(list(shards[0]._inbox._sources), [], [], PATIENCE_S)[0]
+            assert select.select(list(shards[0]._reader._sources), [], [], PATIENCE_S)[0]
             due = 1
-            shards[0]._sweep_soon()
+            shards[0]._timeouts._sweep_soon()
 
-    def late(of: Shard) -> None:
+    def late(of: Timeouts) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(shard, "now", lambda: real() + due * 100 * NS)
+            patch.setattr(timeouts, "now", lambda: real() + due * 100 * NS)
             sweep(of)
 
     def script(peer: GrpcPeer) -> None:
@@ -196,7 +197,7 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
             peer.answer(stream, bytes(1_000_000))
 
     monkeypatch.setattr(Shard, "run", noted)
-    monkeypatch.setattr(Shard, "_sweep", late)
+    monkeypatch.setattr(Timeouts, "sweep", late)
     monkeypatch.setattr(Deadlines, "catch_up", catching_up)
     with following(script) as url:
         done, _ = run(tmp_path, url, server=LONG, **SINGLE)

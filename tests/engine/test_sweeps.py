@@ -10,13 +10,14 @@ from grpc_peers import GrpcPeer, following, one, run
 from waiting import until
 
 from inferometer.engine import http2_connection as channel_module
-from inferometer.engine import shard as shard_module
+from inferometer.engine import timeouts
 from inferometer.engine.http1_pool import NEVER
 from inferometer.engine.http2_connection import Http2Connection, StreamCall
 from inferometer.engine.http2_pool import Http2Pool
 from inferometer.engine.inflight import Flight
 from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
+from inferometer.engine.timeouts import Timeouts
 from inferometer.timing.clock import now
 from inferometer.units import NS
 from inferometer.wire.grpc import deadline_passed
@@ -139,13 +140,13 @@ def test_with_nothing_under_way_no_deadline_passes_before_one_can_have_begun(mon
 
 def test_deadlines_that_pass_let_nobody_look_for_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    real = Shard._expiry
+    real = Timeouts._expiry
 
-    def looking(of: Shard, carrier: Any, flight: Flight) -> tuple[int, str]:
+    def looking(of: Timeouts, carrier: Any, flight: Flight) -> tuple[int, str]:
         looked.append(flight.id)
         return real(of, carrier, flight)
 
-    monkeypatch.setattr(Shard, "_expiry", looking)
+    monkeypatch.setattr(Timeouts, "_expiry", looking)
     server = {"deadline": "20ms", "timeouts": NO_TIMEOUT_NEAR}
     load = {"type": "closed", "concurrency": 4, "requests": 12}
     with following(lambda peer: list(peer.requests())) as url:
@@ -176,12 +177,12 @@ def test_looks_for_timeouts_are_the_wider_apart_the_longer_they_take(
         pass_by(NS)
         given_up.append(flight.id)
 
-    monkeypatch.setattr(shard_module, "now", lambda: time)
+    monkeypatch.setattr(timeouts, "now", lambda: time)
     carrier = SimpleNamespace(give_up=give_up)
     flights = [(carrier, Flight(id=number, intended=0)) for number in range(1000)]
-    carriers = SimpleNamespace(flights=lambda: iter(flights))
-    of = cast("Any", SimpleNamespace(_limits=(NEVER, NEVER, NEVER, NS), _carriers=[carriers], _expiry=expiry))
-    assert Shard._time_out(of, begun) == begun + 20 * 1000 * 10_000
+    dispatcher = SimpleNamespace(flights=lambda: iter(flights))
+    of = cast("Any", SimpleNamespace(_limits=(NEVER, NEVER, NEVER, NS), _dispatcher=dispatcher, _expiry=expiry))
+    assert Timeouts._time_out(of, begun) == begun + 20 * 1000 * 10_000
     assert given_up == list(range(over))
 
 
@@ -195,10 +196,10 @@ def test_what_is_read_and_not_decoded_is_not_said_to_be_recorded_however_many_ti
     seen: list[tuple[int, int]] = []
 
     def long(inbox: Reader, items: Any) -> None:
-        if not seen and shards and shards[0]._sent:
+        if not seen and shards and shards[0].state.sent:
             for _ in range(10):
                 shards[0]._tick(now())
-            seen.append((shards[0]._control["recorded"], items[0][2]))
+            seen.append((shards[0]._spool.control["recorded"], items[0][2]))
         decode(inbox, items)
 
     monkeypatch.setattr(Reader, "_decode", long)
@@ -216,7 +217,7 @@ def test_with_nothing_more_to_read_all_is_soon_said_to_be_recorded(
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             asked = now()
-            until(lambda asked=asked: shards[0]._control["recorded"] > asked)
+            until(lambda asked=asked: shards[0]._spool.control["recorded"] > asked)
             waited.append(stream)
             peer.answer(stream)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from command import cli
@@ -21,7 +20,7 @@ from waiting import until
 
 from inferometer import conduct
 from inferometer.errors import UserError
-from inferometer.fleet import supervisor
+from inferometer.fleet import local, supervisor
 from inferometer.store.spool import Control
 from inferometer.units import NS
 
@@ -59,15 +58,21 @@ def once_under_way(folder: Path, act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_process_that_is_killed_ends_the_run_and_what_all_recorded_is_kept(tmp_path: Path) -> None:
+def test_when_a_process_is_killed_the_others_finish_and_its_requests_are_lost(tmp_path: Path) -> None:
+    plan = {"type": "constant", "rate": 100, "duration": "1.2s"}
     with scripted(slow) as url:
         once_under_way(tmp_path, lambda: workers()[1].send_signal(signal.SIGKILL))
-        run, summary = measure(tmp_path, url, client=TWO, load=LONG)
+        run, summary = measure(tmp_path, url, client=TWO, load=plan)
     assert run.manifest.outcome.errors[0].startswith("client process 1 was killed by signal 9")
     assert not run.manifest.outcome.interrupted
-    shards, counts = np.unique(run.records.rows["shard"], return_counts=True)
-    assert shards.tolist() == [0, 1]
-    assert counts.min() > 3
+    rows = run.records.rows
+    assert sorted(rows["id"].tolist()) == list(range(120))  # no planned request is missing
+    own = rows["failure"] == 0
+    assert rows["shard"][own].tolist().count(0) == 60
+    assert 3 < rows["shard"][own].tolist().count(1) < 60
+    lost = rows["failure"] > 0
+    assert {run.records.failures[number - 1].code for number in rows["failure"][lost]} == {"lost"}
+    assert (rows["intended"] == rows["id"] * 10_000_000).all()
     assert summary.verdict == "INVALID"
     failed = next(check for check in summary.checks if check.name == "workers")
     assert failed.status == "fail"
@@ -79,7 +84,7 @@ def test_the_command_says_which_process_died_and_exits_with_1(tmp_path: Path) ->
     with scripted(slow) as url:
         once_under_way(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
         said = cli(
-            "run", url, "--model", "m", "--concurrency", "4", "--duration", "30s", "--prompt", "hi", "--set",
+            "run", url, "--model", "m", "--concurrency", "4", "--duration", "1s", "--prompt", "hi", "--set",
             f"output={tmp_path}", "--set", "client.processes=2", "--set", "client.grace=1s",
         )  # fmt: skip
     assert said.status == 1
@@ -98,7 +103,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
 
     with scripted(slow) as url:
         once_under_way(tmp_path, hang)
-        run, summary = measure(tmp_path, url, client=TWO, load=LONG)
+        run, summary = measure(tmp_path, url, client=TWO, load=LONG | {"duration": "1s"})
     assert "client process 0 gave no sign of life" in run.manifest.outcome.errors[0]
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
     assert summary.verdict == "INVALID"
@@ -116,7 +121,7 @@ def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
             started[0].kill()  # before it is given its job
         return started[-1]
 
-    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
         measure(tmp_path, url, client=TWO, load=LONG)
     assert list(tmp_path.iterdir()) == []
@@ -147,7 +152,7 @@ def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
         until(lambda: control(1, "stop") == 1, "it is noticed")
         started[1].send_signal(signal.SIGCONT)
 
-    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     acting = threading.Thread(target=act)
     acting.start()
     with scripted(polite) as url, pytest.raises(UserError, match="client process 0 was killed by signal 9"):
@@ -191,7 +196,7 @@ def test_a_shard_that_breaks_in_this_process_is_reported_like_a_process_that_die
     def broken(*_: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(supervisor, "run_shard", broken)
+    monkeypatch.setattr(local, "run_shard", broken)
     with scripted(polite) as url, pytest.raises(UserError, match="RuntimeError: no such luck"):
         measure(tmp_path, url, client={"processes": 0})
     assert list(tmp_path.iterdir()) == []

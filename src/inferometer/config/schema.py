@@ -337,6 +337,10 @@ class Stages(_Section, tag_field="type", tag="stages"):
     """Several loads in a row."""
 
     stages: Annotated[list[StageSpec], Meta(description="The loads, each as it would stand alone.", min_length=1)]
+    drain: Annotated[
+        bool,
+        Meta(description="Start a stage only when every request of the stages before has ended, in all processes."),
+    ] = False
 
 
 Load = StageSpec | Stages

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.requests import NOBODY, Due
+from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
 from inferometer.records import UNREACHED
 from inferometer.timing.clock import now
@@ -39,32 +41,22 @@ _UNTOLD = frozenset(("http_502", "http_504", "grpc_DEADLINE_EXCEEDED", "grpc_CAN
 """A server's answer says that it refused the request, but for these: whoever gives them may not know what became of it."""
 
 
-Asking = tuple[int, int]
-"""A user of a closed loop (open loop: NOBODY) who asks, and the instant at which the request is due."""
-NOBODY = -1
-
-
 class Launcher(Protocol):
-    agenda: Deadlines
-    stopping: bool
-    """Nothing is begun any more: users only close their sequences."""
-    is_halted: bool
-    """Nothing at all is sent any more."""
-    sequences: Sequences | None
-    """Users send requests in sequences, each from its first to its last; None: each request is for itself."""
-    given_up: list[int]
-    """Stages that ended because the server could not be reached."""
-    unreached_since: int
-    """When the first of the failures to connect came that came one after the other, in whichever stage; 0: none."""
+    """What the drivers send through (dispatcher.py)."""
 
-    def make(self, stage: int, ids: Sequence[int], asking: Sequence[Asking]) -> list[Flight]: ...
+    deadlines: Deadlines
+    state: RunState
+    sequences: Sequences | None
+    """Users send requests in sequences, each from its first to its last; None: every request stands alone."""
+
+    def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]: ...
 
     def release(self, flight: Flight, cap: int, drop: bool) -> None: ...
 
     def launch(self, flights: Sequence[Flight]) -> None: ...
 
     def is_awaiting(self) -> bool:
-        """A request has been sent whose answer is not complete."""
+        """A request has been sent whose response is not complete."""
 
 
 class OpenLoop:
@@ -86,10 +78,10 @@ class OpenLoop:
     def start(self, at: int, then: Then) -> None:
         self._start = at
         self._then = then
-        agenda = self._launcher.agenda
+        deadlines = self._launcher.deadlines
         if self._instants:
-            agenda.at(at + self._instants[0] - self._early, self._send)
-        agenda.at(at + self._plan.duration, self._time_is_up)
+            deadlines.at(at + self._instants[0] - self._early, self._send)
+        deadlines.at(at + self._plan.duration, self._time_is_up)
 
     def end(self) -> None:
         """Send nothing more, and hand over to the next stage now."""
@@ -115,7 +107,7 @@ class OpenLoop:
         place = self._next
         stop = min(place + _AT_ONCE, len(instants))
         while place < stop and (intended := start + instants[place]) - now() <= self._early:
-            if launcher.stopping:
+            if launcher.state.stopping:
                 return
             flight = self._ready.popleft() if self._ready else self._make(place)
             place += 1
@@ -124,7 +116,7 @@ class OpenLoop:
         self._next = place
         if place < len(instants):
             due = start + instants[place] - self._early
-            launcher.agenda.at(due, self._send)
+            launcher.deadlines.at(due, self._send)
             self._make_ahead(due)
         elif self._is_over:
             self._time_is_up()
@@ -143,11 +135,19 @@ class OpenLoop:
     def freed(self, ended: Sequence[Ended]) -> None:
         """Answers came: nothing to send, the plan decides."""
         launcher = self._launcher
-        if launcher.unreached_since and any(_got_through(event) for _, event, _ in ended):
-            launcher.unreached_since = 0
+        if launcher.state.unreached_since and any(_got_through(event) for _, event, _ in ended):
+            launcher.state.unreached_since = 0
 
     def close_sequences(self) -> None:
         """There are none: their requests wait for answers."""
+
+    def may_continue(self) -> bool:
+        """Sessions that were started run to their end, as requests in flight do."""
+        return True
+
+    @property
+    def cap(self) -> tuple[int, bool]:
+        return self._plan.cap, self._plan.drop
 
 
 class ClosedLoop:
@@ -167,17 +167,17 @@ class ClosedLoop:
         self._begun = 0  # sequences: requests sent, and those that sequences under way still hold
 
     def start(self, at: int, then: Then) -> None:
-        plan, agenda = self._plan, self._launcher.agenda
+        plan, deadlines = self._plan, self._launcher.deadlines
         self._then = then
         if plan.duration:
-            agenda.at(at + plan.duration, lambda: self._finish(at + plan.duration))
+            deadlines.at(at + plan.duration, lambda: self._finish(at + plan.duration))
         users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
         if not users:
             self._finish(at)
         self._active = users
         for user in range(users):
             ready = at + plan.ramp_offset + plan.ramp_up * user // plan.concurrency
-            agenda.at(ready, lambda user=user, ready=ready: self._ask([(user, ready)]))  # type: ignore[misc]
+            deadlines.at(ready, lambda user=user, ready=ready: self._ask([(user, ready)]))  # type: ignore[misc]
 
     def end(self) -> None:
         """Nobody asks again; hand over to the next stage now."""
@@ -199,13 +199,13 @@ class ClosedLoop:
             if asking:
                 self._ask(asking)
 
-    def _ask(self, asking: Sequence[Asking]) -> None:
+    def _ask(self, asking: Sequence[Due]) -> None:
         """Send the next request of each, as long as the stage goes on."""
         plan, launcher = self._plan, self._launcher
         if launcher.sequences is not None:
-            may: Sequence[Asking] = [each for each in asking if self._may_in_sequence(each[0], launcher.sequences)]
+            may: Sequence[Due] = [each for each in asking if self._may_in_sequence(each[0], launcher.sequences)]
         else:
-            may = asking[: 0 if launcher.stopping or self._over else self._limit - self._issued]
+            may = asking[: 0 if launcher.state.stopping or self._over else self._limit - self._issued]
         if may:
             first = plan.first_id + self._issued * plan.id_step
             self._issued += len(may)
@@ -217,7 +217,7 @@ class ClosedLoop:
 
     def _may_in_sequence(self, user: int, sequences: Sequences) -> bool:
         """Whether the user goes on: with its sequence (when the stage or the run ends, to its END at once), or with another."""
-        if self._launcher.is_halted:
+        if self._launcher.state.halted:
             return False
         own = (self._index, user)
         if sequences.is_within(own):
@@ -231,23 +231,33 @@ class ClosedLoop:
         sequences.begin(own)
         return True
 
+    def may_continue(self) -> bool:
+        """A user's session ends with the stage, at its next turn."""
+        return not self._over
+
+    @property
+    def cap(self) -> tuple[int, bool]:
+        return 0, False
+
     @property
     def _is_ending(self) -> bool:
-        return self._over or self._launcher.stopping
+        return self._over or self._launcher.state.stopping
 
     def freed(self, ended: Sequence[Ended]) -> None:
         """Users' answers came: they ask again, after a pause if they think or the server fails."""
         launcher = self._launcher
         sequences = launcher.sequences
-        asking: list[Asking] = []
+        asking: list[Due] = []
         for flight, event, _ in ended:
             user, pause = flight.user, self._plan.think
             failed = event.__class__ is Fail
             if failed:
                 pause = max(pause, self._backoff(user))
-                launcher.unreached_since = 0 if _got_through(event) else launcher.unreached_since or flight.done
+                launcher.state.unreached_since = (
+                    0 if _got_through(event) else launcher.state.unreached_since or flight.done
+                )
             else:
-                self._failures[user] = launcher.unreached_since = 0
+                self._failures[user] = launcher.state.unreached_since = 0
             if sequences is not None:
                 self._begun -= sequences.answered((self._index, user), failed, _may_be_taken(flight, event))
             if pause and not self._is_ending:
@@ -256,7 +266,7 @@ class ClosedLoop:
                 asking.append((user, flight.done))
         if asking:
             self._ask(asking)
-        if launcher.unreached_since:
+        if launcher.state.unreached_since:
             self._look_for_server(ended[-1][0].done)
 
     def _backoff(self, user: int) -> int:
@@ -268,15 +278,15 @@ class ClosedLoop:
         """Give a stage up that has no end but a number of requests, once nothing has got to the server for long: with every
         user asking once a second, it would go on for hours. A stage that follows does not wait for as long again."""
         launcher = self._launcher
-        has_waited = at - launcher.unreached_since >= UNREACHED * NS
+        has_waited = at - launcher.state.unreached_since >= UNREACHED * NS
         if has_waited and not self._plan.duration and not self._over and not launcher.is_awaiting():
-            launcher.given_up.append(self._index)
+            launcher.state.given_up.append(self._index)
             self._finish(now())
 
     def _ask_after(self, pause: int, flight: Flight) -> None:
         user, at = flight.user, flight.done + pause
         self._pausing.add(user)
-        self._launcher.agenda.at(at, lambda: self._resume(user, at))
+        self._launcher.deadlines.at(at, lambda: self._resume(user, at))
 
     def _resume(self, user: int, at: int) -> None:
         if user in self._pausing:  # and has not closed its sequence meanwhile

@@ -24,6 +24,7 @@ class Flight(msgspec.Struct, gc=False):
     compute: int = -1
     bytes_in: int = 0
     chunk_start: int = 0
+    session: int = -1
     chunk_count: int = 0
     bytes_out: int = 0
     n_in: int = -1
@@ -31,6 +32,7 @@ class Flight(msgspec.Struct, gc=False):
     n_want: int = 0
     cached: int = -1
     reasoning: int = -1
+    turn: int = -1
     stage: int = 0
     shard: int = 0
     url: int = 0
@@ -42,6 +44,8 @@ class Flight(msgspec.Struct, gc=False):
     # what a row does not have
     user: int = -1
     """Closed loop: whose request it is."""
+    index: int = -1
+    """Sessions: which of the shard's encoded requests it is."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []

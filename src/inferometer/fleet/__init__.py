@@ -1,6 +1,9 @@
-"""On which machines: the same shard function in this process or in K local ones, started together, merged by concatenation.
+"""On which machines: the same shard function in this process, in local processes, or behind a socket; merged by concatenation.
 
-job.py     what every shard is told, and how it makes its own part of it
-worker.py  a process that runs one shard
-supervisor.py    the parent: starts the shards, gives the start, watches, stops
+job.py         what every shard is given, and how it makes its own part of the run from it
+control.py     what the parent and a shard say to each other
+local.py       shards in local processes or threads;  worker.py  such a process
+tcp.py         shards that share neither a folder nor a clock with their parent
+supervisor.py  the parent: starts the shards together, watches them, stops them
+lost.py        rows for the requests of a shard that died
 """

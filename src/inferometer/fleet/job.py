@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import cast
@@ -50,6 +51,8 @@ class Job(msgspec.Struct, frozen=True):
     """Stands in every request's X-Request-Id before its id."""
     shared: tuple[SharedRefs, ...] = ()
     """KServe: where the tensors of each shard's requests lie in shared memory, which the parent has set up."""
+    barriers: tuple[int, ...] = ()
+    """Stages that start only when all shards have finished the stages before."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -62,42 +65,43 @@ class ShardReport(msgspec.Struct, frozen=True):
     """Stages that it gave up."""
 
 
-def run_shard(job: Job, shard: int) -> ShardReport:
-    """Make this shard's part, run it, and leave its records in the spool."""
-    return event_loop.run(_run(job, shard))
+def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
+    """Make this shard's part of the run, run it, and leave its records in `spool`, where its control file must be."""
+    return event_loop.run(_run(job, shard, spool))
 
 
-async def _run(job: Job, number: int) -> ShardReport:
+async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     loop = asyncio.get_running_loop()
     config = job.config
-    task = make_task(job, number)
+    task = make_task(job, number, spool)
     try:
         shard = Shard(task, loop)
     except OSError as error:
-        raise UserError(f"{job.spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
+        raise UserError(f"{spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
     try:
         try:
             await shard.run()
         finally:
             shard.close()
-        if shard.texts:
+        if texts := shard.recorder.texts:
             assert not isinstance(config.data, Tensors | Messages)
             counter = tokenizer.load(config.data.tokenizer)
-            shard.save_counts(counter.count_batch([text for _, text in shard.texts]), COUNTED_BY.index("tokenizer"))
+            counts = counter.count_batch([text for _, text in texts])
+            shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
     finally:
         shard.close_spool()
     return ShardReport(
         "kernel" if shard.has_kernel_stamps else "user",
-        shard.timer_kind,
+        shard.deadlines.timer_kind,
         type(loop).__module__.partition(".")[0],
-        tuple(shard.given_up),
+        tuple(shard.state.given_up),
     )
 
 
 @memory.enough_for("data")
-def make_task(job: Job, shard: int) -> Task:
+def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
-    plan = schedule.shard(schedule.plan(config.load, config.seed), shard, job.shards, longest_sequence(config) or 1)
+    plan = shard_plan(job, schedule.plan(config.load, config.seed), shard)
     sequences = _sequences(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
@@ -108,10 +112,14 @@ def make_task(job: Job, shard: int) -> Task:
     connections = opened_before(plan, config)
     own = 0 if reached.targets[0].grpc else max(map(_most_at_once, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
+    encoded = calls.encode(asked, requests, sequenced, shared)
+    if sessions := workload.sessions(config.data, requests):
+        encode = partial(_encode_turn, asked)
+        encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
     return Task(
         shard=shard,
         plan=plan,
-        calls=calls.encode(asked, requests, sequenced, shared),
+        calls=encoded,
         targets=reached.targets,
         addresses=reached.addresses,
         context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
@@ -123,9 +131,19 @@ def make_task(job: Job, shard: int) -> Task:
         else (),
         grace=config.client.grace,
         kernel_stamps=config.client.stamps == "kernel",
-        spool=job.spool,
+        spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
+    """Return one shard's part of the plan."""
+    return schedule.shard(plan, shard, job.shards, longest_sequence(job.config) or 1)
+
+
+def _encode_turn(asked: CallContext, request: Request) -> bytes:
+    """Encode one request while the run is on."""
+    return calls.encode(asked, [request], Sequenced()).tails[0]
 
 
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:

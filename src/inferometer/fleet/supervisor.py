@@ -1,25 +1,18 @@
-"""The parent: starts the shards, gives them one common start, watches them, stops them.
+"""The parent: starts the shards together, watches them, releases barriers, stops them, and copes with the loss of one.
 
-Nothing passes between processes while requests run but the numbers of the spool's control files: the parent writes the
-start and the stop, the shards write what they have done so far.
+How shards are started and reached is the transport's business (control.py); this file holds the policy.
 """
 
-import pickle
-import select
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job, ShardReport, run_shard
-from inferometer.fleet.worker import WorkerResult
+from inferometer.fleet.control import ShardHandle, StartShard, WorkerResult
+from inferometer.fleet.job import Job, ShardReport
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW
 from inferometer.store.spool import Control, peeks_of, rows_of
@@ -29,9 +22,9 @@ from inferometer.units import NS
 _START_IN = NS // 10
 """From the last shard's `ready` to t=0."""
 _HUNG = 10 * NS
-"""A shard without a sign of life for so long is ended."""
-_FILES = 3
-"""That this process has open for each of the others: its log, its answer, its numbers."""
+"""A shard without a sign of life for this long is ended."""
+_FILES = 4
+"""Files that this process has open for each shard: its log, both pipes, its numbers."""
 _OWN_FILES = 16 + RESERVED_FILES
 _MAX_NEW = 20_000
 """Rows that a snapshot reads at the most: the latest."""
@@ -57,118 +50,37 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Of some requests in flight: time to first token and latest gap, ns."""
 
 
-class _Member(Protocol):
-    def is_alive(self) -> bool: ...
-
-    def wait(self, seconds: float) -> None:
-        """Until it has ended, but not longer than this."""
-
-    def end(self) -> None:
-        """Kill it."""
-
-    def answer(self) -> WorkerResult | str:
-        """After its end: what it said, or how it died."""
-
-
-class _Process:
-    def __init__(self, job: Job, shard: int) -> None:
-        self._log = (job.spool / f"{shard}.log").open("w+b")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "inferometer.fleet.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            process_group=0,  # the terminal's Ctrl-C is the parent's to handle, even while this one still starts
-        )
-        assert self._process.stdin is not None
-        try:
-            pickle.dump((job, shard), self._process.stdin)
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once: answer() says how
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self, seconds: float) -> None:
-        assert self._process.stdout is not None
-        if select.select([self._process.stdout], [], [], seconds)[0]:
-            time.sleep(0.001)  # it has answered, and is about to end
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def answer(self) -> WorkerResult | str:
-        assert self._process.stdout is not None
-        said = self._process.stdout.read()
-        self._process.stdout.close()
-        code = self._process.wait()
-        if code == 0 and said:
-            return msgspec.json.decode(said, type=WorkerResult)
-        self._log.seek(0)
-        last = self._log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        return f"{how}: {last[0]}" if last else how
-
-
-class _Thread:
-    def __init__(self, job: Job, shard: int) -> None:
-        self._answer: WorkerResult | str = "ended without a word"
-        self._thread = threading.Thread(target=self._run, args=(job, shard), daemon=True)
-        self._thread.start()
-
-    def _run(self, job: Job, shard: int) -> None:
-        try:
-            self._answer = WorkerResult(facts=run_shard(job, shard))
-        except UserError as error:
-            self._answer = WorkerResult(error=(error.what, error.remedy))
-        except Exception as error:  # the run must end with a clear error, whatever it was
-            self._answer = f"failed: {type(error).__name__}: {error}"
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def end(self) -> None:
-        """A thread cannot be killed; it was told to stop."""
-
-    def answer(self) -> WorkerResult | str:
-        self._thread.join()
-        return self._answer
-
-
 class Supervisor:
-    """The shards of a job. `errors` are what went wrong with them; `facts` what they found out."""
+    """The shards of a job. `errors` are what went wrong with them; `reports` are what they found out about themselves."""
 
-    def __init__(self, job: Job, in_process: bool) -> None:
-        if not in_process:
-            _check_files(job.shards)
+    def __init__(self, job: Job, start: StartShard) -> None:
         self._job = job
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
         self._t0 = 0
-        self._stop = 0
-        self._open: dict[int, _Member] = {}
+        self._stop = self._stop_told = 0
+        self._barriers = list(job.barriers)
+        self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
-        self.facts: list[ShardReport] = []
+        self.reports: list[ShardReport] = []
+        self.lost: list[int] = []
+        """Shards that died or hung after the start."""
         try:
             for shard in range(job.shards):
-                self._open[shard] = _Thread(job, shard) if in_process else _Process(job, shard)
+                self._running[shard] = start(job, shard)
         except BaseException:  # Ctrl-C: nobody watches them yet
-            self._end_all()
+            self._kill_all()
             raise
 
     def stop(self) -> None:
-        """Ctrl-C: the first time wait for what is in flight, the second time end now."""
+        """Stop for Ctrl-C: the first time wait for what is in flight, the second time end now. Safe in a signal handler: the
+        shards are told by `watch`."""
         self._stop = min(self._stop + 1, 2)
-        self._tell("stop", self._stop)
 
     def end_stage(self, stage: int) -> None:
-        """Have all shards that are still in this stage go on to the next one, within a tick."""
-        self._tell("past", stage + 1)
+        """Make all shards that are still in this stage go on to the next one, within a tick."""
+        for shard in self._running.values():
+            shard.end_stage(stage)
 
     @property
     def t0(self) -> int:
@@ -183,59 +95,81 @@ class Supervisor:
         return any(control["disk_full"] for control in self._controls)
 
     def watch(self, interval: float = 0.25) -> Iterator[Snapshot]:
-        """Snapshots until all shards are done. Gives the start when all are ready."""
+        """Yield snapshots until all shards are done. Starts the run when all shards are ready."""
         try:
-            while self._open:
+            while self._running:
                 yield self._snapshot()
                 self._wait(interval)
             yield self._snapshot()
         finally:
-            self._end_all()
+            self._kill_all()
 
-    def _end_all(self) -> None:
-        for member in self._open.values():
-            member.end()
+    def _kill_all(self) -> None:
+        for shard in self._running.values():
+            shard.kill()
+
+    def _stop_all(self, level: int) -> None:
+        for shard in list(self._running.values()):
+            shard.stop(level)
 
     def _wait(self, interval: float) -> None:
-        """Until the interval is over or something changes."""
+        """Return when the interval is over or all shards have ended."""
         end = time.monotonic() + interval
-        while self._open and time.monotonic() < end:
+        while self._running and time.monotonic() < end:
+            if self._stop > self._stop_told:
+                self._stop_told = self._stop
+                self._stop_all(self._stop)
             self._collect()
-            if not self._t0 and not self.errors and all(control.state != "starting" for control in self._controls):
-                self._t0 = now() + _START_IN
-                self._tell("t0", self._t0)
-            for member in islice(self._open.values(), 1):
-                member.wait(0.005 if not self._t0 else 0.05)
+            self._start_when_ready()
+            self._release_barrier()
+            for shard in islice(self._running.values(), 1):
+                shard.wait(0.005 if not self._t0 or self._barriers else 0.05)
+
+    def _start_when_ready(self) -> None:
+        is_ready = all(control.state != "starting" for control in self._controls)
+        if not self._t0 and not self.errors and is_ready:
+            self._t0 = now() + _START_IN
+            for shard in self._running.values():
+                shard.start(self._t0)
+
+    def _release_barrier(self) -> None:
+        """Start the stage behind the next barrier when all shards that still run wait there."""
+        if not self._barriers or not self._running:
+            return
+        stage = self._barriers[0]
+        if all(self._controls[shard]["waiting"] >= stage for shard in self._running):
+            self._barriers.pop(0)
+            at = now() + _START_IN
+            for shard in self._running.values():
+                shard.release(stage, at)
 
     def _collect(self) -> None:
-        for shard, member in list(self._open.items()):
-            control = self._controls[shard]
-            if not member.is_alive():
-                del self._open[shard]
-                self._heard(shard, member.answer())
-            elif control.state == "running" and now() - control["heartbeat"] > _HUNG:
-                del self._open[shard]
-                member.end()
-                self._lost(shard, f"gave no sign of life for {_HUNG // NS} s and was ended")
+        for number, shard in list(self._running.items()):
+            if not shard.is_alive():
+                del self._running[number]
+                self._ended(number, shard.result())
+            elif self._controls[number].state == "running" and shard.silence() > _HUNG:
+                del self._running[number]
+                shard.kill()
+                self._lose(number, f"gave no sign of life for {_HUNG // NS} s and was ended")
 
-    def _heard(self, shard: int, answer: WorkerResult | str) -> None:
-        if isinstance(answer, str):
-            self._lost(shard, answer)
-        elif answer.error is not None:
-            self._tell("stop", 2)
-            raise UserError(*answer.error)
-        elif answer.facts is not None:
-            self.facts.append(answer.facts)
+    def _ended(self, shard: int, result: WorkerResult | str) -> None:
+        if isinstance(result, str):
+            self._lose(shard, result)
+        elif result.error is not None:
+            self._stop_all(2)
+            raise UserError(*result.error)
+        elif result.report is not None:
+            self.reports.append(result.report)
 
-    def _lost(self, shard: int, how: str) -> None:
-        """A shard is gone: the run cannot be what was asked for, so the others end too, with what they have."""
+    def _lose(self, shard: int, how: str) -> None:
+        """A shard is gone. Before the start, that ends the run; afterwards the others finish their part of the plan."""
         lost = self._controls[shard]["in_flight"]
         self.errors.append(f"client process {shard} {how}" + (f"; {lost} requests in flight were lost" if lost else ""))
-        self._tell("stop", 1)
-
-    def _tell(self, name: str, value: int) -> None:
-        for control in self._controls:
-            control[name] = value
+        if self._t0:
+            self.lost.append(shard)
+        else:
+            self._stop_all(1)
 
     def _snapshot(self) -> Snapshot:
         started = bool(self._t0) and now() >= self._t0
@@ -251,12 +185,17 @@ class Supervisor:
             failed=total("failed"),
             in_flight=total("in_flight"),
             queued=total("queued"),
-            stage=min(control["stage"] for control in self._controls),
+            stage=self._stage(),
             stopping=self._stop > 0,
             t0=self._t0,
             rows=self._new_rows,
             peeks=self._peeks,
         )
+
+    def _stage(self) -> int:
+        """Return the stage that the slowest shard is in; lost ones do not count."""
+        there = [control["stage"] for shard, control in enumerate(self._controls) if shard not in self.lost]
+        return min(there or [control["stage"] for control in self._controls])
 
     def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         return np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)])
@@ -272,7 +211,7 @@ class Supervisor:
         return np.concatenate(parts) if parts else np.zeros(0, ROW)
 
 
-def _check_files(shards: int) -> None:
+def check_files(shards: int) -> None:
     limit = file_limit()
     if shards * _FILES + _OWN_FILES > limit:
         raise UserError(

@@ -44,7 +44,9 @@ class Settling:
 
     def _recorded_until(self) -> int:
         """The instant before which all answers are in the spool; shards that are done have no more."""
-        return min((control["recorded"] for control in self._controls if not control["ended"]), default=0)
+        return min(
+            (control["recorded"] - control["t0"] for control in self._controls if not control["ended"]), default=0
+        )
 
     def _read(self, first: int) -> None:
         """The good answers that are new, of stages from `first` on."""
@@ -55,6 +57,8 @@ class Settling:
             self._seen[shard] = count
             rows = rows_of(self._spool, shard, count, seen)
             for stage in range(first, len(self._rules)):
-                good = rows[(rows["stage"] == stage) & (rows["failure"] == 0)][["done", "sent"]]
+                good = rows[(rows["stage"] == stage) & (rows["failure"] == 0)][["done", "sent"]].copy()
                 if self._rules[stage] is not None and len(good):
-                    self._good[stage].append(good.copy())
+                    for name in ("done", "sent"):  # since t=0: each shard has a clock of its own
+                        good[name] -= control["t0"]
+                    self._good[stage].append(good)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, StageSpec, Steps, stages_of
+from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.errors import UserError
 from inferometer.schedule import process, profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
@@ -34,6 +34,8 @@ def plan(load: Load, seed: int) -> Plan:
         )
         stages.append(stage)
         first_id += _ids(stage)
+    if isinstance(load, Stages) and load.drain:
+        stages[1:] = [msgspec.structs.replace(stage, barrier=True) for stage in stages[1:]]
     return Plan(tuple(stages))
 
 

@@ -32,6 +32,8 @@ from inferometer.store.writing import CHUNK_SCHEMA, UNKNOWN
 
 SCHEMA = 1
 """The newest layout of a run's folder that is understood here."""
+_ADDED = ("session", "turn")
+"""Columns that older runs lack: their requests belong to no session."""
 
 
 def read(folder: str | Path) -> Run:
@@ -117,15 +119,17 @@ def _chunks(path: Path) -> Iterator[Chunks]:
 
 def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
     """The rows, their phases and the failures that they name."""
-    names = [*NAMES, "message", "phase"]
     with _parquet(path) as file:
+        known = [name for name in NAMES if name not in _ADDED or name in file.schema_arrow.names]
+        names = [*known, "message", "phase"]
         _check_columns(path, file.schema_arrow, names)
         try:
             table = file.read(columns=names)
         except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from None
     try:
-        columns = {name: _numbers(name, table[name]) for name in NAMES if name not in ("counted_by", "failure")}
+        columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
+        columns |= {name: np.full(len(table), -1, ROW[name]) for name in NAMES if name not in known}
         columns["counted_by"] = _places(table["counted_by"], COUNTED_BY)
         columns["failure"], failures = _failures(table["failure"], table["message"])
         phase = _places(table["phase"], PHASES)

@@ -55,6 +55,8 @@ CONTROL = (
     "t0",  # monotonic ns at which the run starts; 0: not yet
     "stop",  # 1: send nothing more and wait for the grace; 2: end now
     "past",  # stages before this one are to end now
+    "released",  # the last stage behind a barrier that may start
+    "release_at",  # and when, monotonic ns
     # written by the shard
     "state",  # a place in STATES
     "heartbeat",  # monotonic ns of the last sign of life
@@ -68,10 +70,14 @@ CONTROL = (
     "in_flight",
     "queued",
     "stage",
+    "waiting",  # the stage behind a barrier that the shard is ready for: all that it sent before has ended
     "ended",  # monotonic ns at which the shard had nothing more to do
     "interrupted",
     "disk_full",
+    "recounted",  # 1: tokens were counted after the run, and rows changed by that
 )
+FROM_PARENT = ("t0", "stop", "past", "released", "release_at")
+"""The numbers that the parent writes; the others are the shard's."""
 STATES = ("starting", "ready", "running", "done")
 _AT = {name: place for place, name in enumerate(CONTROL)}
 
@@ -238,6 +244,7 @@ class Spool:
         rows = [row for row, _ in found]
         view["n_out"][rows], view["counted_by"][rows] = [count for _, count in found], counted_by
         del view
+        self.control["recounted"] = 1
 
     def sample(self, sample: Sample) -> None:
         self._samples.add(sample)

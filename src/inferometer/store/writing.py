@@ -25,7 +25,7 @@ from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, whole
 GROUP = 1 << 20
 """Rows of a row group: 1 M chunks, 10 MB in memory."""
 
-UNKNOWN = ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning")
+UNKNOWN = ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "session", "turn")
 """Columns in which -1 says `not known`; null on the disk."""
 
 _NULLABLE = {*TIMES, *UNKNOWN, "failure", "message"}

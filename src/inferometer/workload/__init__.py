@@ -2,7 +2,8 @@
 
     synthetic.py   prompts of exactly so many tokens
     prompts.py     prompts from the command line or the config
-    jsonl.py       a file of prompts or messages
+    jsonl.py       a file of prompts, messages or conversations
+    conversation.py  sessions of several turns
     tensors.py     tensors, made from a model's metadata or read from a file (tensor_files.py)
     messages.py    messages for a gRPC method
     tokenizer.py   counts tokens: the built-in one, or a local folder's
@@ -11,14 +12,14 @@ A kind of data is a module with build(spec, seed, ids), distinct(spec) and conte
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import msgspec
 
 from inferometer import memory
 from inferometer.config.schema import Data, Jsonl, Messages, Prompts, Synthetic, Tensors
-from inferometer.types import Request
+from inferometer.types import Request, Session
 from inferometer.workload import jsonl, messages, prompts, synthetic, tensors, tokenizer
 
 KINDS: dict[type, ModuleType] = {
@@ -37,6 +38,11 @@ def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     """The requests with these ids."""
     requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
     return requests
+
+
+def sessions(spec: Data, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
+    """Return, for each of these requests, what starts the session whose first turn it is; empty: there are no sessions."""
+    return jsonl.sessions(spec, requests) if isinstance(spec, Jsonl) else ()
 
 
 def distinct(spec: Data) -> int | None:

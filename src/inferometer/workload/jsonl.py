@@ -1,11 +1,12 @@
 """A file with a request a line, used in turn: request i asks line i modulo their number.
 
     {"prompt": "..."}   or   {"messages": [{"role": "user", "content": "..."}]}   and, if wanted, "output": 200
+    {"turns": ["...", "..."], "think": 0.5}   a session: each turn follows the response to the one before, after `think` seconds
 
 Other keys are left alone, and blank lines are passed over. Content may be a list of parts, of which the texts count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import msgspec
 
 from inferometer.config.schema import Jsonl
 from inferometer.errors import UserError
-from inferometer.types import Messages, Request
+from inferometer.types import Messages, Request, Session
+from inferometer.units import NS
 from inferometer.workload import tokenizer
+from inferometer.workload.conversation import starting
 
 FORM = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
@@ -22,6 +25,10 @@ FORM = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 class _Line(msgspec.Struct, frozen=True):
     payload: str | Messages
     output: int | None
+    turns: tuple[str, ...] = ()
+    """A session's, whose first one is the payload."""
+    think: int = 0
+    """ns"""
 
 
 def build(spec: Jsonl, seed: int, ids: Sequence[int]) -> list[Request]:
@@ -36,6 +43,19 @@ def build(spec: Jsonl, seed: int, ids: Sequence[int]) -> list[Request]:
 
 def _request(id: int, line: _Line, n_in: int, output: int) -> Request:
     return Request(id, line.payload, n_in, output if line.output is None else line.output)
+
+
+def sessions(spec: Jsonl, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
+    """Return what starts the session of each request; empty: no line has several turns."""
+    lines = _lines(spec)
+    if not any(line.turns for line in lines):
+        return ()
+    found = []
+    for request in requests:
+        line = lines[request.id % len(lines)]
+        turns = line.turns or ("",)
+        found.append(starting(turns, request.n_in, request.n_out, line.think))
+    return tuple(found)
 
 
 def distinct(spec: Jsonl) -> int:
@@ -85,15 +105,31 @@ def _line(text: bytes) -> _Line:
         raise ValueError("not UTF-8") from None
     if not isinstance(row, dict):
         raise ValueError(f"not an object but {_kind(row)}")
-    if ("prompt" in row) == ("messages" in row):
+    given = [key for key in ("prompt", "messages", "turns") if key in row]
+    if len(given) != 1:
         keys = ", ".join(sorted(row)) or "none"
         raise ValueError(
-            "both prompt and messages" if "prompt" in row else f"neither prompt nor messages (its keys: {keys[:100]})"
+            " and ".join(given) + " together" if given else f"no prompt, messages or turns (keys: {keys[:100]})"
         )
     output = row.get("output")
     if output is not None and (isinstance(output, bool) or not isinstance(output, int) or output < 0):
         raise ValueError(f"output is {output!r}, not a number of tokens")
+    if "turns" in row:
+        turns, think = _turns(row["turns"]), _think(row.get("think", 0))
+        return _Line([{"role": "user", "content": turns[0]}], output, turns, think)
     return _Line(_prompt(row["prompt"]) if "prompt" in row else _messages(row["messages"]), output)
+
+
+def _turns(turns: object) -> tuple[str, ...]:
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ValueError("turns is not a list of texts")
+    return tuple(turns)
+
+
+def _think(seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+        raise ValueError(f"think is {seconds!r}, not a number of seconds")
+    return int(seconds * NS)
 
 
 def _prompt(prompt: object) -> str:

@@ -1,0 +1,72 @@
+"""The stages of a plan, one after the other: each starts when the one before hands over, or when all shards are ready for it."""
+
+from collections.abc import Callable
+
+from inferometer.engine.dispatcher import Dispatcher
+from inferometer.engine.drivers import driver
+from inferometer.engine.inflight import Ended, Flight
+from inferometer.store.spool import Control
+from inferometer.types import Plan
+
+
+class Course:
+    def __init__(self, plan: Plan, dispatcher: Dispatcher, control: Control, on_last: Callable[[], None]) -> None:
+        self._plan = plan
+        self._state = dispatcher.state
+        self._deadlines = dispatcher.deadlines
+        self._control = control
+        self._on_last = on_last
+        self._is_at_barrier = False
+        self._drivers = [driver(dispatcher, index, stage) for index, stage in enumerate(plan.stages)]
+
+    @property
+    def is_planned(self) -> bool:
+        """There is more to send, or may be."""
+        return self._state.stage < len(self._drivers) and not self._state.stopping
+
+    def start(self, at: int) -> None:
+        """Start the next stage; after the last one there is nothing more to start."""
+        state = self._state
+        state.stage += 1
+        if state.stage >= len(self._drivers) or state.stopping:
+            state.stage = len(self._drivers)
+            self._on_last()
+        elif self._plan.stages[state.stage].barrier:
+            self._is_at_barrier = True
+        else:
+            self._drivers[state.stage].start(at, self.start)
+
+    def obey(self, is_idle: bool) -> None:
+        """Do what the parent asks for: end a stage early, or start the one that waits at a barrier."""
+        stage = self._state.stage
+        if self._state.stopping or not 0 <= stage < len(self._drivers):
+            return
+        if self._is_at_barrier:
+            if is_idle:
+                self._control["waiting"] = stage
+            if self._control["released"] >= stage:
+                self._is_at_barrier = False
+                at = self._control["release_at"]
+                self._deadlines.at(at, lambda: self._drivers[stage].start(at, self.start))
+        elif stage < self._control["past"]:
+            self._drivers[stage].end()
+
+    def may_continue(self, flight: Flight) -> bool:
+        """Whether the request's session may go on with its next turn."""
+        return not self._state.stopping and self._drivers[flight.stage].may_continue()
+
+    def cap_of(self, flight: Flight) -> tuple[int, bool]:
+        """Return the cap on requests in flight that holds for the request (0: none), and whether it drops."""
+        return self._drivers[flight.stage].cap
+
+    def freed(self, ended: list[Ended]) -> None:
+        """Let the drivers send what may follow these."""
+        if len(self._drivers) == 1:
+            self._drivers[0].freed(ended)
+            return
+        for stage in {flight.stage for flight, _, _ in ended}:
+            self._drivers[stage].freed([each for each in ended if each[0].stage == stage])
+
+    def close_sequences(self) -> None:
+        for each in self._drivers:
+            each.close_sequences()

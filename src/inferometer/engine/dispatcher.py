@@ -1,0 +1,98 @@
+"""Sends requests over the pools of connections, one pool per base URL, and keeps to the cap on requests in flight."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.http1_pool import Connection, Pool
+from inferometer.engine.inflight import Flight
+from inferometer.engine.recorder import Recorder
+from inferometer.engine.requests import Due, Requests
+from inferometer.engine.run_state import RunState
+from inferometer.records import CANCELLED, DROPPED
+from inferometer.timing.clock import now
+from inferometer.types import Fail
+
+
+class Dispatcher:
+    """What the drivers send through (drivers.Launcher)."""
+
+    def __init__(
+        self, pools: Sequence[Pool], requests: Requests, deadlines: Deadlines, state: RunState, recorder: Recorder
+    ) -> None:
+        self.deadlines = deadlines
+        self.state = state
+        self.sequences = requests.sequences
+        self.pools = pools
+        self.holds_sends = False
+        """Requests are taken by their connections and sent at the next `flush`, all in one go."""
+        self._requests = requests
+        self._recorder = recorder
+        self._queue: deque[tuple[Flight, int, int]] = deque()  # held back by the cap: the request, the cap, since when
+
+    def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
+        return self._requests.make(stage, ids, due)
+
+    def release(self, flight: Flight, cap: int, drop: bool) -> None:
+        """Send a request that is due, unless the cap holds it back."""
+        if cap and self.state.in_flight >= cap:
+            if drop:
+                self._recorder.record([(flight, Fail(DROPPED, ""), None)])
+            else:
+                self._queue.append((flight, cap, now()))
+            return
+        self.launch([flight])
+
+    def launch(self, flights: Sequence[Flight]) -> None:
+        """Send requests, whatever the cap."""
+        self.state.in_flight += len(flights)
+        self.state.sent += len(flights)
+        for url, pool in enumerate(self.pools):
+            own = flights if len(self.pools) == 1 else [flight for flight in flights if flight.url == url]
+            pool.carry(own)
+            if not self.holds_sends:
+                pool.flush()
+
+    def flush(self) -> None:
+        for pool in self.pools:
+            pool.flush()
+
+    def is_awaiting(self) -> bool:
+        return any(flight.sent for _, flight in self.flights())
+
+    def flights(self) -> Iterator[tuple[Connection, Flight]]:
+        """Return the requests in flight, with what carries each."""
+        for pool in self.pools:
+            yield from pool.flights()
+
+    # --- the queue at the cap ---
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def release_queued(self) -> None:
+        """Send what the cap has held back, as far as there is room now."""
+        while self._queue and self.state.in_flight < self._queue[0][1]:
+            flight, cap, since = self._queue.popleft()
+            flight.held += now() - since
+            self.release(flight, cap, False)
+
+    def cancel_queued(self) -> None:
+        at = now()
+        while self._queue:
+            flight, _, _ = self._queue.popleft()
+            flight.done = at
+            self._recorder.record([(flight, Fail(CANCELLED, "still waiting for the cap"), None)])
+
+    def cancel_all(self) -> None:
+        """Give up everything in flight."""
+        for pool in self.pools:
+            for connection, flight in reversed(
+                list(pool.flights())
+            ):  # waiting ones first: others' ends make room for them
+                connection.give_up(flight, CANCELLED)
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()

@@ -1,0 +1,60 @@
+"""Writes down what became of each request, and stops the run when the disk is full."""
+
+from collections.abc import Callable, Sequence
+
+from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.run_state import RunState
+from inferometer.records import CANCELLED, Sample
+from inferometer.store.spool import Spool
+from inferometer.types import Fail
+
+
+class Recorder:
+    """`texts` are responses whose server reported no usage, by the ids of their requests: their tokens are counted after the run."""
+
+    def __init__(self, spool: Spool, state: RunState, on_disk_full: Callable[[], None]) -> None:
+        self._spool = spool
+        self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it on a full disk too
+        self._state = state
+        self._on_disk_full = on_disk_full
+        self.texts: list[tuple[int, str]] = []
+
+    def record(self, ended: Sequence[Ended]) -> None:
+        """Record requests that ended. On a full disk, what was recorded stays, and little more can be added."""
+        state, flights, is_full = self._state, list[Flight](), False
+        for flight, event, text in ended:
+            if isinstance(event, Fail):
+                state.failed += 1
+                try:
+                    flight.failure = self._spool.failure(event.code, event.message)
+                except OSError:
+                    is_full = True
+                    continue
+            else:
+                state.ok += 1
+                if text is not None and not flight.counted_by:
+                    self.texts.append((flight.id, text))
+            flights.append(flight)
+        try:
+            self._spool.add(flights)
+        except OSError:
+            is_full = True
+        if is_full:
+            self._disk_is_full()
+
+    def sample(self, sample: Sample) -> None:
+        try:
+            self._spool.sample(sample)
+        except OSError:
+            self._disk_is_full()
+
+    def save_counts(self, counts: list[int], counted_by: int) -> None:
+        """Store the tokens of `texts`, counted after the run."""
+        ids = (id for id, _ in self.texts)
+        self._spool.set_tokens(dict(zip(ids, counts, strict=True)), counted_by)
+
+    def _disk_is_full(self) -> None:
+        control = self._spool.control
+        if not control["disk_full"]:  # ending what is in flight records it, which leads here again
+            control["disk_full"] = 1
+            self._on_disk_full()

@@ -1,0 +1,74 @@
+"""The next requests of a shard: encoded before t=0, used in turn, and given an id and an instant when they are due."""
+
+from collections.abc import Sequence
+
+from inferometer.engine.inflight import Flight
+from inferometer.engine.sequences import Sequences
+from inferometer.types import Calls, Request
+
+NOBODY = -1
+"""The user of an open loop's requests."""
+
+Due = tuple[int, int]
+"""A user of a closed loop (open loop: NOBODY) whose next request is due, and the instant at which it is."""
+
+
+class Requests:
+    def __init__(self, calls: Calls, shard: int, urls: int) -> None:
+        self._heads = calls.heads
+        self._encoded = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
+        self._encode = calls.encode
+        self._has_sessions = bool(calls.sessions)
+        self._shard = shard
+        self._urls = urls
+        self._made = 0
+        self._numbered = calls.decoder is not None  # HTTP/1.1: the id stands between head and tail
+        self.sequences = Sequences(calls.sequences) if calls.sequences else None
+
+    def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
+        """Return the next requests, with these ids."""
+        heads, encoded, urls, sequences = self._heads, self._encoded, self._urls, self.sequences
+        distinct = len(encoded)
+        made = []
+        for id, (user, intended) in zip(ids, due, strict=True):
+            if sequences is not None:
+                n, url = sequences.take((stage, user)), (self._shard + user) % urls
+            else:
+                n, url = self._made % distinct, id % urls
+            self._made += 1
+            tail, n_in, n_out = encoded[n]
+            flight = Flight(
+                id=id,
+                intended=intended,
+                n_in=n_in,
+                n_want=n_out,
+                stage=stage,
+                shard=self._shard,
+                url=url,
+                open_loop=0 if user >= 0 else 1,
+                user=user,
+                data=b"%b%d%b" % (heads[url], id, tail) if self._numbered else tail,
+            )
+            if self._has_sessions:
+                flight.session, flight.turn, flight.index = id, 0, n
+            made.append(flight)
+        return made
+
+    def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
+        """Return a later turn of a session, due its think time after the turn before it ended, for the same URL."""
+        assert self._encode is not None
+        tail, url = self._encode(request), before.url
+        return Flight(
+            id=id,
+            intended=before.done + request.think,
+            n_in=request.n_in or -1,
+            n_want=request.n_out,
+            session=before.session,
+            turn=before.turn + 1,
+            stage=before.stage,
+            shard=before.shard,
+            url=url,
+            open_loop=before.open_loop,
+            user=before.user,
+            data=b"%b%d%b" % (self._heads[url], id, tail) if self._numbered else tail,
+        )

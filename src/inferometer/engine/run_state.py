@@ -1,0 +1,20 @@
+"""What all parts of a shard know about the run so far."""
+
+import msgspec
+
+
+class RunState(msgspec.Struct, gc=False):
+    sent: int = 0
+    ok: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    stage: int = -1
+    """The stage in progress; -1 before the first, and the number of stages after the last."""
+    stopping: bool = False
+    """Nothing new is started: users only close their sequences."""
+    halted: bool = False
+    """Nothing at all is sent any more."""
+    unreached_since: int = 0
+    """When the current unbroken series of failures to connect began, in whichever stage; 0: there is none."""
+    given_up: list[int] = []
+    """Stages that were ended because the server could not be reached."""

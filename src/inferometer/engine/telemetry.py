@@ -1,0 +1,75 @@
+"""What a shard lets its parent see while it runs: counts, samples of its own health, and a look at requests in flight."""
+
+import asyncio
+from collections import deque
+from itertools import islice
+
+from inferometer.engine.dispatcher import Dispatcher
+from inferometer.engine.recorder import Recorder
+from inferometer.engine.run_state import RunState
+from inferometer.engine.self_monitor import SelfMonitor
+from inferometer.store.spool import PEEKS, Spool
+from inferometer.timing.clock import now
+
+_MARKS = 4
+"""Each mark is made in a loop iteration of its own. What came before one is read, decoded and recorded in the next iteration or,
+without epoll, in the one after that (poller.py): it is certain once this many are made, and not before."""
+
+
+class Telemetry:
+    def __init__(
+        self,
+        spool: Spool,
+        recorder: Recorder,
+        dispatcher: Dispatcher,
+        state: RunState,
+        stages: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._spool = spool
+        self._recorder = recorder
+        self._dispatcher = dispatcher
+        self._state = state
+        self._last_stage = stages - 1
+        self._loop = loop
+        self._marks = deque([0] * _MARKS, _MARKS)  # instants; what came before the first is recorded
+        self._is_marking = False
+
+    def tick(self, monitor: SelfMonitor, due: int) -> None:
+        sample = monitor.tick(due, self._state.in_flight)
+        if sample is not None:
+            self._spool.peek(self._peek())
+            self._recorder.sample(sample)
+        self.publish()
+        self._spool.control["recorded"] = self._marks[0]
+        if not self._is_marking:
+            self._is_marking = True
+            self._loop.call_soon(self._mark)
+
+    def publish(self) -> None:
+        self._spool.publish()
+        control, state = self._spool.control, self._state
+        control["heartbeat"] = now()
+        control["sent"] = state.sent
+        control["ok"] = state.ok
+        control["failed"] = state.failed
+        control["in_flight"] = state.in_flight
+        control["queued"] = self._dispatcher.queued
+        control["stage"] = min(max(state.stage, 0), self._last_stage)
+
+    def _mark(self) -> None:
+        """Make a mark, at most once per loop iteration and never in the middle of the reader's work: ticks may come there, several
+        of them while what was read before the first is still to be decoded."""
+        self._is_marking = False
+        self._marks.append(now())
+
+    def _peek(self) -> list[int]:
+        """Return time to first token and latest gap, in turn, of some requests in flight."""
+        pairs: list[int] = []
+        for pool in self._dispatcher.pools:
+            for _, flight in islice(pool.flights(), 4 * PEEKS):
+                arrivals = flight.arrivals
+                if arrivals and len(pairs) < 2 * PEEKS:
+                    start = flight.sent if flight.user >= 0 else flight.intended
+                    pairs += (max(arrivals[0] - start, 1), arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else 0)
+        return pairs

@@ -1,0 +1,124 @@
+"""Shards on this machine: in a process each, or in threads of this process. They write into the parent's own spool folder."""
+
+import contextlib
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.fleet.control import WorkerResult
+from inferometer.fleet.job import Job, run_shard
+from inferometer.store.spool import Control
+from inferometer.timing.clock import now
+
+
+class _Shared:
+    """Parent and shard map the same control file, and share one monotonic clock."""
+
+    def __init__(self, job: Job, shard: int) -> None:
+        self._control = Control(job.spool / f"{shard}.control", create=False)
+
+    def start(self, t0: int) -> None:
+        self._control["t0"] = t0
+
+    def release(self, stage: int, at: int) -> None:
+        self._control["release_at"] = at
+        self._control["released"] = stage
+
+    def end_stage(self, stage: int) -> None:
+        self._control["past"] = stage + 1
+
+    def stop(self, level: int) -> None:
+        self._control["stop"] = level
+
+    def silence(self) -> int:
+        return now() - self._control["heartbeat"]
+
+
+class LocalProcess(_Shared):
+    """A shard in a process of its own. Its standard input stays open as long as the parent lives: its end is the parent's."""
+
+    def __init__(self, job: Job, shard: int) -> None:
+        super().__init__(job, shard)
+        self._log = (job.spool / f"{shard}.log").open("w+b")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "inferometer.fleet.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            process_group=0,  # the terminal's Ctrl-C is the parent's to handle, even while this one is still starting
+        )
+        assert self._process.stdin is not None
+        try:
+            data = pickle.dumps((job, shard))
+            self._process.stdin.write(len(data).to_bytes(8, "little") + data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once: result() says how
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, seconds: float) -> None:
+        assert self._process.stdout is not None
+        if select.select([self._process.stdout], [], [], seconds)[0]:
+            time.sleep(0.001)  # its result is there, and it is about to end
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def result(self) -> WorkerResult | str:
+        assert self._process.stdout is not None and self._process.stdin is not None
+        data = self._process.stdout.read()
+        self._process.stdout.close()
+        code = self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if code == 0 and data:
+            return msgspec.json.decode(data, type=WorkerResult)
+        self._log.seek(0)
+        return died(code, self._log.read())
+
+
+def died(code: int, log: bytes) -> str:
+    """Say how a process ended that gave no result, with the last line of its log."""
+    last = log.decode("utf-8", "replace").strip().splitlines()[-1:]
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+    return f"{how}: {last[0]}" if last else how
+
+
+class LocalThread(_Shared):
+    """A shard in a thread of this process."""
+
+    def __init__(self, job: Job, shard: int) -> None:
+        super().__init__(job, shard)
+        self._result: WorkerResult | str = "ended without a result"
+        self._thread = threading.Thread(target=self._run, args=(job, shard), daemon=True)
+        self._thread.start()
+
+    def _run(self, job: Job, shard: int) -> None:
+        try:
+            self._result = WorkerResult(report=run_shard(job, shard, job.spool))
+        except UserError as error:
+            self._result = WorkerResult(error=(error.what, error.remedy))
+        except Exception as error:  # the run must end with a clear error, whatever it was
+            self._result = f"failed: {type(error).__name__}: {error}"
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be killed, and it was asked to stop."""
+
+    def result(self) -> WorkerResult | str:
+        self._thread.join()
+        return self._result

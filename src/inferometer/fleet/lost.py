@@ -1,0 +1,84 @@
+"""Rows for the requests of a shard that died: those in flight then and, in open loop, those that its plan still had.
+
+They are added to what the shard had recorded, with the failure `lost`, so that no planned request goes missing.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from inferometer.records import LOST, ROW, Failure
+from inferometer.store.spool import Control, failures_of, rows_of
+from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
+
+
+def add_lost_rows(folder: Path, shard: int, plan: Plan) -> None:
+    """Add the rows that are missing from a dead shard's spool. `plan` is the shard's own part of the plan."""
+    control = Control(folder / f"{shard}.control", create=False)
+    recorded = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
+    missing = list(_missing(plan, recorded, control))
+    if not missing:
+        return
+    with (folder / f"{shard}.failures").open("ab") as file:
+        file.write(msgspec.json.encode(Failure(LOST, "")) + b"\n")
+    failure = len(failures_of(folder, shard))
+    rows = np.zeros(len(missing), ROW)
+    for name in ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "session", "turn"):
+        rows[name] = -1
+    rows["id"] = [id for id, _, _ in missing]
+    rows["stage"] = [stage for _, stage, _ in missing]
+    rows["intended"] = [intended for _, _, intended in missing]
+    rows["done"] = np.maximum(rows["intended"], control["heartbeat"])
+    rows["open_loop"] = [isinstance(plan.stages[stage], OpenStage) for _, stage, _ in missing]
+    rows["chunk_start"] = control["chunks"]
+    rows["shard"], rows["failure"] = shard, failure
+    with (folder / f"{shard}.rows").open("r+b") as file:
+        file.seek(control["rows"] * ROW.itemsize)
+        file.write(rows.tobytes())
+    control["rows"] += len(rows)
+
+
+Missing = tuple[int, int, int]
+"""Id, stage, and the intended instant by the shard's clock."""
+
+
+def _missing(plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], control: Control) -> Iterable[Missing]:
+    known = set((recorded["id"] % TURN_STEP).tolist())
+    start, in_flight = control["t0"], control["in_flight"]
+    for number, stage in enumerate(plan.stages):
+        own = recorded[recorded["stage"] == number]
+        if isinstance(stage, OpenStage):
+            start = _start(stage, own, start)
+            ids = range(stage.first_id, stage.first_id + len(stage.instants) * stage.id_step, stage.id_step)
+            for id, instant in zip(ids, stage.instants.tolist(), strict=True):
+                if id not in known:
+                    yield id, number, start + instant
+                    in_flight -= 1
+            start += stage.duration
+        elif number <= control["stage"]:
+            for id in _in_flight(stage, known, max(in_flight, 0)):
+                yield id, number, control["heartbeat"]
+                in_flight -= 1
+            start = max(start + stage.duration, int(own["done"].max()) if len(own) else 0)
+
+
+def _start(stage: OpenStage, own: np.ndarray[tuple[int], np.dtype[np.void]], expected: int) -> int:
+    """Return when the stage started: as a recorded request of it tells, else when it should have."""
+    first_turns = own[own["id"] < TURN_STEP]
+    if not len(first_turns):
+        return expected
+    index = (int(first_turns["id"][0]) - stage.first_id) // stage.id_step
+    return int(first_turns["intended"][0]) - int(stage.instants[index])
+
+
+def _in_flight(stage: ClosedStage, known: set[int], most: int) -> Iterable[int]:
+    """Return the ids that a closed loop had issued and not recorded: it issues them in order."""
+    id = stage.first_id
+    last = stage.first_id + stage.requests * stage.id_step if stage.requests else 1 << 62
+    while most and id < last:
+        if id not in known:
+            yield id
+            most -= 1
+        id += stage.id_step

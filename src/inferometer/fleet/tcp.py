@@ -1,0 +1,337 @@
+"""Shards that are reached over TCP: nothing is shared with the parent but a socket, neither a folder nor a clock.
+
+The shard records into a folder of its own. A thread beside it copies what is new there to the parent every 50 ms, numbers last, so
+that the parent's spool folder is always a consistent, slightly older copy. What the parent says comes back on the same socket.
+The shard estimates how far the parent's monotonic clock is ahead of its own, and converts instants to its own clock.
+
+A message is four bytes of length and a msgpack array: its kind, and what belongs to it. The first one is a token that the parent has
+given to the process it started.
+"""
+
+import contextlib
+import hmac
+import os
+import pickle
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferometer.errors import UserError
+from inferometer.fleet.control import PARENT_GONE, WorkerResult
+from inferometer.fleet.job import Job, run_shard
+from inferometer.fleet.local import died
+from inferometer.records import ROW
+from inferometer.store.spool import CONTROL, FROM_PARENT, Control
+from inferometer.timing.clock import now
+
+_EVERY_S = 0.05
+_PIECE = 1 << 20
+_PINGS = 16
+_START_S = 60.0
+"""How long a process may take to connect to its parent."""
+_CLOSE_S = 5.0
+_COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
+"""Files that grow with a number of the control file: bytes per entry, and the number."""
+_LINES = ("failures", "samples")
+_FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
+
+
+class _Channel:
+    """Messages over a socket, sent whole by whichever thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, *message: Any) -> None:
+        data = msgspec.msgpack.encode(message)
+        with self._lock:
+            self._sock.sendall(len(data).to_bytes(4, "little") + data)
+
+    def receive(self) -> Any:
+        """Return the next message; None: the other end has gone."""
+        head = self._read(4)
+        data = self._read(int.from_bytes(head, "little")) if head else b""
+        return msgspec.msgpack.decode(data) if data else None
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                piece = self._sock.recv(size - len(data))
+            except OSError:
+                return b""
+            if not piece:
+                return b""
+            data += piece
+        return bytes(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def clock_offset(samples: list[tuple[int, int, int]]) -> int:
+    """Return how far the other clock is ahead, from (sent, the other's time, received): the quickest round trip says it best."""
+    sent, other, received = min(samples, key=lambda each: each[2] - each[0])
+    return other - (sent + received) // 2
+
+
+# --- the parent's end ------------------------------------------------------------------------------------------------
+
+
+class TcpShard:
+    """A shard in a process that this one starts, in a session of its own, and that connects back."""
+
+    def __init__(self, job: Job, shard: int, host: str = "127.0.0.1") -> None:
+        self._job, self._shard = job, shard
+        self._control = Control(job.spool / f"{shard}.control", create=False)
+        self._pending: list[tuple[Any, ...]] = []  # said before the shard had connected
+        self._channel: _Channel | None = None
+        self._result: WorkerResult | None = None
+        self._ended = threading.Event()
+        self._alive_at, self._heartbeat = now(), 0
+        self._log = (job.spool / f"{shard}.log").open("w+b")
+        self._listener = socket.create_server((host, 0))
+        token = secrets.token_hex(16)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "inferometer.fleet.worker", f"{host}:{self._listener.getsockname()[1]}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(token.encode() + b"\n")
+            self._process.stdin.close()
+        threading.Thread(target=self._listen, args=(token,), daemon=True).start()
+
+    def start(self, t0: int) -> None:
+        self._say("start", t0)
+
+    def release(self, stage: int, at: int) -> None:
+        self._say("release", stage, at)
+
+    def end_stage(self, stage: int) -> None:
+        self._say("past", stage + 1)
+
+    def stop(self, level: int) -> None:
+        self._say("stop", level)
+
+    def is_alive(self) -> bool:
+        return not self._ended.is_set() and self._process.poll() is None
+
+    def silence(self) -> int:
+        return now() - self._alive_at
+
+    def wait(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._listener.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    def result(self) -> WorkerResult | str:
+        self._ended.wait(1.0)  # what is still on its way
+        if self._result is not None:
+            self._process.wait()
+            return self._result
+        self.kill()
+        self._log.seek(0)
+        return died(self._process.returncode, self._log.read())
+
+    def _say(self, *message: Any) -> None:
+        if self._channel is None:
+            self._pending.append(message)
+            return
+        with contextlib.suppress(OSError):  # it has gone: is_alive says so
+            self._channel.send(*message)
+
+    def _listen(self, token: str) -> None:
+        try:
+            channel = self._accept(token)
+            if channel is not None:
+                channel.send("job", pickle.dumps((self._job, self._shard)))
+                self._channel, pending = channel, self._pending
+                for message in pending:
+                    self._say(*message)
+                while self._result is None and (message := channel.receive()) is not None:
+                    self._heard(channel, *message)
+                channel.close()
+        except OSError:
+            pass  # it has gone, or was killed
+        finally:
+            self._ended.set()
+
+    def _accept(self, token: str) -> _Channel | None:
+        self._listener.settimeout(_START_S)
+        while True:
+            sock, _ = self._listener.accept()
+            sock.settimeout(_START_S)
+            channel = _Channel(sock)
+            message = channel.receive()
+            sock.settimeout(None)
+            if message and hmac.compare_digest(str(message[1]).encode(), token.encode()):
+                self._listener.close()
+                return channel
+            channel.close()
+
+    def _heard(self, channel: _Channel, kind: str, *values: Any) -> None:
+        match kind:
+            case "ping":
+                channel.send("pong", values[0], now())
+            case "file":
+                name, offset, data = values
+                path = self._job.spool / f"{self._shard}.{name}"
+                with path.open("r+b" if path.exists() else "w+b") as file:
+                    file.seek(offset)
+                    file.write(data)
+            case "numbers":
+                for name, value in zip(_FROM_SHARD, values[0], strict=True):
+                    self._control[name] = value
+                self._control["t0"] = values[1]
+                if self._heartbeat != self._control["heartbeat"]:
+                    self._heartbeat, self._alive_at = self._control["heartbeat"], now()
+            case "result":
+                self._result = msgspec.json.decode(values[0], type=WorkerResult)
+
+
+# --- the shard's end -------------------------------------------------------------------------------------------------
+
+
+def work(address: str, token: str) -> None:
+    """Connect to the parent at HOST:PORT, run the shard that it hands over, and give it back what was recorded."""
+    host, _, port = address.rpartition(":")
+    channel = _Channel(socket.create_connection((host, int(port)), _START_S))
+    channel._sock.settimeout(None)
+    channel.send("token", token)
+    message = channel.receive()
+    if message is None:
+        return
+    job, shard = pickle.loads(message[1])
+    folder = Path(tempfile.mkdtemp(prefix="inferometer-"))
+    try:
+        _run(channel, job, shard, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(channel: _Channel, job: Job, shard: int, folder: Path) -> None:
+    control = Control(folder / f"{shard}.control", create=True)
+    parent = _Parent(channel, control, folder)
+    copy = _Copy(channel, control, folder, shard)
+    parent.measure_clock()
+    listening = threading.Thread(target=parent.listen, daemon=True)
+    listening.start()
+    threading.Thread(target=copy.keep_up, daemon=True).start()
+    try:
+        result = WorkerResult(report=run_shard(job, shard, folder))
+    except UserError as error:
+        result = WorkerResult(error=(error.what, error.remedy))
+    parent.is_done = True
+    with contextlib.suppress(OSError):
+        copy.finish()
+        channel.send("result", msgspec.json.encode(result))
+        listening.join(
+            _CLOSE_S
+        )  # the parent closes when it has everything: closing first might lose what is on its way
+
+
+class _Parent:
+    """What the parent says, written into the shard's control file."""
+
+    def __init__(self, channel: _Channel, control: Control, folder: Path) -> None:
+        self._channel, self._control, self._folder = channel, control, folder
+        self._ahead = 0
+        self.is_done = False
+
+    def measure_clock(self) -> None:
+        samples = []
+        for _ in range(_PINGS):
+            self._channel.send("ping", now())
+            while (message := self._channel.receive()) is not None and message[0] != "pong":
+                self._obey(*message)
+            if message is None:
+                os._exit(1)
+            samples.append((message[1], message[2], now()))
+        self._ahead = clock_offset(samples)
+
+    def listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            self._obey(*message)
+        if not self.is_done:  # the parent has gone
+            self._control["stop"] = 2
+            time.sleep(PARENT_GONE)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(1)
+
+    def _obey(self, kind: str, *values: int) -> None:
+        match kind:
+            case "start":
+                self._control["t0"] = values[0] - self._ahead
+            case "release":
+                self._control["release_at"] = values[1] - self._ahead
+                self._control["released"] = values[0]
+            case "past" | "stop":
+                self._control[kind] = values[0]
+
+
+class _Copy:
+    """Sends what is new in the shard's folder."""
+
+    def __init__(self, channel: _Channel, control: Control, folder: Path, shard: int) -> None:
+        self._channel, self._control, self._folder, self._shard = channel, control, folder, shard
+        self._sent = dict.fromkeys((*_COLUMNS, *_LINES), 0)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def keep_up(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self._over.wait(_EVERY_S):
+                self._copy()
+
+    def finish(self) -> None:
+        self._over.set()
+        if self._control["recounted"]:
+            self._sent["rows"] = 0
+        self._copy()
+
+    def _copy(self) -> None:
+        with self._lock:
+            numbers = [self._control[name] for name in _FROM_SHARD]
+            counts = dict(zip(_FROM_SHARD, numbers, strict=True))
+            for name, (size, number) in _COLUMNS.items():
+                self._send(name, counts[number] * size)
+            for name in _LINES:
+                path = self._folder / f"{self._shard}.{name}"
+                self._send(name, path.stat().st_size if path.exists() else 0)
+            peek = self._folder / f"{self._shard}.peek"
+            if peek.exists():
+                self._channel.send("file", "peek", 0, peek.read_bytes())
+            self._channel.send("numbers", numbers, self._control["t0"])
+
+    def _send(self, name: str, end: int) -> None:
+        path, at = self._folder / f"{self._shard}.{name}", self._sent[name]
+        if at >= end:
+            return
+        with path.open("rb") as file:
+            file.seek(at)
+            while at < end and (data := file.read(min(_PIECE, end - at))):
+                self._channel.send("file", name, at, data)
+                at += len(data)
+        self._sent[name] = at

@@ -1,0 +1,262 @@
+"""What a parent and its shards say to each other, over every transport: barriers, Ctrl-C, the loss of a shard, sessions."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from helpers import Client, answer, polite, scripted
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import until
+
+from inferometer import conduct
+from inferometer.analysis.summary import Summary
+from inferometer.config import from_mapping
+from inferometer.fleet.control import StartShard
+from inferometer.fleet.local import LocalProcess, LocalThread
+from inferometer.fleet.tcp import TcpShard, clock_offset
+from inferometer.records import Run
+from inferometer.store.spool import Control
+
+PROCESSES: dict[str, StartShard] = {"local": LocalProcess, "tcp": TcpShard}
+TRANSPORTS: dict[str, StartShard] = PROCESSES | {"thread": LocalThread}
+EITHER = pytest.mark.parametrize("transport", PROCESSES)
+EVERY = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def measure(folder: Path, url: str, transport: str, shards: int, **sections: Any) -> tuple[Run, Summary]:
+    tree: dict[str, Any] = {
+        "server": {"url": url, "model": "m"},
+        "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
+        "client": {"processes": shards, "grace": "1s"},
+        "output": str(folder),
+    }
+    return conduct.measure(from_mapping(tree | sections), None, TRANSPORTS[transport])
+
+
+def when_recorded(folder: Path, rows: int, act: Callable[[], object]) -> threading.Thread:
+    """Call `act` when every shard has recorded this many rows."""
+
+    def is_recorded() -> bool:
+        paths = [path for path in folder.glob("*/spool/*.control") if path.stat().st_size]
+        return bool(paths) and all(Control(path, create=False)["rows"] >= rows for path in paths)
+
+    def wait() -> None:
+        until(is_recorded)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def workers() -> list[psutil.Process]:
+    """The client processes of this one, in the order in which they were started."""
+    found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
+    return sorted(found, key=lambda child: child.pid)
+
+
+# --- barriers --------------------------------------------------------------------------------------------------------
+
+SLOW_THEN_FAST = {
+    "type": "stages",
+    "drain": True,
+    "stages": [
+        {"type": "constant", "rate": 100, "duration": "0.2s"},
+        {"type": "closed", "concurrency": 4, "requests": 8},
+        {"type": "constant", "rate": 100, "requests": 10},
+    ],
+}
+
+
+def slow(client: Client) -> None:
+    """Takes 150 ms per response: what one stage sends is still in flight when the next could start."""
+    while client.request():
+        time.sleep(0.15)
+        client.send(answer())
+
+
+@EITHER
+def test_a_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path, transport: str) -> None:
+    with scripted(slow) as url:
+        run, summary = measure(tmp_path, url, transport, 2, load=SLOW_THEN_FAST)
+    rows = run.records.rows
+    assert summary.counts.ok == len(rows) == 38
+    for before, after in ((0, 1), (1, 2)):
+        drained = rows["done"][rows["stage"] == before].max()
+        starts = [rows["intended"][(rows["stage"] == after) & (rows["shard"] == shard)].min() for shard in (0, 1)]
+        assert min(starts) > drained
+    instants = np.sort(rows["intended"][rows["stage"] == 2])
+    assert np.abs(np.diff(instants) - 10_000_000).max() < 1_000_000  # both shards start the stage at one instant
+
+
+@EITHER
+def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transport: str) -> None:
+    with scripted(slow) as url:
+        when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - it is not there yet
+        run, summary = measure(tmp_path, url, transport, 2, load=SLOW_THEN_FAST)
+    rows = run.records.rows
+    assert set(rows["stage"][(rows["shard"] == 0) & (rows["failure"] == 0)].tolist()) == {0, 1, 2}
+    assert "lost" in summary.counts.by_failure
+    assert next(check.status for check in summary.checks if check.name == "workers") == "fail"
+    assert not workers()
+
+
+# --- Ctrl-C and the death of the parent ------------------------------------------------------------------------------
+
+
+@EITHER
+def test_ctrl_c_ends_the_run_with_what_was_recorded(tmp_path: Path, transport: str) -> None:
+    with scripted(polite) as url:
+        when_recorded(tmp_path, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        run, summary = measure(
+            tmp_path, url, transport, 2, load={"type": "closed", "concurrency": 2, "duration": "30s"}
+        )
+    assert run.manifest.outcome.interrupted
+    assert summary.counts.ok >= 6
+    assert set(run.records.rows["shard"].tolist()) == {0, 1}
+    assert not workers()
+
+
+PARENT = """
+import sys
+from inferometer import conduct
+from inferometer.config import from_mapping
+from inferometer.fleet.local import LocalProcess
+from inferometer.fleet.tcp import TcpShard
+
+conduct.measure(from_mapping({
+    "server": {"url": sys.argv[1], "model": "m"}, "data": {"prompts": ["hello"], "output": 2},
+    "load": {"type": "closed", "concurrency": 2, "duration": "60s"}, "client": {"processes": 2}, "output": sys.argv[2],
+}), None, {"local": LocalProcess, "tcp": TcpShard}[sys.argv[3]])
+"""
+
+
+def processes_of(marker: str) -> list[psutil.Process]:
+    """All processes that were started with this word in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("INFEROMETER_TEST") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def kill_parent_after(seconds: float, url: str, folder: Path, transport: str) -> None:
+    """Kill a run's parent, and check that all of its processes are gone within a second."""
+    marker = f"{folder}{transport}{seconds}"
+    parent = psutil.Popen(
+        [os.sys.executable, "-c", PARENT, url, str(folder), transport],  # type: ignore[attr-defined]
+        env=os.environ | {"INFEROMETER_TEST": marker},
+    )
+    time.sleep(seconds)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 1.0
+    while (left := processes_of(marker)) and time.monotonic() < end + 4.0:  # a busy machine may take longer
+        time.sleep(0.05)
+    for process in left:
+        process.kill()
+    assert not left, f"after {seconds:.2f} s"
+
+
+@EITHER
+@pytest.mark.parametrize("seconds", [0.45, 1.2])
+def test_no_process_outlives_a_killed_parent(tmp_path: Path, transport: str, seconds: float) -> None:
+    with scripted(polite) as url:
+        kill_parent_after(seconds, url, tmp_path, transport)
+
+
+@pytest.mark.slow
+@EITHER
+def test_no_process_outlives_a_parent_that_is_killed_at_any_moment(tmp_path: Path, transport: str) -> None:
+    with scripted(polite) as url:
+        for seconds in np.random.default_rng(20).uniform(0, 2, 20):
+            kill_parent_after(float(seconds), url, tmp_path, transport)
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+def echo(client: Client) -> None:
+    """Answers `N turns heard: LAST TEXT`, in two chunks."""
+    while request := client.request():
+        messages = json.loads(request[2])["messages"]
+        text = f"{len(messages)} heard: {messages[-1]['content']}"
+        chunks = [{"choices": [{"delta": {"content": part}}]} for part in (text[:3], text[3:])]
+        end = {
+            "choices": [{"delta": {}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        }
+        client.send(
+            answer(
+                b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (*chunks, end)) + b"data: [DONE]\n\n"
+            )
+        )
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "load", [{"type": "closed", "concurrency": 3, "requests": 12}, {"type": "constant", "rate": 60, "requests": 12}]
+)
+def test_the_second_turn_of_a_session_contains_the_response_to_the_first(
+    tmp_path: Path, transport: str, load: dict[str, Any]
+) -> None:
+    bodies: list[Any] = []
+
+    def noting(client: Client) -> None:
+        class Noting(Client):
+            def request(self) -> tuple[str, dict[str, str], bytes] | None:
+                found = super().request()
+                if found is not None:
+                    bodies.append(json.loads(found[2])["messages"])
+                return found
+
+        echo(Noting(client.sock, client.number))
+
+    data = tmp_path / "talk.jsonl"
+    data.write_text(json.dumps({"turns": ["hello", "go on"], "think": 0.02}) + "\n")
+    shards = 0 if transport == "thread" else 2
+    with scripted(noting) as url:
+        run, summary = measure(
+            tmp_path, url, transport, shards, data={"type": "jsonl", "path": str(data), "output": 2}, load=load
+        )
+    rows = run.records.rows
+    assert summary.counts.ok == len(rows) == 24
+    for session in set(rows["session"].tolist()):
+        first, second = np.asarray(rows)[rows["session"] == session]
+        if first["turn"] > second["turn"]:
+            first, second = second, first
+        assert (first["turn"], second["turn"]) == (0, 1)
+        assert first["id"] == session
+        assert first["shard"] == second["shard"]
+        assert second["intended"] == first["done"] + 20_000_000
+        assert second["sent"] >= second["intended"]
+    assert sorted(map(len, bodies)) == [1] * 12 + [3] * 12
+    for messages in bodies:
+        if len(messages) == 3:
+            assert [message["content"] for message in messages] == ["hello", "1 heard: hello", "go on"]
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1))
+def test_the_offset_of_another_clock_is_known_within_half_the_quickest_round_trip(
+    offset: int, ways: list[tuple[int, int]]
+) -> None:
+    samples, at = [], 0
+    for there, back in ways:
+        samples.append((at, at + there + offset, at + there + back))
+        at += there + back
+    assert abs(clock_offset(samples) - offset) <= min(map(sum, ways)) / 2 + 1
