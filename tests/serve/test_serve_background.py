@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
+import pytest
 from raw_client import RawClient, request
 from waiting import until
 
@@ -55,3 +59,30 @@ def test_a_signal_after_the_end_of_its_input_does_not_cut_the_drain_short(tmp_pa
         time.sleep(0.3)  # in which it would be over
         (tmp_path / "enough").touch()
         assert web.response().json["outputs"][0]["data"] == [1.5]
+
+
+PARENT = """
+import sys
+from inferometer.serve.background import start
+from inferometer.serve.settings import Settings
+start(Settings(models=(sys.argv[1],), http=0, drain=30))
+print("serving", flush=True)
+sys.stdin.read()
+"""
+SLOW_TO_LOAD = "import time; open({mark!r}, 'w').close(); time.sleep(60)"
+
+
+@pytest.mark.parametrize("moment", ["loading", "serving"])
+def test_a_server_does_not_outlive_a_killed_parent(tmp_path: Path, moment: str):
+    mark = tmp_path / "begun"
+    (tmp_path / "model.py").write_text(SLOW_TO_LOAD.format(mark=str(mark)) if moment == "loading" else CONFIG + TALKER)
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "model.py")]
+    parent = psutil.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    if moment == "loading":
+        until(mark.exists)
+    else:
+        assert parent.stdout.readline() == b"serving\n"
+    (server,) = parent.children()
+    parent.kill()
+    parent.wait()
+    until(lambda: not server.is_running())

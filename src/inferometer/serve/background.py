@@ -5,8 +5,9 @@
     with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
         server.url, server.grpc, server.metrics, server.pid
 
-The child is told its settings on stdin and says where it listens on stdout; it ends when stdin does, so it never outlives its
-parent. It is ended by its own pid, and has flushed its truth log when `stop` returns.
+The child reads its settings from stdin and writes where it listens to stdout. It stops, and drains, when stdin ends; and it ends
+at once, whatever it is doing, when its parent has died, so that it never outlives it by more than a second. `stop` ends it by
+its own pid, and returns when it has flushed its truth log.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +26,7 @@ from inferometer.serve import threads
 from inferometer.serve.settings import Settings
 
 _PATIENCE_S = 15.0
+_LOOK_S = 0.25
 
 
 class _Reply(msgspec.Struct):
@@ -61,7 +65,7 @@ class Running:
 
 def start(settings: Settings) -> Running:
     """Start a server and wait until it listens; UserError where it cannot."""
-    command = [sys.executable, "-m", "inferometer.serve.background"]
+    command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -123,7 +127,16 @@ async def _serve_until_stdin_ends(settings: Settings, pipe: int) -> None:
     await serve(settings, ready, stop)
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent has died: loading a model, computing or draining, it would not notice."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    time.sleep(_LOOK_S)  # in which an idle server closes what it has open
+    os._exit(1)
+
+
 def _main() -> None:
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     from inferometer.timing.loop import run  # noqa: PLC0415  (the same)
 
     pipe = _own_stdout()
