@@ -35,7 +35,7 @@ def test_tensors(unaware: str) -> None:
 
 
 def test_a_method(unaware: str) -> None:
-    proto = str(protobuf.OWN / "kserve.binpb")
+    proto = str(protobuf.BUNDLED / "kserve.binpb")
     said = infer(unaware, "--method", METHOD, "--proto", proto, "--data", NEVER, "--deadline", "100ms")
     assert_one_line(said, PASSED, REMEDY)
 

@@ -41,18 +41,18 @@ def test_messages_come_out_as_they_went_in_however_they_are_split(
         assert [message for _, message in found] == messages
     else:
         assert len(found) == len(messages)
-    assert not reader.is_within
+    assert not reader.is_mid_message
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_message_is_within_until_its_last_byte(keep: bool) -> None:
+def test_a_message_is_mid_message_until_its_last_byte(keep: bool) -> None:
     data = grpc.framed(b"abc") + grpc.framed(b"") + grpc.framed(b"de")
     ends = {8, 13, 20}
     for stop in range(len(data) + 1):
         reader = MessageSplitter(keep)
         found = sum(len(reader.feed(data[at : at + 1])) for at in range(stop))
         assert found == sum(end <= stop for end in ends)
-        assert reader.is_within == (stop not in ends | {0})
+        assert reader.is_mid_message == (stop not in ends | {0})
 
 
 @given(
@@ -67,7 +67,7 @@ def test_compressed_messages_are_kept_whole_even_where_nobody_looks(
     found = [one for piece in pieces(data, places) for one in reader.feed(piece)]
     assert [flag for flag, _ in found] == [compression != "none" for _, compression in messages]
     for (flag, packed), (message, compression) in zip(found, messages, strict=True):
-        assert grpc.unpacked(flag, packed, compression.encode()) == (message if flag else b"")
+        assert grpc.decompressed(flag, packed, compression.encode()) == (message if flag else b"")
 
 
 def test_a_large_message_that_nobody_looks_at_is_not_kept() -> None:
@@ -75,7 +75,7 @@ def test_a_large_message_that_nobody_looks_at_is_not_kept() -> None:
     assert reader.feed(struct.pack(">BI", 0, 4_000_000_000)) == []
     for _ in range(40):
         assert not reader.feed(bytes(100_000))
-    assert reader.is_within
+    assert reader.is_mid_message
     assert not reader._pieces
 
 
@@ -89,8 +89,8 @@ def test_compressed_requests_are_what_others_unpack(name: str, unpack) -> None: 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br", b""])
 def test_what_cannot_be_unpacked_says_so(encoding: bytes) -> None:
-    with pytest.raises(ValueError, match="compressed"):
-        grpc.unpacked(1, b"certainly neither", encoding)
+    with pytest.raises(ValueError, match="compress"):
+        grpc.decompressed(1, b"certainly neither", encoding)
 
 
 # --- the header block ------------------------------------------------------------------------------------------------
@@ -304,8 +304,8 @@ def test_an_answer_that_comes_whole_means_what_it_means_in_parts(  # type: ignor
     keep: bool,
 ) -> None:
     parts, whole = (GrpcResponse(streamed, check, [] if keep else None) for _ in range(2))
-    grpc._Seen.head, grpc._Seen.end = HEAD, OK  # what is right has been seen before
+    grpc._LastSuccess.head, grpc._LastSuccess.end = HEAD, OK  # what is right has been seen before
     said = [*parts.headers(head, False), *parts.data(body, False), *parts.headers(trailers, True)]
-    assert list(whole.whole(head, body, trailers)) == said
+    assert list(whole.complete(head, body, trailers)) == said
     if said in ([Tokens(1), End(True)], [End(True)]) and len(body) >= 5:
         assert (whole.status, whole.count, whole.trailers, whole.kept) == (200, 1, trailers, parts.kept)

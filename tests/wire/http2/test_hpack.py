@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.wire.http2 import huffman
-from inferometer.wire.http2.fields import HeaderReader, understood
+from inferometer.wire.http2.fields import HeaderReader, validate
 from inferometer.wire.http2.hpack import NO_TABLE, STATIC, HpackDecoder, HpackError, encode
 
 LIMIT = 1 << 20
@@ -315,10 +315,10 @@ def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
         (b"\xff\x80\x80\x80\x80\x80\x01", "35 bits"),
         (b"\x40", "middle of a field"),
         (b"\x40\x01a", "middle of a field"),
-        (b"\x40\x05abc", "string of 5 bytes where the block has 3"),
+        (b"\x40\x05abc", "string of 5 bytes, but only 3"),
         (b"\x40\x01a\x7f\xff\xff\xff\xff\x07", "string of"),
         (b"\x40\x81\xff\x01b", "Huffman"),
-        (b"\x88\x20", "behind a field"),
+        (b"\x88\x20", "follows a field"),
         (b"\x20\x20\x20", "third"),
         (b"\x3f\xe2\x1f", "4097"),
     ],
@@ -366,15 +366,15 @@ def test_a_list_beyond_the_limit_is_none_and_the_table_keeps_in_step() -> None:
         ([(b":status", b"200"), (b":status", b"200")], 200, ":status"),
         ([(b":status", b"2x0")], 0, ":status"),
         ([(b":status", b"2000")], 0, ":status"),
-        ([(b":path", b"/")], 0, "in an answer"),
+        ([(b":path", b"/")], 0, "not allowed in a response"),
         ([(b"Upper", b"x")], 0, "the name"),
         ([(b"", b"x")], 0, "the name"),
         ([(b"connection", b"close")], 0, "HTTP/1.1"),
-        ([(b"a", b"b\nc: d")], 0, "line end"),
+        ([(b"a", b"b\nc: d")], 0, "line break"),
     ],
 )
 def test_malformed_fields_are_told_from_good_ones(fields: list[tuple[bytes, bytes]], status: int, says: str) -> None:
-    block = understood(tuple(fields))
+    block = validate(tuple(fields))
     assert block.status == status
     assert says in block.fault
     assert bool(block.fault) == bool(says)

@@ -54,7 +54,7 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
     first = client.take()
     assert first.startswith(frames.PREFACE)
     client = Http2Client()
-    client.outbox.hurry(first[len(frames.PREFACE) :])
+    client.outbox.put_urgent(first[len(frames.PREFACE) :])
     (_, _, _, settings), (kind, _, stream, window) = written(client)
     assert dict(frames.iter_settings(settings)) == {
         frames.ENABLE_PUSH: 0,
@@ -68,7 +68,7 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
 
 @pytest.mark.parametrize("options", [{"window": 65534}, {"window": 2**31}, {"max_frame": 16383}, {"max_frame": 2**24}])
 def test_limits_beyond_the_protocols_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="has to be within"):
+    with pytest.raises(ValueError, match="must be between"):
         Http2Client(**options)
 
 
@@ -101,12 +101,12 @@ def test_what_was_queued_under_the_old_settings_goes_before_their_acknowledgemen
     [
         (
             b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n",
-            "does not speak HTTP/2: it answered 'HTTP/1.1 400 Bad Request'",
+            "does not speak HTTP/2: it responded with 'HTTP/1.1 400 Bad Request'",
         ),
-        (b"HTTP/1.0 " + b"x" * 400, "it answered 'HTTP/1.0 xxx"),
+        (b"HTTP/1.0 " + b"x" * 400, "it responded with 'HTTP/1.0 xxx"),
         (b"\x15\x03\x03\x00\x02\x02\x46\0\0", "with TLS"),
         (frame(frames.PING, 0, 0, bytes(8)), "began with PING"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "SETTINGS has to be: b'SSH-2.0-"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "instead of SETTINGS: b'SSH-2.0-"),
         (frames.SETTINGS_ACK, "acknowledged our SETTINGS before"),
     ],
 )
@@ -131,7 +131,7 @@ def test_an_http1_answer_without_its_line_end_is_told_at_the_end_of_the_connecti
     client = Http2Client()
     client.feed(b"HTTP/1.1 505")
     assert client.mid_frame
-    with pytest.raises(Http2Error, match=r"it answered 'HTTP/1\.1 505'"):
+    with pytest.raises(Http2Error, match=r"it responded with 'HTTP/1\.1 505'"):
         client.eof()
 
 
@@ -245,10 +245,10 @@ def test_a_body_can_be_sent_in_messages() -> None:
     client.send(stream, b"", end=False)
     client.send(stream, b"", end=True)
     assert [(flags, payload) for _, flags, _, payload in written(client)[1:]] == [(0, b"one"), (0, b"two"), (1, b"")]
-    with pytest.raises(RuntimeError, match="ended before"):
+    with pytest.raises(RuntimeError, match="already ended"):
         client.send(stream, b"x", end=True)
     for number in (0, 2, 3, -1):
-        with pytest.raises(RuntimeError, match="never was"):
+        with pytest.raises(RuntimeError, match="never opened"):
             client.send(number, b"x", end=True)
 
 
@@ -392,52 +392,52 @@ def test_a_larger_table_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
-        (headers(0), frames.PROTOCOL_ERROR, "HEADERS without a stream"),
-        (headers(2), frames.PROTOCOL_ERROR, "stream 2, which nobody opened"),
-        (headers(3), frames.PROTOCOL_ERROR, "stream 3, which nobody opened"),
-        (headers(3, OK, 0), frames.PROTOCOL_ERROR, "stream 3, which nobody opened"),
-        (data(0, b"x"), frames.PROTOCOL_ERROR, "DATA without a stream"),
-        (data(5, b"x"), frames.PROTOCOL_ERROR, "nobody opened"),
-        (frames.rst_stream(0, 0), frames.PROTOCOL_ERROR, "RST_STREAM without"),
-        (frames.rst_stream(3, 0), frames.PROTOCOL_ERROR, "nobody opened"),
-        (frames.window_update(3, 1), frames.PROTOCOL_ERROR, "nobody opened"),
+        (headers(0), frames.PROTOCOL_ERROR, "HEADERS on stream 0"),
+        (headers(2), frames.PROTOCOL_ERROR, "stream 2, which was never opened"),
+        (headers(3), frames.PROTOCOL_ERROR, "stream 3, which was never opened"),
+        (headers(3, OK, 0), frames.PROTOCOL_ERROR, "stream 3, which was never opened"),
+        (data(0, b"x"), frames.PROTOCOL_ERROR, "DATA on stream 0"),
+        (data(5, b"x"), frames.PROTOCOL_ERROR, "never opened"),
+        (frames.rst_stream(0, 0), frames.PROTOCOL_ERROR, "RST_STREAM on stream 0"),
+        (frames.rst_stream(3, 0), frames.PROTOCOL_ERROR, "never opened"),
+        (frames.window_update(3, 1), frames.PROTOCOL_ERROR, "never opened"),
         (frames.window_update(0, 0), frames.PROTOCOL_ERROR, "WINDOW_UPDATE of 0"),
         (frames.window_update(0, 2**31 - 1), frames.FLOW_CONTROL_ERROR, "beyond 2^31-1"),
-        (frame(frames.WINDOW_UPDATE, 0, 0, b"\0"), frames.FRAME_SIZE_ERROR, "WINDOW_UPDATE of 1 bytes"),
-        (frame(frames.RST_STREAM, 0, 1, b"\0"), frames.FRAME_SIZE_ERROR, "RST_STREAM of 1 bytes"),
-        (frame(frames.PING, 0, 0, b"1234567"), frames.FRAME_SIZE_ERROR, "PING of 7 bytes"),
+        (frame(frames.WINDOW_UPDATE, 0, 0, b"\0"), frames.FRAME_SIZE_ERROR, "WINDOW_UPDATE with a payload of 1 bytes"),
+        (frame(frames.RST_STREAM, 0, 1, b"\0"), frames.FRAME_SIZE_ERROR, "RST_STREAM with a payload of 1 bytes"),
+        (frame(frames.PING, 0, 0, b"1234567"), frames.FRAME_SIZE_ERROR, "PING with a payload of 7 bytes"),
         (frame(frames.PING, 0, 1, bytes(8)), frames.PROTOCOL_ERROR, "PING on stream 1"),
         (frame(frames.GOAWAY, 0, 1, bytes(8)), frames.PROTOCOL_ERROR, "GOAWAY on stream 1"),
-        (frame(frames.GOAWAY, 0, 0, bytes(7)), frames.FRAME_SIZE_ERROR, "GOAWAY of 7 bytes"),
+        (frame(frames.GOAWAY, 0, 0, bytes(7)), frames.FRAME_SIZE_ERROR, "GOAWAY with a payload of 7 bytes"),
         (frame(frames.SETTINGS, 0, 1), frames.PROTOCOL_ERROR, "SETTINGS on stream 1"),
-        (frame(frames.SETTINGS, 0, 0, bytes(5)), frames.FRAME_SIZE_ERROR, "SETTINGS of 5 bytes"),
-        (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), frames.FRAME_SIZE_ERROR, "SETTINGS of 6 bytes"),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), frames.FRAME_SIZE_ERROR, "SETTINGS with a payload of 5 bytes"),
+        (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), frames.FRAME_SIZE_ERROR, "SETTINGS with a payload of 6 bytes"),
         (frames.settings({frames.ENABLE_PUSH: 1}), frames.PROTOCOL_ERROR, "ENABLE_PUSH to 1"),
         (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), frames.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE"),
         (frames.settings({frames.MAX_FRAME_SIZE: 16_383}), frames.PROTOCOL_ERROR, "MAX_FRAME_SIZE to 16383"),
         (frames.settings({frames.MAX_FRAME_SIZE: 2**24}), frames.PROTOCOL_ERROR, "MAX_FRAME_SIZE to 16777216"),
         (frame(frames.PUSH_PROMISE, 4, 1, bytes(4) + OK), frames.PROTOCOL_ERROR, "push is disabled"),
-        (frame(frames.PRIORITY, 0, 0, bytes(5)), frames.PROTOCOL_ERROR, "PRIORITY without a stream"),
+        (frame(frames.PRIORITY, 0, 0, bytes(5)), frames.PROTOCOL_ERROR, "PRIORITY on stream 0"),
         (frame(frames.CONTINUATION, 4, 1, OK), frames.PROTOCOL_ERROR, "without HEADERS before it"),
-        (headers(1, OK, 0) + data(1), frames.PROTOCOL_ERROR, "DATA on stream 1 inside of the headers of stream 1"),
+        (headers(1, OK, 0) + data(1), frames.PROTOCOL_ERROR, "DATA on stream 1 inside the headers of stream 1"),
         (
             headers(1, OK, 0) + frame(frames.CONTINUATION, 4, 3),
             frames.PROTOCOL_ERROR,
             "CONTINUATION on stream 3 inside",
         ),
-        (headers(1, OK, 0) + frame(0xB0, 0, 1), frames.PROTOCOL_ERROR, "unknown kind 0xb0 on stream 1 inside"),
-        (headers(1, OK, 0) + frame(frames.CONTINUATION, 0, 1) * 100, frames.ENHANCE_YOUR_CALM, "do not end"),
-        (headers(1, OK, 0) + frame(9, 0, 1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "do not end: 1000"),
+        (headers(1, OK, 0) + frame(0xB0, 0, 1), frames.PROTOCOL_ERROR, "unknown type 0xb0 on stream 1 inside"),
+        (headers(1, OK, 0) + frame(frames.CONTINUATION, 0, 1) * 100, frames.ENHANCE_YOUR_CALM, "are too long"),
+        (headers(1, OK, 0) + frame(9, 0, 1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "too long: 1000"),
         (headers(1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "header block of 1000000 bytes"),
-        (headers(1, b"\xff"), frames.COMPRESSION_ERROR, "cannot be read: the block ends"),
-        (headers(1, b"", 0x0C), frames.FRAME_SIZE_ERROR, "empty HEADERS that claims"),
+        (headers(1, b"\xff"), frames.COMPRESSION_ERROR, "cannot be decoded: the block ends"),
+        (headers(1, b"", 0x0C), frames.FRAME_SIZE_ERROR, "empty HEADERS that is flagged"),
         (headers(1, b"\x01", 0x0C), frames.PROTOCOL_ERROR, "HEADERS with more padding"),
-        (headers(1, bytes(4), 0x24), frames.FRAME_SIZE_ERROR, "without room for the priority"),
-        (headers(1) + data(1, b"", frames.PADDED), frames.FRAME_SIZE_ERROR, "empty DATA that claims"),
+        (headers(1, bytes(4), 0x24), frames.FRAME_SIZE_ERROR, "too short for their priority"),
+        (headers(1) + data(1, b"", frames.PADDED), frames.FRAME_SIZE_ERROR, "empty DATA that is flagged"),
         (headers(1) + data(1, b"\x03abc"[:3], frames.PADDED), frames.PROTOCOL_ERROR, "DATA with more padding"),
-        (headers(1) + b"\x10\0\1\0\0\0\0\0\1", frames.FRAME_SIZE_ERROR, "of 1048577 bytes where 1048576 are"),
-        (frames.settings({}) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading one"),
-        (frame(frames.PING, 0, 0, bytes(8)) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading one"),
+        (headers(1) + b"\x10\0\1\0\0\0\0\0\1", frames.FRAME_SIZE_ERROR, "of 1048577 bytes, but at most 1048576 are"),
+        (frames.settings({}) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading any"),
+        (frame(frames.PING, 0, 0, bytes(8)) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading any"),
     ],
 )
 def test_what_breaks_the_connection_is_an_error_in_words(wrong: bytes, code: int, says: str) -> None:

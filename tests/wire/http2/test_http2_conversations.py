@@ -85,7 +85,7 @@ def test_h2_is_told_why_the_connection_ends() -> None:
     (event,) = peer.receive_data(client.take())
     assert isinstance(event, ConnectionTerminated)
     assert event.error_code == ErrorCodes.FRAME_SIZE_ERROR
-    assert event.additional_data == b"the server sent PING of 1 bytes"
+    assert event.additional_data == b"the server sent PING with a payload of 1 bytes"
 
 
 def test_h2s_limits_arrive() -> None:

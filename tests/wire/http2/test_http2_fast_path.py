@@ -31,7 +31,7 @@ def asked(count: int = 3, **options: int) -> Http2Client:
 
 def heard(client: Http2Client, data: bytes) -> tuple[list[Event], bool]:
     """What `data` says, and whether it went by a layout."""
-    whole = client.whole(data)
+    whole = client.complete_response(data)
     if whole is None:
         return client.feed(data), False
     number, body, layout = whole
@@ -54,7 +54,10 @@ def test_a_layout_is_of_one_connection_and_its_fields_are_the_same_object_on_all
     first, second = asked(), asked()
     for client in (first, second):
         assert not heard(client, answer(1))[1]
-    (_, _, one), (_, _, other) = first.whole(answer(3)) or ((),) * 3, second.whole(answer(3)) or ((),) * 3
+    (_, _, one), (_, _, other) = (
+        first.complete_response(answer(3)) or ((),) * 3,
+        second.complete_response(answer(3)) or ((),) * 3,
+    )
     assert one.headers is other.headers
     assert one.trailers is other.trailers
 
@@ -80,7 +83,7 @@ def test_a_layout_is_of_one_connection_and_its_fields_are_the_same_object_on_all
 def test_what_is_not_like_it_is_left_to_feed(unlike: bytes) -> None:
     client = asked()
     client.feed(answer(1))
-    assert client.whole(unlike) is None
+    assert client.complete_response(unlike) is None
     assert client.open_streams == 2
 
 
@@ -89,19 +92,19 @@ def test_within_a_frame_nothing_is_whole() -> None:
     client.feed(answer(1))
     begun = frame(frames.HEADERS, frames.END_HEADERS, 3, OK) + frame(frames.DATA, 0, 3, answer(5))[:9]
     client.feed(begun)
-    assert client.whole(answer(5)) is None  # it is the body of the other
+    assert client.complete_response(answer(5)) is None  # it is the body of the other
     client.feed(answer(5))
-    assert client.whole(answer(5)) is not None
+    assert client.complete_response(answer(5)) is not None
 
 
 def test_between_headers_and_their_continuation_nothing_is_whole() -> None:
     client = asked()
     client.feed(answer(1))
     client.feed(frame(frames.HEADERS, 0, 3, OK[:3]))
-    assert client.whole(answer(5)) is None
-    with pytest.raises(Http2Error, match="inside of the headers of stream 3"):
+    assert client.complete_response(answer(5)) is None
+    with pytest.raises(Http2Error, match="inside the headers of stream 3"):
         client.feed(answer(5))
-    assert client.whole(answer(5)) is None  # nor is anything after an error
+    assert client.complete_response(answer(5)) is None  # nor is anything after an error
 
 
 def test_an_answer_that_was_begun_or_asked_for_in_part_is_left_to_feed() -> None:
@@ -111,19 +114,19 @@ def test_an_answer_that_was_begun_or_asked_for_in_part_is_left_to_feed() -> None
     client.request(BLOCK, b"half a question", end=False)
     client.feed(answer(1))
     client.feed(frame(frames.HEADERS, frames.END_HEADERS, 3, OK))
-    assert client.whole(answer(3)) is None
-    assert client.whole(answer(5)) is None
+    assert client.complete_response(answer(3)) is None
+    assert client.complete_response(answer(5)) is None
 
 
 def test_blocks_that_change_the_table_are_not_learnt_and_end_what_was() -> None:
     client = asked(8)
     client.feed(answer(1))
-    assert client.whole(answer(3)) is not None
+    assert client.complete_response(answer(3)) is not None
     changing = answer(5, head=OK + NEW_ENTRY)
     client.feed(changing)
-    assert client.whole(answer(7)) is None  # known again only when it is read again
+    assert client.complete_response(answer(7)) is None  # known again only when it is read again
     client.feed(answer(7, head=OK + THAT_ENTRY))
-    assert client.whole(changing.replace(b"\0\0\0\5", b"\0\0\0\x09")) is None
+    assert client.complete_response(changing.replace(b"\0\0\0\5", b"\0\0\0\x09")) is None
     events, went_by = heard(client, answer(9, head=OK + THAT_ENTRY))
     assert went_by
     assert events[0].headers[-1] == (b"a", b"b")  # type: ignore[union-attr]

@@ -105,7 +105,7 @@ def test_an_initial_window_that_overflows_a_streams_is_an_error() -> None:
     client = greeted()
     client.request(BLOCK, b"x")
     client.feed(frames.window_update(1, 2**31 - 1 - 65_535))
-    with pytest.raises(Http2Error, match="INITIAL_WINDOW_SIZE 65537 makes"):
+    with pytest.raises(Http2Error, match="INITIAL_WINDOW_SIZE 65537 enlarges"):
         client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 65_537}))
 
 

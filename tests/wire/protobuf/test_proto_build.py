@@ -11,6 +11,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 import inferometer
 from inferometer.errors import UserError
 from inferometer.wire import protobuf
+from inferometer.wire.protobuf import descriptors
 
 PROTO = Path(inferometer.__file__).parent / "proto"
 ROOT = Path(__file__).parents[3]
@@ -30,24 +31,24 @@ def test_the_installed_set_is_what_a_fresh_compile_gives(name: str) -> None:
 
 def test_both_names_of_reflection_have_the_same_messages() -> None:
     name = "ServerReflection/ServerReflectionInfo"
-    old = protobuf.own("reflection_v1alpha").method(f"grpc.reflection.v1alpha.{name}")
-    new = protobuf.own("reflection").method(f"grpc.reflection.v1.{name}")
+    old = protobuf.bundled("reflection_v1alpha").method(f"grpc.reflection.v1alpha.{name}")
+    new = protobuf.bundled("reflection").method(f"grpc.reflection.v1.{name}")
     assert old.path == f"/grpc.reflection.v1alpha.{name}"
     assert old.input.DESCRIPTOR.full_name == new.input.DESCRIPTOR.full_name
     assert old.client_streaming and old.server_streaming and new.client_streaming and new.server_streaming
 
 
 def test_a_health_check_as_bytes() -> None:
-    check = protobuf.own("health").method("grpc.health.v1.Health/Check")
+    check = protobuf.bundled("health").method("grpc.health.v1.Health/Check")
     assert protobuf.to_bytes(check, {"service": "a"}) == b"\x0a\x01a"
     assert protobuf.to_json(check, b"\x08\x01") == {"status": "SERVING"}
-    assert protobuf.own("health").method("grpc.health.v1.Health/Watch").server_streaming
+    assert protobuf.bundled("health").method("grpc.health.v1.Health/Watch").server_streaming
 
 
 def test_a_copy_that_was_not_built_is_told_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf, "OWN", tmp_path)
+    monkeypatch.setattr(descriptors, "BUNDLED", tmp_path)
     with pytest.raises(UserError, match=r"kserve.binpb is missing") as caught:
-        protobuf.own.__wrapped__("kserve")
+        protobuf.bundled.__wrapped__("kserve")
     assert caught.value.remedy == "run pip install -e ."
 
 

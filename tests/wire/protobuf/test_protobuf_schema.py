@@ -84,18 +84,18 @@ def test_an_unknown_method_is_answered_with_the_right_ones(proto: Path, wrong: s
 
 def test_a_name_like_no_other_is_answered_with_what_there_is_but_not_with_hundreds() -> None:
     with pytest.raises(UserError) as caught:
-        protobuf.own("kserve").method("zzz")
+        protobuf.bundled("kserve").method("zzz")
     assert "inference.GRPCInferenceService/ModelInfer" in caught.value.remedy
     assert caught.value.remedy.endswith("and 12 more")
 
 
 def test_an_unknown_message_is_answered_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"inference\.ModelInferRequest"):
-        protobuf.own("kserve").message("inference.ModelInferReqest")
+        protobuf.bundled("kserve").message("inference.ModelInferReqest")
 
 
 def test_a_set_without_services_says_so() -> None:
-    with pytest.raises(UserError, match="no methods at all"):
+    with pytest.raises(UserError, match="do not contain any method"):
         protobuf.load(file_set(named("empty.proto"))).method("a.B/C")
 
 
@@ -150,7 +150,7 @@ def test_a_long_chain_of_imports_needs_no_recursion() -> None:
 def test_two_different_files_of_one_name_are_an_error() -> None:
     other = named("a.proto")
     other.package = "other"
-    with pytest.raises(UserError, match=r"different files of the name a\.proto"):
+    with pytest.raises(UserError, match=r"different files named a\.proto"):
         protobuf.load(file_set(named("a.proto")), file_set(other))
 
 
@@ -182,8 +182,8 @@ theirs.message_type.add(name="ModelInferRequest").field.add(name="other", number
 descriptor_pool.Default().AddSerializedFile(theirs.SerializeToString())
 
 from inferometer.wire import protobuf
-ours = protobuf.own("kserve").message("inference.ModelInferRequest")
-again = protobuf.load(protobuf.OWN / "kserve.binpb").message("inference.ModelInferRequest")
+ours = protobuf.bundled("kserve").message("inference.ModelInferRequest")
+again = protobuf.load(protobuf.BUNDLED / "kserve.binpb").message("inference.ModelInferRequest")
 mine = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferRequest"))
 assert ours(model_name="m").SerializeToString() == again(model_name="m").SerializeToString() == b"\\n\\x01m"
 assert mine(other=1).SerializeToString() == b"\\x48\\x01"

@@ -137,7 +137,7 @@ def test_a_service_that_a_real_server_does_not_have_is_answered_with_those_that_
     channel, _ = server
     with pytest.raises(UserError, match=repr(wanted)) as caught:
         finish(describe(wanted), over(channel, []))
-    assert caught.value.remedy == "it has talk.Echo, talk.Other"
+    assert caught.value.remedy == "its services are talk.Echo, talk.Other"
 
 
 def test_a_real_server_without_reflection_is_said_to_have_none(
@@ -155,8 +155,8 @@ def test_a_real_server_without_reflection_is_said_to_have_none(
 
 # --- scripted answers ------------------------------------------------------------------------------------------------
 
-REQUEST = protobuf.own("reflection").message("grpc.reflection.v1.ServerReflectionRequest")
-RESPONSE = protobuf.own("reflection").message("grpc.reflection.v1.ServerReflectionResponse")
+REQUEST = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionRequest")
+RESPONSE = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionResponse")
 
 
 def described(*files: descriptor_pb2.FileDescriptorProto) -> bytes:
@@ -220,15 +220,15 @@ def file(name: str, *imports: str) -> descriptor_pb2.FileDescriptorProto:
     [
         ([failure(13, "boom")], "boom"),
         ([b"\xff\xff"], "ServerReflectionResponse"),
-        ([b""], "something else"),
+        ([b""], "a different kind of response"),
         (
             [RESPONSE(file_descriptor_response={"file_descriptor_proto": [b"\xff"]}).SerializeToString()],
-            "no descriptor",
+            "not a valid descriptor",
         ),
         ([described(file("a.proto", "b.proto")), failure(5, "lost")], "describe b.proto.*lost"),
         ([described(file("a.proto", "b.proto")), described(file("c.proto"))], "b.proto.*described c.proto"),
-        ([described(file("a.proto", "b.proto")), described()], "b.proto.*described none"),
-        ([described(file("a.proto", "b.proto")), None], "did not know it any more"),
+        ([described(file("a.proto", "b.proto")), described()], "b.proto.*described no file"),
+        ([described(file("a.proto", "b.proto")), None], "reported it as unimplemented"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error_that_says_which(answers: list[bytes | None], said: str) -> None:
