@@ -13,7 +13,7 @@ from inferometer.wire import grpc, protobuf
 
 METHOD = "inference.GRPCInferenceService/ModelInfer"
 NEVER = '{"model_name": "pair", "parameters": {"never": {"bool_param": true}}}'
-PASSED = "not answered in time: the deadline of 100 ms passed before the answer was complete (DEADLINE_EXCEEDED)"
+PASSED = "not answered in time: the deadline of 100 ms passed before the response was complete (DEADLINE_EXCEEDED)"
 REMEDY = "raise --deadline"
 
 
@@ -56,4 +56,4 @@ def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.M
     said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert said.status == 2
     assert said.out.count("SQUARE") == 3
-    assert "the deadline of 50 s passed before the answer was complete" in said.err and REMEDY in said.err
+    assert "the deadline of 50 s passed before the response was complete" in said.err and REMEDY in said.err

@@ -60,5 +60,5 @@ def bounded(message: str) -> str:
 def tls_reason(error: ssl.SSLError) -> str:
     """Describe why a handshake failed, without OpenSSL's source positions."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return bounded(f"the server's certificate was not accepted: {error.verify_message}")
+        return bounded(f"the server's certificate is not accepted: {error.verify_message}")
     return bounded((error.reason or str(error)).replace("_", " ").lower())
