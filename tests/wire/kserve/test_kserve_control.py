@@ -1,4 +1,4 @@
-"""What a server says about itself: answers as Triton and MLServer send them, what they lack, and what is broken."""
+"""Control requests over HTTP: responses as Triton and MLServer send them, missing endpoints, and malformed responses."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ REQUESTS: dict[str, tuple[ControlRequest[Any], str, str, bytes]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_each_question_has_its_method_path_and_body(name: str) -> None:
+def test_each_request_has_its_method_path_and_body(name: str) -> None:
     request, method, path, body = REQUESTS[name]
     assert (request.method, request.path, request.body) == (method, path, body)
 
@@ -174,12 +174,12 @@ def test_statistics_with_numbers_as_numbers_or_as_text(as_text: bool) -> None:
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**40))
-def test_the_difference_of_two_answers_is_what_happened_between_them(before: int, more: int) -> None:
+def test_difference_of_two_reports(before: int, more: int) -> None:
     assert difference([expected(before)], [expected(before + more)]) == (expected(more),)
     assert difference([], [expected(more)]) == (expected(more),)
 
 
-def test_batches_of_a_size_that_did_not_run_are_left_out_of_a_difference() -> None:
+def test_difference_omits_batch_sizes_that_did_not_run() -> None:
     (since,) = difference([expected(3)], [expected(3)])
     assert since == ModelStatistics("m", "1")
 
@@ -189,7 +189,7 @@ def test_statistics_that_went_backwards_are_an_error() -> None:
         difference([expected(3)], [expected(2)])
 
 
-def test_shared_memory_status_and_empty_answers() -> None:
+def test_shared_memory_status_and_empty_responses() -> None:
     tree = [{"name": "r", "key": "/k", "offset": "8", "byte_size": 64}]
     assert response_to(http_control.shm_status(), tree) == (ShmStatus("r", "/k", 8, 64),)
     assert response_to(http_control.shm_status(), []) == ()
@@ -211,12 +211,12 @@ def test_shared_memory_status_and_empty_answers() -> None:
         (503, b"", False),
     ],
 )
-def test_health_is_yes_or_no(status: int, body: bytes, yes: bool) -> None:
+def test_health_is_a_boolean(status: int, body: bytes, yes: bool) -> None:
     assert read(http_control.model_ready("m"), status, body) is yes
     assert read(http_control.ready(), status, body) is yes
 
 
-# --- what is not there, and what is broken ---------------------------------------------------------------------------
+# --- missing endpoints and malformed responses -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ def test_health_is_yes_or_no(status: int, body: bytes, yes: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_server_that_lacks_an_endpoint_is_told_from_one_that_fails(name: str, status: int, body: bytes) -> None:
+def test_missing_endpoint_is_distinguished_from_a_failure(name: str, status: int, body: bytes) -> None:
     request = REQUESTS[name][0]
     with pytest.raises(NotOffered) as error:
         read(request, status, body)
     assert request.what in error.value.what
 
 
-def test_a_404_where_no_model_was_named_means_that_the_endpoint_is_missing() -> None:
+def test_404_without_a_model_means_that_the_endpoint_is_missing() -> None:
     with pytest.raises(NotOffered):  # MLServer takes /v2/models/stats for a model
         read(http_control.statistics(), 404, b'{"error":"Model stats not found"}')
 
@@ -260,7 +260,7 @@ def test_a_404_where_no_model_was_named_means_that_the_endpoint_is_missing() -> 
         (200, b"[" * 200_000, ["unexpected response"]),
     ],
 )
-def test_anything_else_is_a_user_error_with_the_servers_words(status: int, body: bytes, words: list[str]) -> None:
+def test_other_responses_are_user_errors_with_the_server_message(status: int, body: bytes, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
         read(http_control.statistics("m"), status, body)
     assert not isinstance(error.value, NotOffered)
@@ -279,7 +279,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(sorted(REQUESTS)), JSON, st.sampled_from([200, 400, 404, 500]))
-def test_any_json_is_an_answer_or_a_user_error(name: str, tree: Any, status: int) -> None:
+def test_any_json_is_a_result_or_a_user_error(name: str, tree: Any, status: int) -> None:
     request = REQUESTS[name][0]
     try:
         result = read(request, status, json.dumps(tree).encode())

@@ -46,14 +46,12 @@ NAMED = b"\x0a\x01m\x12\x012"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_path_and_bytes_of_a_question(
-    call: grpc_control.ControlCall[Any], method: str, request_bytes: bytes
-) -> None:
+def test_path_and_bytes_of_a_call(call: grpc_control.ControlCall[Any], method: str, request_bytes: bytes) -> None:
     assert (call.path, call.message) == (SERVICE + method, request_bytes)
 
 
 @pytest.mark.parametrize("call", [grpc_control.live(), grpc_control.ready(), grpc_control.model_ready("m")])
-def test_health_is_yes_or_no(call: grpc_control.ControlCall[bool]) -> None:
+def test_health_is_a_boolean(call: grpc_control.ControlCall[bool]) -> None:
     assert grpc_control.read(call, 0, "", b"\x08\x01") is True
     assert grpc_control.read(call, 0, "", b"") is False
 
@@ -64,7 +62,7 @@ def test_server_metadata() -> None:
     assert grpc_control.read(grpc_control.server_metadata(), 0, "", data) == expected
 
 
-def test_model_metadata_with_a_dimension_of_any_size() -> None:
+def test_model_metadata_with_a_variable_dimension() -> None:
     spec = b"\x0a\x01x\x12\x04FP32\x1a\x0b" + b"\xff" * 9 + b"\x01\x04"
     data = (
         b"\x0a\x01m\x12\x011\x1a\x06python" + b"\x22" + bytes([len(spec)]) + spec + b"\x2a" + bytes([len(spec)]) + spec
@@ -74,7 +72,7 @@ def test_model_metadata_with_a_dimension_of_any_size() -> None:
     assert grpc_control.read(grpc_control.model_metadata("m"), 0, "", data) == expected
 
 
-def test_model_config_and_what_it_does_not_know() -> None:
+def test_model_config_with_unknown_fields() -> None:
     config = {
         "name": "m",
         "max_batch_size": 8,
@@ -120,7 +118,7 @@ def test_statistics() -> None:
     assert [(batch.size, batch.compute_infer.ns) for batch in read.batches] == [(2, 9), (4, 7)]
 
 
-def test_the_repositorys_index() -> None:
+def test_repository_index() -> None:
     models = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "why"}]
     assert grpc_control.read(
         grpc_control.repository_index(), 0, "", message("RepositoryIndexResponse", models=models)
@@ -142,10 +140,10 @@ def test_shared_memory() -> None:
     assert grpc_control.read(grpc_control.shm_unregister("r"), 0, "", b"") is None
 
 
-def test_what_a_server_does_not_offer_is_told_from_errors() -> None:
+def test_not_offered_is_distinguished_from_errors() -> None:
     with pytest.raises(control.NotOffered, match="the statistics of m"):
         grpc_control.read(grpc_control.statistics("m"), 12, "", b"")
-    with pytest.raises(UserError, match="the metadata of m: unknown model") as caught:
+    with pytest.raises(UserError, match="the metadata of m failed with gRPC status 5: unknown model") as caught:
         grpc_control.read(grpc_control.model_metadata("m"), 5, "unknown model 'm'", b"")
     assert not isinstance(caught.value, control.NotOffered)
 
@@ -161,7 +159,7 @@ CALLS: list[Callable[[], grpc_control.ControlCall[Any]]] = [
 
 
 @given(st.sampled_from(CALLS), st.binary(max_size=60))
-def test_any_bytes_are_either_a_typed_answer_or_a_clear_error(
+def test_any_bytes_are_a_typed_result_or_a_user_error(
     call: Callable[[], grpc_control.ControlCall[Any]], data: bytes
 ) -> None:
     try:
@@ -170,6 +168,6 @@ def test_any_bytes_are_either_a_typed_answer_or_a_clear_error(
         assert error.what
 
 
-def test_a_configuration_answer_without_one_is_an_error() -> None:
+def test_empty_configuration_response_is_an_error() -> None:
     with pytest.raises(UserError, match="the configuration of m"):
         grpc_control.read(grpc_control.model_config("m"), 0, "", b"")

@@ -47,7 +47,7 @@ def read(call: ControlCall[T], status: int, status_message: str, message: bytes)
     if status == _UNIMPLEMENTED:
         raise NotOffered(f"the server does not offer {call.what} ({bounded(status_message) or 'UNIMPLEMENTED'})")
     if status:
-        raise UserError(f"the server did not provide {call.what}: {bounded(status_message)} (gRPC status {status})")
+        raise UserError(f"the request for {call.what} failed with gRPC status {status}: {bounded(status_message)}")
     return call.parse(message)
 
 
@@ -123,9 +123,7 @@ def _call(
         try:
             return parse(tree)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"the server sent an unexpected response to the request for {request.what}: {error}"
-            ) from None
+            raise UserError(f"the request for {request.what} returned an unexpected response: {error}") from None
 
     return ControlCall(request.what, method.path, protobuf.encode(method.input, fields), parse_message)
 

@@ -130,12 +130,12 @@ def read(request: ControlRequest[T], status: int, body: bytes) -> T:
     try:
         tree = json.loads(body) if body.strip() else None
         if isinstance(tree, dict) and tree.get("error"):
-            raise UserError(f"the server did not provide {request.what}: {error_message(body)}")
+            raise UserError(f"the request for {request.what} failed: {error_message(body)}")
         return request.parse(tree)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         start = bounded(body[:200].decode("utf-8", "replace"))
         raise UserError(
-            f"the server sent an unexpected response to the request for {request.what}: {start} ({_described(error)})",
+            f"the request for {request.what} returned an unexpected response: {start} ({_described(error)})",
             "check that it is a KServe v2 server",
         ) from None
 
@@ -159,7 +159,7 @@ def _refusal(request: ControlRequest[T], status: int, body: bytes) -> UserError:
     generic = message.lower().rstrip(".") in _NO_ENDPOINT or not body.lstrip().startswith(b"{")
     if status in (405, 501) or (status == 404 and (generic or not request.subject)):
         return NotOffered(f"the server does not offer {request.what} ({status}{': ' if message else ''}{message})")
-    return UserError(f"the server did not provide {request.what}: status {status}: {message}")
+    return UserError(f"the request for {request.what} failed with status {status}: {message}")
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
