@@ -41,7 +41,7 @@ def _ready(port: int) -> None:
 
 def _answers() -> dict[str, bytes]:
     """By path: the inference, and what our client asks before it."""
-    schema = protobuf.own("kserve")
+    schema = protobuf.bundled("kserve")
 
     def message(kind: str, /, **fields: Any) -> bytes:
         made: bytes = schema.message(f"inference.{kind}Response")(**fields).SerializeToString()

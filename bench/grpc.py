@@ -85,7 +85,7 @@ def _inferometer(folder: str, port: int, connections: int, *options: str) -> Mea
         *options,
         server__api="grpc",
         server__method=METHOD,
-        server__proto=str(protobuf.OWN / "kserve.binpb"),
+        server__proto=str(protobuf.BUNDLED / "kserve.binpb"),
         data__path=str(message),
         client__connections=connections,
     )

@@ -151,7 +151,7 @@ SERVICE = "inference.GRPCInferenceService"
 def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
     """grpcio's server with the same models; `seen` gets the metadata and the deadline of the last inference."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    schema = protobuf.own("kserve")
+    schema = protobuf.bundled("kserve")
 
     def handler(name: str, behave: Callable[[Any, Any], Any], stream: bool = False) -> tuple[str, Any]:
         method = schema.method(f"{SERVICE}/{name}")

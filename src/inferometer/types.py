@@ -176,7 +176,7 @@ class StreamResponse(Protocol):
 
     def data(self, data: bytes, end: bool) -> Sequence[Event]: ...
 
-    def whole(
+    def complete(
         self, headers: tuple[tuple[bytes, bytes], ...], data: bytes, trailers: tuple[tuple[bytes, bytes], ...]
     ) -> Sequence[Event]:
         """All of them, where they came at once. Who takes the events stops at the first End or Fail."""

@@ -620,7 +620,7 @@ def test_an_encoded_message_from_a_file_is_sent_as_it_is(till: tuple[str, str], 
     tree = in_json(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.bin")
     assert [one["message"] for one in tree["messages"]] == [{"said": "hello Ada"}]
     said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/broken.bin")
-    assert_one_line(said, "5 bytes are no shop.Ask")
+    assert_one_line(said, "5 bytes are not a valid shop.Ask")
 
 
 def test_a_grpc_service_that_is_no_kserve_server_is_told_how_to_be_asked(till: tuple[str, str]) -> None:

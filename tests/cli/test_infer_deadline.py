@@ -13,7 +13,7 @@ from inferometer.wire import grpc, protobuf
 
 METHOD = "inference.GRPCInferenceService/ModelInfer"
 NEVER = '{"model_name": "pair", "parameters": {"never": {"bool_param": true}}}'
-PASSED = "not answered in time: the deadline of 100 ms passed before the answer was complete (DEADLINE_EXCEEDED)"
+PASSED = "not answered in time: the deadline of 100 ms passed before the response was complete (DEADLINE_EXCEEDED)"
 REMEDY = "raise --deadline"
 
 
@@ -35,7 +35,7 @@ def test_tensors(unaware: str) -> None:
 
 
 def test_a_method(unaware: str) -> None:
-    proto = str(protobuf.OWN / "kserve.binpb")
+    proto = str(protobuf.BUNDLED / "kserve.binpb")
     said = infer(unaware, "--method", METHOD, "--proto", proto, "--data", NEVER, "--deadline", "100ms")
     assert_one_line(said, PASSED, REMEDY)
 
@@ -56,4 +56,4 @@ def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.M
     said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert said.status == 2
     assert said.out.count("SQUARE") == 3
-    assert "the deadline of 50 s passed before the answer was complete" in said.err and REMEDY in said.err
+    assert "the deadline of 50 s passed before the response was complete" in said.err and REMEDY in said.err

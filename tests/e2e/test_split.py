@@ -47,7 +47,7 @@ def test_a_server_that_cannot_say_and_repeats_the_key(tmp_path: Path) -> None:
     server = PAIR | {"headers": {"Authorization": "Bearer sesame-0815"}}
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=LOAD)
-    assert summary.no_breakdown is not None and "the server answered 500: cannot say, (removed)" in summary.no_breakdown
+    assert summary.no_breakdown is not None and "failed with status 500: cannot say, (removed)" in summary.no_breakdown
     assert "sesame" not in (run.folder / "manifest.json").read_text() + console.render(run, summary)
 
 

@@ -31,7 +31,7 @@ from inferometer.wire.target import parse
 
 CANCEL = 8
 EXCEEDED = "grpc_DEADLINE_EXCEEDED"
-SHORT = ("50ms", 0.05, "the deadline of 50 ms passed before the answer was complete")
+SHORT = ("50ms", 0.05, "the deadline of 50 ms passed before the response was complete")
 """As a setting, in seconds, and what is said when it has passed."""
 LONG = {"deadline": "50s", "timeouts": {"total": "60s"}}
 """One that does not pass by itself."""
@@ -109,7 +109,7 @@ def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monke
     expire_when(monkeypatch, lambda of: any(flight.arrivals for _, flight in of._dispatcher.flights()))
     with following(script) as url:
         done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
-    assert said(done) == {(EXCEEDED, "the deadline of 50 s passed before the answer was complete")}
+    assert said(done) == {(EXCEEDED, "the deadline of 50 s passed before the response was complete")}
     assert done.records.rows["chunk_count"].tolist() == [2]
 
 

@@ -84,15 +84,15 @@ def unknown_status(peer: GrpcPeer, stream: int) -> None:
     [
         (trailers_only, "grpc_NOT_FOUND", "no such thing"),
         (without_trailers, "cut_short", "the stream ended without trailers"),
-        (without_status, "malformed_grpc", "the answer has no grpc-status"),
-        (bare, "malformed_grpc", "the answer has no grpc-status"),
+        (without_status, "malformed_grpc", "the response has no grpc-status"),
+        (bare, "malformed_grpc", "the response has no grpc-status"),
         (cut_message, "cut_short", "the stream ended in the middle of a message"),
-        (no_message, "cut_short", "the call ended well but without an answer"),
-        (two_messages, "malformed_grpc", "a call that has one answer was given several"),
+        (no_message, "cut_short", "the call ended with status OK but without a response message"),
+        (two_messages, "malformed_grpc", "a unary call received more than one response message"),
         (busy, "http_503", ""),
         (not_found, "http_404", ""),
-        (web_page, "not_grpc", "the server answers with text/html"),
-        (packed_by_nobody, "malformed_grpc", "a message is compressed by 'nobody knows what'"),
+        (web_page, "not_grpc", "the server responded with text/html"),
+        (packed_by_nobody, "malformed_grpc", "a message has an unsupported compression: 'none declared'"),
         (unknown_status, "grpc_77", ""),
     ],
 )
@@ -121,14 +121,14 @@ def http1(client: Client) -> None:
 def test_an_http1_server_behind_grpc_is_one_clear_line(tmp_path: Path) -> None:
     with scripted(http1) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url.replace("http", "grpc", 1))
-    assert "does not speak HTTP/2: it answered 'HTTP/1.1 400 Bad Request'" in caught.value.what
+    assert "does not speak HTTP/2: it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert not list((tmp_path / "runs").glob("*/spool"))
 
 
 def test_the_same_where_the_server_is_asked_something_first(tmp_path: Path) -> None:
     with scripted(http1) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url.replace("http", "grpc", 1), data={"type": "tensors"})
-    assert "it answered 'HTTP/1.1 400 Bad Request'" in caught.value.what
+    assert "it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert "http://" in caught.value.remedy
 
 
@@ -137,7 +137,7 @@ def test_a_status_line_that_never_ends(tmp_path: Path) -> None:
         client.sock.recv(65536)
         client.send(b"HTTP/1.1 400")
 
-    with scripted(script) as url, pytest.raises(UserError, match=r"it answered 'HTTP/1\.1 400'"):
+    with scripted(script) as url, pytest.raises(UserError, match=r"it responded with 'HTTP/1\.1 400'"):
         run(tmp_path, url.replace("http", "grpc", 1))
 
 

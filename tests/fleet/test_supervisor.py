@@ -175,7 +175,7 @@ def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
             return supervisor.Supervisor(*arguments, **more)
 
         monkeypatch.setattr(conduct, "Supervisor", once_it_has_left)
-        with pytest.raises(UserError, match="nothing listens") as caught:
+        with pytest.raises(UserError, match="nothing is listening") as caught:
             measure(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", client={"processes": processes})
     assert caught.value.remedy
     assert list(tmp_path.iterdir()) == []

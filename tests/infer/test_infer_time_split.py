@@ -76,7 +76,7 @@ def test_a_server_that_was_started_anew_is_not_awaited(monkeypatch: pytest.Monke
     statistics = taken(server, monkeypatch)
     server.before = 2
     said = statistics.since()
-    assert isinstance(said, str) and "started anew" in said
+    assert isinstance(said, str) and "restarted" in said
     assert server.asked == 2
 
 

@@ -124,7 +124,7 @@ def test_why_a_stage_has_none(server: Server) -> None:
     mark(server, found, 3)
     end(server, found, 4)
     unsaid = "the server's statistics could not be read: cut off"
-    restarted = "the statistics of m went backwards: the server or the model was started anew in between"
+    restarted = "the statistics of m went backwards: the server or the model was restarted in between"
     stages, reasons = found.told()
     assert reasons == (statistics.UNSEEN, statistics.UNSEEN, unsaid, unsaid, restarted, "")
     assert [stage is None for stage in stages] == [True] * 5 + [False]

@@ -106,7 +106,7 @@ def test_big_bodies_over_http() -> None:
 @pytest.mark.parametrize(
     ("parts", "what"),
     [
-        ((), "closed the connection without an answer"),
+        ((), "closed the connection without sending a response"),
         ((b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",), "closed in the middle"),
         ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",), "closed in the middle"),
         ((b"HTTP/1.1 200 OK\r\nX-Cut",), "closed in the middle"),
@@ -144,7 +144,7 @@ def test_a_server_that_closes_without_a_byte_may_speak_tls(kind: str) -> None:
     with scripted(lambda client: None) as url, pytest.raises(UserError) as caught:
         asked = place(url.replace("http", kind, 1))
         query.http(asked, "GET", "/", {}) if kind == "http" else query.grpc(asked, ECHO, [b""], {})
-    assert "closed the connection without an answer" in caught.value.what
+    assert "closed the connection without sending a response" in caught.value.what
     assert f"write {url.replace('http', f'{kind}s', 1)} if it speaks TLS" in caught.value.remedy
 
 
@@ -345,8 +345,8 @@ def nothing(peer: GrpcPeer) -> None:
     ("script", "what"),
     [
         (begun_then_closed, "closed in the middle"),
-        (web_page, "answers with text/html: that is no gRPC"),
-        (nothing, "closed the connection without an answer"),
+        (web_page, "responded with text/html: that is no gRPC"),
+        (nothing, "closed the connection without sending a response"),
     ],
 )
 def test_answers_that_are_none_over_grpc(script, what: str) -> None:  # type: ignore[no-untyped-def]
@@ -377,7 +377,7 @@ def test_an_http1_server_behind_grpc(start: bytes) -> None:
 
     with scripted(script) as url, pytest.raises(UserError) as caught:
         query.grpc(place(url.replace("http", "grpc", 1)), ECHO, [b""], {})
-    assert "it answered 'HTTP/1.1 400 Bad Request'" in caught.value.what
+    assert "it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert url in caught.value.remedy
 
 

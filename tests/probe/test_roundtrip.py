@@ -82,7 +82,7 @@ def test_a_stream_that_closes_in_the_middle() -> None:
             peer.head(stream, HEAD)
             peer.data(stream, framed(b"abc"))
 
-    with following(script) as url, pytest.raises(UserError, match="closed in the middle of the answer"):
+    with following(script) as url, pytest.raises(UserError, match="closed in the middle of the response"):
         over_grpc(url)
 
 

@@ -44,7 +44,7 @@ def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions
         message = grpc.infer_request("echo", "", tensors, options)
         answered = query.grpc(place(mlserver, way), grpc.INFER, [message], {})
         assert answered.fail is None, answered.fail
-        return grpc.infer_answer(answered.body)
+        return grpc.infer_response(answered.body)
     headers, body = http.encode(tensors, options)
     reply = query.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
     return http.decode(reply.status, reply.headers, reply.body)
@@ -111,14 +111,19 @@ def test_typed_contents_are_read(mlserver: Urls) -> None:
         "FP64": ("fp64_contents", [0.1, 1e300]),
         "BYTES": ("bytes_contents", [b"one", b""]),
     }
-    request = protobuf.own("kserve").message("inference.ModelInferRequest")(model_name="echo")
+    request = protobuf.bundled("kserve").message("inference.ModelInferRequest")(model_name="echo")
     for datatype, (field, elements) in values.items():
         made = request.inputs.add(name=datatype, datatype=datatype, shape=[2])
         getattr(made.contents, field).extend(elements)
     reply = query.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
     assert reply.fail is None, reply.fail
-    assert not protobuf.own("kserve").message("inference.ModelInferResponse").FromString(reply.body).raw_output_contents
-    assert grpc.infer_answer(reply.body).outputs == [
+    assert (
+        not protobuf.bundled("kserve")
+        .message("inference.ModelInferResponse")
+        .FromString(reply.body)
+        .raw_output_contents
+    )
+    assert grpc.infer_response(reply.body).outputs == [
         from_numpy(name, np.array(elements, DATATYPES[name].dtype or object), name)
         for name, (_, elements) in values.items()
     ]

@@ -76,7 +76,7 @@ def over_grpc(
     if reply.fail is not None:
         raise UserError(f"{reply.fail.code}: {reply.fail.message}")
     check_instants(reply)
-    answers = [(grpc.stream_answer if streamed else grpc.infer_answer)(piece) for _, piece in reply.pieces]
+    answers = [(grpc.stream_response if streamed else grpc.infer_response)(piece) for _, piece in reply.pieces]
     for answer in answers:
         if isinstance(answer, str):
             raise UserError(answer)

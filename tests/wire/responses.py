@@ -1,4 +1,4 @@
-"""Answers of OpenAI-style servers, as bytes, for the decoder's tests."""
+"""Responses of OpenAI-style servers as bytes, for the tests of the decoders."""
 
 import json
 

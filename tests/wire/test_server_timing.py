@@ -1,4 +1,4 @@
-"""What a Server-Timing header says of queue and compute."""
+"""The queue and compute durations of Server-Timing headers."""
 
 import pytest
 from hypothesis import given
@@ -30,25 +30,25 @@ def test_queue_and_compute_in_milliseconds(value: bytes, queue: int, compute: in
 @pytest.mark.parametrize(
     "value", [b"", b"total;dur=4", b"queue", b"queue;dur", b"queue;dur=x", b",;,;=", b"queue;dur=1e30"]
 )
-def test_one_that_says_neither(value: bytes) -> None:
+def test_header_without_queue_or_compute_is_ignored(value: bytes) -> None:
     assert parse(value) is None
 
 
 @given(st.binary(max_size=60) | st.text("queuecompte;=dr,. 0123456789", max_size=60).map(str.encode))
-def test_no_header_is_too_odd(value: bytes) -> None:
-    found = parse(value)
-    assert found is None or (found.queue >= -1 and found.compute >= -1 and max(found.queue, found.compute) >= 0)
+def test_any_header_value_is_accepted(value: bytes) -> None:
+    timing = parse(value)
+    assert timing is None or (timing.queue >= -1 and timing.compute >= -1 and max(timing.queue, timing.compute) >= 0)
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9))
-def test_any_two_times(queue: float, compute: float) -> None:
+def test_any_two_durations(queue: float, compute: float) -> None:
     assert parse(f"queue;dur={queue!r}, compute;dur={compute!r}".encode()) == ServerTiming(
         round(queue * 1e6), round(compute * 1e6)
     )
 
 
-class Nothing:
-    """A body of no interest."""
+class IgnoredBody:
+    """A body decoder that ignores the body."""
 
     text = ""
 
@@ -60,12 +60,12 @@ class Nothing:
         return None
 
 
-def test_several_header_lines_are_one_list() -> None:
+def test_several_header_lines_form_one_list() -> None:
     head = b"HTTP/1.1 200 OK\r\nServer-Timing: queue;dur=1\r\nserver-timing: compute;dur=2\r\nContent-Length: 0\r\n\r\n"
-    assert TimedResponseDecoder(Nothing()).feed(head) == [ServerTiming(1_000_000, 2_000_000), End(True)]
+    assert TimedResponseDecoder(IgnoredBody()).feed(head) == [ServerTiming(1_000_000, 2_000_000), End(True)]
 
 
-def test_what_early_hints_say_is_not_said_again_by_the_answer() -> None:
-    decoder = TimedResponseDecoder(Nothing())
+def test_timing_of_early_hints_is_not_attributed_to_the_response() -> None:
+    decoder = TimedResponseDecoder(IgnoredBody())
     decoder.feed(b"HTTP/1.1 103 Early Hints\r\nServer-Timing: queue;dur=1\r\n\r\n")
     assert decoder.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") == [End(True)]

@@ -1,4 +1,4 @@
-"""Server-sent events: the standard's cases, and any stream split anywhere."""
+"""Server-sent events: the cases of the standard, and any stream split anywhere."""
 
 import pytest
 from hypothesis import given
@@ -37,19 +37,19 @@ def parse(*pieces: bytes) -> list[Message]:
         (b"\n\n\r\r\n", []),
     ],
 )
-def test_a_stream_says_the_same_at_every_split(stream: bytes, data: list[bytes]) -> None:
+def test_stream_gives_the_same_events_at_every_split(stream: bytes, data: list[bytes]) -> None:
     assert [message[1] for message in parse(stream)] == data
-    for place in range(len(stream) + 1):
-        assert [message[1] for message in parse(stream[:place], stream[place:])] == data
+    for cut_at in range(len(stream) + 1):
+        assert [message[1] for message in parse(stream[:cut_at], stream[cut_at:])] == data
     assert [message[1] for message in parse(*(stream[n : n + 1] for n in range(len(stream))))] == data
 
 
-def test_events_have_names_and_an_error_field_is_one() -> None:
+def test_error_field_is_an_event_named_error() -> None:
     assert parse(b"event: error\ndata: {}\n\ndata: a\n\n") == [(b"error", b"{}"), (b"", b"a")]
     assert parse(b'error: {"code": 500}\n\n') == [(b"error", b'{"code": 500}')]
 
 
-def test_a_byte_order_mark_inside_the_stream_is_content() -> None:
+def test_byte_order_mark_inside_the_stream_is_content() -> None:
     assert parse(b"data: a\n\n\xef\xbb\xbfdata: b\n\n") == [(b"", b"a")]
 
 
@@ -57,9 +57,7 @@ LINE = st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"").replace(b"
 
 
 @given(st.lists(LINE, min_size=1, max_size=6), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.data())
-def test_any_data_comes_out_as_it_went_in_however_it_is_split(
-    lines: list[bytes], end: bytes, data: st.DataObject
-) -> None:
+def test_any_data_survives_any_split(lines: list[bytes], end: bytes, data: st.DataObject) -> None:
     stream = b"".join(b"data: " + line + end + end for line in lines)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=8)))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]

@@ -129,7 +129,7 @@ class Http2Connection:
             self._ended()
             return
         self._heard += 1
-        whole = self._http2.whole(data)
+        whole = self._http2.complete_response(data)
         if whole is not None:
             self._hear_whole(*whole, at, delay)
             return
@@ -164,7 +164,7 @@ class Http2Connection:
         flight.bytes_in += len(body)
         if delay > flight.read_delay:
             flight.read_delay = delay
-        ending = note(flight, call.answer.whole(layout.headers, body, layout.trailers), at)
+        ending = note(flight, call.answer.complete(layout.headers, body, layout.trailers), at)
         assert ending is not None  # the trailers say so
         self._kept = True
         self._owner.ended(self, flight, at, ending, call.answer)

@@ -195,7 +195,7 @@ def _over_grpc(
     answer = GrpcResponse(stream, check, kept)
     instants, fail = roundtrip.over_grpc(whom.place, block, framed(message), answer, note, server.deadline)
     for at, one in arrived:
-        read = _told(whom, grpc.stream_answer if stream else grpc.infer_answer, one)
+        read = _told(whom, grpc.stream_response if stream else grpc.infer_response, one)
         if isinstance(read, InferResponse):  # else it is the error that `fail` says
             heard.answers.append((at, read))
     return heard, instants, fail

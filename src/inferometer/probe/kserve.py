@@ -12,7 +12,7 @@ from inferometer.probe import query
 from inferometer.probe.roundtrip import Peer
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning
-from inferometer.wire.kserve import control, grpc
+from inferometer.wire.kserve import grpc_control, http_control
 from inferometer.wire.kserve.control import IndexEntry, ModelConfig, ModelMetadata, NotOffered, ServerMetadata
 
 
@@ -34,12 +34,12 @@ def question(place: Peer, headers: Mapping[str, str], name: str, *arguments: Any
     """The typed answer to one of control.py's questions, by its name; NotOffered where the server has no such thing."""
     target = place.target
     if not target.grpc:
-        asked = getattr(control, name)(*arguments)
+        asked = getattr(http_control, name)(*arguments)
         # accept-encoding is for inferences
         plain = {key: value for key, value in headers.items() if key.lower() != "accept-encoding"}
         reply = query.http(place, asked.method, asked.path, plain, asked.body)
-        return _told(target.url, f"http_{reply.status}", lambda: control.read(asked, reply.status, reply.body))
-    call = getattr(grpc, name)(*arguments)
+        return _told(target.url, f"http_{reply.status}", lambda: http_control.read(asked, reply.status, reply.body))
+    call = getattr(grpc_control, name)(*arguments)
     reply = query.grpc(place, call.path, [call.message], headers)
     if reply.fail is not None and not reply.fail.code.startswith("grpc_"):
         raise UserError(
@@ -49,7 +49,7 @@ def question(place: Peer, headers: Mapping[str, str], name: str, *arguments: Any
     said = reply.fail.message if reply.fail is not None else ""
     message = reply.pieces[0][1] if reply.pieces else b""
     code = reply.fail.code if reply.fail is not None else ""
-    return _told(target.url, code, lambda: grpc.read(call, status, said, message))
+    return _told(target.url, code, lambda: grpc_control.read(call, status, said, message))
 
 
 def _told(url: str, code: str, read: Any) -> Any:

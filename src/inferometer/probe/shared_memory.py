@@ -350,7 +350,7 @@ def _inferred(served: Served, payload: Payload, in_sequences: bool) -> list[Infe
 
 
 def _read(message: bytes, streamed: bool) -> InferResponse:
-    answer = grpc.stream_answer(message) if streamed else grpc.infer_answer(message)
+    answer = grpc.stream_response(message) if streamed else grpc.infer_response(message)
     if isinstance(answer, str):
         raise UserError(answer)
     return answer

@@ -1,1 +1,1 @@
-"""In which bytes: requests to bytes and bytes to events. Sans-IO: no sockets, no clock, no asyncio."""
+"""Protocols: requests become bytes, bytes become events. Sans-IO: no sockets, no clock, no asyncio."""

@@ -1,64 +1,64 @@
-"""What can go wrong, each with a code of its own; the codes are what reports count by.
+"""The failure codes that reports count by, and what each of them means.
 
-The table says what a code means. Beside it stand `http_NNN` for every status that is not 200, and `grpc_NAME`
-for every gRPC status that is not OK.
+Two families of codes are not in the table: `http_NNN` for every HTTP status other than 200, and `grpc_NAME` for every gRPC
+status other than OK.
 """
 
 import ssl
 
 CODES = {
-    # said by the decoders
+    # reported by the decoders
     "error_frame": "the server sent an error inside the stream",
-    "error_body": "the server answered 200 with an error in the body",
-    "not_json": "the server answered 200 with something that is not JSON (a web page?)",
-    "not_streamed": "the server answered in one piece though a stream was asked for",
-    "malformed_json": "a frame or body is not the JSON that the API promises",
-    "malformed_http": "the answer breaks HTTP/1.1",
-    "truncated": "the stream ended with neither [DONE] nor a finish reason",
-    "cut_short": "the connection closed in the middle of the answer",
-    "malformed_http2": "the server breaks HTTP/2, or speaks something else",
-    "malformed_grpc": "the answer breaks gRPC",
-    "not_grpc": "the server answers, but not with gRPC",
-    "stream_reset": "the server reset the stream",
-    # said by the engine
-    "connect_refused": "nothing listens at that address",
+    "error_body": "the server returned status 200 with an error in the body",
+    "not_json": "the server returned status 200 with a body that is not JSON (a web page?)",
+    "not_streamed": "the server sent the response in one piece although streaming was requested",
+    "malformed_json": "an event or body is not the JSON that the API specifies",
+    "malformed_http": "the response is not valid HTTP/1.1",
+    "truncated": "the stream ended without [DONE] or a finish reason",
+    "cut_short": "the connection or stream closed in the middle of the response",
+    "malformed_http2": "the server violated the HTTP/2 protocol or speaks another protocol",
+    "malformed_grpc": "the response is not valid gRPC",
+    "not_grpc": "the server responded, but not with gRPC",
+    "stream_reset": "the server reset the HTTP/2 stream",
+    # reported by the engine
+    "connect_refused": "nothing is listening at that address",
     "connect_failed": "the connection could not be opened",
-    "connect_timeout": "the connection was not open within timeouts.connect",
+    "connect_timeout": "the connection was not established within timeouts.connect",
     "tls": "the TLS handshake failed",
-    "closed": "the server closed the connection without an answer",
+    "closed": "the server closed the connection without sending a response",
     "reset": "the server reset the connection",
-    "first_token_timeout": "no token within timeouts.first_token",
-    "idle_timeout": "no chunk within timeouts.idle of the last",
-    "total_timeout": "not complete within timeouts.total",
+    "first_token_timeout": "no token arrived within timeouts.first_token",
+    "idle_timeout": "no chunk arrived within timeouts.idle of the previous one",
+    "total_timeout": "the response was not complete within timeouts.total",
     "no_sockets": "this machine ran out of file descriptors or ports",
-    "dropped": "the concurrency cap was reached and load.when_full is drop",
-    "cancelled": "the run ended before the answer did",
-    "lost": "the client process that held it died",
+    "dropped": "the request was not sent: the concurrency cap was reached and load.when_full is drop",
+    "cancelled": "the run ended before the response was complete",
+    "lost": "the client process that handled the request died",
 }
 
 MAX_MESSAGE = 300
 
 
 def meaning(code: str) -> str:
-    """What `code` means, in words."""
+    """Describe `code` in a phrase for reports and error messages."""
     if code.startswith(("http_", "grpc_")):
-        return f"the server answered with status {code[5:]}"
+        return f"the server responded with status {code[5:]}"
     return CODES.get(code, code)
 
 
 def is_tls(start: bytes) -> bool:
-    """It begins with a record of TLS: an alert or a handshake."""
+    """Whether the bytes begin with a TLS record: an alert or a handshake."""
     return start[:2] in (b"\x15\x03", b"\x16\x03")
 
 
 def bounded(message: str) -> str:
-    """A server's message on one line, of bounded length."""
+    """Put a server's message on one line and limit its length to MAX_MESSAGE."""
     line = " ".join(message.split())
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Say what is wrong with a handshake, without OpenSSL's source positions."""
+    """Describe why a handshake failed, without OpenSSL's source positions."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return bounded(f"the server's certificate is not accepted: {error.verify_message}")
     return bounded((error.reason or str(error)).replace("_", " ").lower())

@@ -1,7 +1,7 @@
-"""gRPC on HTTP/2, the client's side: header blocks, message framing, and what a stream's frames mean.
+"""gRPC over HTTP/2, client side: header blocks, message framing, and the interpretation of a stream's frames.
 
-A message is framed by a byte that says whether it is compressed and four of its length. An answer is headers, messages and
-trailers; the trailers have grpc-status, and an answer that fails at once has trailers alone.
+Each message is preceded by one byte that says whether it is compressed and four bytes with its length. A response consists
+of headers, messages and trailers. The trailers carry grpc-status; a response that fails at once consists of trailers only.
 """
 
 import gzip
@@ -40,7 +40,7 @@ STATUS = (
 )
 
 _FRAME = struct.Struct(">BI")
-_UNSEEN = ((0, b""),)
+_DISCARDED = ((0, b""),)
 _ONE_ARRIVAL = (ONE_TOKEN,)
 _END = End(keep_alive=True)
 _ENDED = (_END,)
@@ -51,10 +51,10 @@ _NOT_METADATA = {
     *("connection", "content-length", "content-type", "host", "keep-alive", "proxy-connection", "te"),
     *("transfer-encoding", "upgrade", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"),
 }
-"""Headers that belong to HTTP/1.1, or to gRPC itself."""
+"""Headers that belong to HTTP/1.1 or to gRPC itself."""
 
 Check = Callable[[bytes], str]
-"""Looks at a message of the answer: what is wrong with it, or nothing."""
+"""Inspects a message of the response; returns the error that it carries, or an empty string."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ Check = Callable[[bytes], str]
 def header_block(
     path: str, authority: str, tls: bool, metadata: Mapping[str, str], deadline: float = 0, compression: str = "none"
 ) -> bytes:
-    """The HPACK block of a call's headers; it can be used on any connection, any number of times."""
+    """Encode the headers of a call as an HPACK block, which can be sent on any connection, any number of times."""
     headers = [
         (b":method", b"POST"),
         (b":scheme", b"https" if tls else b"http"),
@@ -77,16 +77,16 @@ def header_block(
     if compression != "none":
         headers.append((b"grpc-encoding", compression.encode()))
     headers.append((b"grpc-accept-encoding", b"identity,deflate,gzip"))
-    own = {name.lower(): value for name, value in metadata.items()}  # of two that differ in case alone, the last
-    for name in own.keys() & _NOT_METADATA:
-        remedy = "leave it out: HTTP/2 has its own ways, and gRPC server.deadline and server.compression"
-        raise UserError(f"server.headers: {name} cannot stand in a gRPC call", remedy)
-    headers += [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
+    custom = {name.lower(): value for name, value in metadata.items()}  # if two differ only in case, the last one wins
+    for name in custom.keys() & _NOT_METADATA:
+        remedy = "remove it: HTTP/2 and gRPC set it themselves (see server.deadline and server.compression)"
+        raise UserError(f"server.headers: {name} is not allowed in a gRPC call", remedy)
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in custom.items()]
     return encode(headers)
 
 
 def timeout(seconds: float) -> bytes:
-    """As grpc-timeout has it: at most eight digits and a unit, the finest that fits."""
+    """Format a duration for grpc-timeout: at most eight digits and the finest unit that fits."""
     for parts, unit in _UNITS:
         count = round(seconds * parts)
         if count <= _MAX_TIMEOUT:
@@ -95,62 +95,62 @@ def timeout(seconds: float) -> bytes:
 
 
 def deadline_passed(seconds: float) -> Fail:
-    """How a call ends whose answer is not complete by its deadline, which the client keeps as the server does."""
-    what = f"the deadline of {format_seconds(seconds)} passed before the answer was complete"
+    """The failure of a call whose response is not complete by its deadline, which the client enforces like the server."""
+    what = f"the deadline of {format_seconds(seconds)} passed before the response was complete"
     return Fail("grpc_DEADLINE_EXCEEDED", what, True)
 
 
 def framed(message: bytes, compression: str = "none") -> bytes:
-    """One message as it stands in the stream."""
+    """Encode one message with its frame header, compressed if requested."""
     if compression == "none":
         return _FRAME.pack(0, len(message)) + message
     packed = gzip.compress(message, mtime=0) if compression == "gzip" else zlib.compress(message)
     return _FRAME.pack(1, len(packed)) + packed
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class MessageSplitter:
-    """The messages of a stream, from its DATA as it comes. A large message's pieces are joined once.
+    """Splits the DATA of a stream into messages. The pieces of a large message are joined only once.
 
-    Where nobody looks at them (`keep`), those that are not compressed are counted and not kept: they come out empty.
+    With `keep=False`, uncompressed messages are only counted: their bytes are discarded and they come out empty.
     """
 
-    __slots__ = ("_held", "_keep", "_pieces", "_skip", "_want")
+    __slots__ = ("_buffered", "_keep", "_needed", "_pieces", "_skip")
 
     def __init__(self, keep: bool = True) -> None:
         self._keep = keep
         self._pieces: list[bytes] = []
-        self._held = 0
-        self._want = 5
-        self._skip = 0  # bytes of a message that is not kept which are still to come
+        self._buffered = 0
+        self._needed = 5
+        self._skip = 0  # bytes still to come of a message that is discarded
 
     def feed(self, data: bytes) -> Sequence[tuple[int, bytes]]:
-        """The messages that `data` completes, each with its flag (1: compressed)."""
+        """Return the messages that `data` completes, each with its flag (1: compressed)."""
         if self._skip:
-            return self._pass_over(data)
-        if not self._held and len(data) >= 5:
+            return self._discard(data)
+        if not self._buffered and len(data) >= 5:
             flag, length = _FRAME.unpack_from(data)
             if len(data) == 5 + length:
-                return ((flag, data[5:]),) if self._keep or flag else _UNSEEN  # one whole message: nearly always
+                return ((flag, data[5:]),) if self._keep or flag else _DISCARDED  # exactly one message: nearly always
         self._pieces.append(data)
-        self._held += len(data)
-        if self._held < self._want:
+        self._buffered += len(data)
+        if self._buffered < self._needed:
             return ()
-        return self._cut()
+        return self._split()
 
-    def _pass_over(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+    def _discard(self, data: bytes) -> Sequence[tuple[int, bytes]]:
         if len(data) < self._skip:
             self._skip -= len(data)
             return ()
         rest, self._skip = data[self._skip :], 0
-        return [*_UNSEEN, *self.feed(rest)] if rest else _UNSEEN
+        return [*_DISCARDED, *self.feed(rest)] if rest else _DISCARDED
 
-    def _cut(self) -> list[tuple[int, bytes]]:
+    def _split(self) -> list[tuple[int, bytes]]:
         joined = b"".join(self._pieces)
-        found = []
-        at, self._want = 0, 5
+        messages = []
+        at, self._needed = 0, 5
         while len(joined) - at >= 5:
             flag, length = _FRAME.unpack_from(joined, at)
             if len(joined) - at < 5 + length:
@@ -158,23 +158,23 @@ class MessageSplitter:
                     self._skip = 5 + length - (len(joined) - at)
                     at = len(joined)
                 else:
-                    self._want = 5 + length
+                    self._needed = 5 + length
                 break
-            found.append((flag, joined[at + 5 : at + 5 + length] if self._keep or flag else b""))
+            messages.append((flag, joined[at + 5 : at + 5 + length] if self._keep or flag else b""))
             at += 5 + length
         rest = joined[at:] if at else joined
         self._pieces = [rest] if rest else []
-        self._held = len(rest)
-        return found
+        self._buffered = len(rest)
+        return messages
 
     @property
-    def is_within(self) -> bool:
-        """A message has begun and is not complete."""
-        return self._held > 0 or self._skip > 0
+    def is_mid_message(self) -> bool:
+        """Whether a message has begun and is not complete."""
+        return self._buffered > 0 or self._skip > 0
 
 
-def unpacked(flag: int, message: bytes, encoding: bytes) -> bytes:
-    """The message itself; ValueError where it cannot be had."""
+def decompressed(flag: int, message: bytes, encoding: bytes) -> bytes:
+    """Decompress a message if its flag is set; raise ValueError when that is not possible."""
     if not flag:
         return message
     try:
@@ -183,45 +183,48 @@ def unpacked(flag: int, message: bytes, encoding: bytes) -> bytes:
         if encoding == b"deflate":
             return zlib.decompress(message)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"a compressed message is broken: {error}") from None
-    raise ValueError(f"a message is compressed by {encoding.decode('latin-1') or 'nobody knows what'!r}")
+        raise ValueError(f"a compressed message is corrupt: {error}") from None
+    raise ValueError(f"a message has an unsupported compression: {encoding.decode('latin-1') or 'none declared'!r}")
 
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
 
-class _Seen:
-    """The headers and trailers of the last answer that was well. The codec gives the same object for the same block, and
-    servers send the same blocks again and again: nearly always it is enough to see that it is that object."""
+class _LastSuccess:
+    """The headers and trailers of the last successful response.
+
+    Servers send the same header blocks again and again, and the HTTP/2 codec returns the same object for the same block, so
+    nearly always an identity comparison is enough.
+    """
 
     head: Fields = ()
     end: Fields = ()
 
 
 class GrpcResponse(msgspec.Struct, gc=False):
-    """What one stream's frames mean."""
+    """Interprets the frames of one stream as a gRPC response."""
 
     streamed: bool = False
-    """Each message counts as an arrival."""
+    """Whether each message counts as an arrival."""
     check: Check | None = None
-    """May call a message an error."""
+    """Decides whether a message is an error."""
     kept: list[bytes] | None = None
-    """Where messages are kept; None: nowhere."""
+    """Collects the messages; None: they are not kept."""
     status: int = 0
     count: int = 0
     trailers: Fields = ()
     messages: MessageSplitter | None = None
-    """Made where they do not come whole."""
+    """Created only if a DATA frame is not exactly one message, or if the messages must be inspected."""
     encoding: bytes = b""
-    is_begun: bool = False
+    has_headers: bool = False
 
     @property
     def text(self) -> str:
         return ""
 
-    def whole(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
-        """All of the answer at once."""
-        if headers is _Seen.head and trailers is _Seen.end and self.check is None and self.kept is None:
+    def complete(self, headers: Fields, data: bytes, trailers: Fields) -> Sequence[Event]:
+        """Interpret a response that arrived all at once."""
+        if headers is _LastSuccess.head and trailers is _LastSuccess.end and self.check is None and self.kept is None:
             flag, length = _FRAME.unpack_from(data) if len(data) >= 5 else (1, 0)
             if not flag and len(data) == 5 + length:
                 self.status, self.count, self.trailers = 200, 1, trailers
@@ -229,10 +232,10 @@ class GrpcResponse(msgspec.Struct, gc=False):
         return (*self.headers(headers, False), *self.data(data, False), *self.headers(trailers, True))
 
     def headers(self, headers: Fields, end: bool) -> Sequence[Event]:
-        if self.is_begun or end:
+        if self.has_headers or end:
             return self._finish(headers, end)
-        self.is_begun = True
-        if headers is _Seen.head:
+        self.has_headers = True
+        if headers is _LastSuccess.head:
             self.status = 200
             return ()
         kind = b""
@@ -247,27 +250,27 @@ class GrpcResponse(msgspec.Struct, gc=False):
             return (_http_failure(self.status, headers),)
         if not kind.startswith(b"application/grpc"):
             shown = kind.decode("latin-1") or "no content type"
-            return (Fail("not_grpc", bounded(f"the server answers with {shown}"), True),)
+            return (Fail("not_grpc", bounded(f"the server responded with {shown}"), True),)
         if not self.encoding:
-            _Seen.head = headers
+            _LastSuccess.head = headers
         return ()
 
     def data(self, data: bytes, end: bool) -> Sequence[Event]:
         if self.messages is None:
-            is_looked_at = self.check is not None or self.kept is not None
-            if not is_looked_at and not end and len(data) >= 5:
+            must_inspect = self.check is not None or self.kept is not None
+            if not must_inspect and not end and len(data) >= 5:
                 flag, length = _FRAME.unpack_from(data)
-                if not flag and len(data) == 5 + length:  # one whole message: nearly always
+                if not flag and len(data) == 5 + length:  # exactly one message: nearly always
                     self.count += 1
                     return _ONE_ARRIVAL if self.streamed else ()
-            self.messages = MessageSplitter(keep=is_looked_at)
+            self.messages = MessageSplitter(keep=must_inspect)
         events: list[Event] = []
         for flag, message in self.messages.feed(data):
             self.count += 1
             if flag or self.check is not None or self.kept is not None:
-                wrong = self._look(flag, message)
-                if wrong is not None:
-                    events.append(wrong)
+                failure = self._inspect(flag, message)
+                if failure is not None:
+                    events.append(failure)
                     return events
             if self.streamed:
                 events.append(ONE_TOKEN)
@@ -275,20 +278,20 @@ class GrpcResponse(msgspec.Struct, gc=False):
             events.append(Fail("cut_short", "the stream ended without trailers", True))
         return events
 
-    def _look(self, flag: int, message: bytes) -> Fail | None:
+    def _inspect(self, flag: int, message: bytes) -> Fail | None:
         try:
-            message = unpacked(flag, message, self.encoding)
+            message = decompressed(flag, message, self.encoding)
         except ValueError as error:
             return Fail("malformed_grpc", bounded(str(error)), True)
         if self.kept is not None:
             self.kept.append(message)
-        said = self.check(message) if self.check is not None else ""
-        return Fail("error_frame", bounded(said), True) if said else None
+        error_text = self.check(message) if self.check is not None else ""
+        return Fail("error_frame", bounded(error_text), True) if error_text else None
 
     def _finish(self, headers: Fields, end: bool) -> Sequence[Event]:
-        """The trailers, which may be all there is."""
+        """Interpret the trailers, which may be the only part of the response."""
         self.trailers = headers
-        if headers is _Seen.end and self.messages is None and (self.count == 1 or self.streamed):
+        if headers is _LastSuccess.end and self.messages is None and (self.count == 1 or self.streamed):
             return _ENDED
         status = message = timing = None
         for name, value in headers:
@@ -301,46 +304,47 @@ class GrpcResponse(msgspec.Struct, gc=False):
             elif name == b":status":
                 self.status = int(value) if value.isdigit() else 0
         if status == b"0":
-            return self._ended_well(headers, timing)
+            return self._succeed(headers, timing)
         if status is None:
             if self.status not in (0, 200):
                 return (_http_failure(self.status, headers),)
-            return (Fail("malformed_grpc", "the answer has no grpc-status", True),)
-        return (Fail(f"grpc_{status_name(status)}", _told(message or b""), True),)
+            return (Fail("malformed_grpc", "the response has no grpc-status", True),)
+        return (Fail(f"grpc_{status_name(status)}", _status_message(message or b""), True),)
 
-    def _ended_well(self, headers: Fields, timing: bytes | None) -> Sequence[Event]:
-        """The server says so: is the answer there?"""
-        if self.messages is not None and self.messages.is_within:
+    def _succeed(self, headers: Fields, timing: bytes | None) -> Sequence[Event]:
+        """Handle status OK: check that the response is complete."""
+        if self.messages is not None and self.messages.is_mid_message:
             return (Fail("cut_short", "the stream ended in the middle of a message", True),)
         if self.count != 1 and not self.streamed:
-            return (_not_one_answer(self.count),)
-        said = server_timing.parse(timing) if timing is not None else None
-        if said is not None:
-            return (said, _END)
-        _Seen.end = headers
+            return (_wrong_count(self.count),)
+        spent = server_timing.parse(timing) if timing is not None else None
+        if spent is not None:
+            return (spent, _END)
+        _LastSuccess.end = headers
         return _ENDED
 
 
 def status_name(status: bytes) -> str:
+    """The name of a grpc-status value; the value itself if gRPC does not define it."""
     return STATUS[int(status)] if status.isdigit() and int(status) < len(STATUS) else bounded(status.decode("latin-1"))
 
 
 def status_number(name: str) -> int:
-    """The number that `status_name` has the name of; UNKNOWN for one that gRPC does not have."""
+    """The number of a status name, the inverse of `status_name`; UNKNOWN's for a name that gRPC does not define."""
     return STATUS.index(name if name in STATUS else "UNKNOWN")
 
 
-def _told(message: bytes) -> str:
-    """grpc-message in words: it is UTF-8, percent-encoded."""
+def _status_message(message: bytes) -> str:
+    """Decode grpc-message, which is percent-encoded UTF-8."""
     return bounded(unquote_to_bytes(message).decode("utf-8", "replace"))
 
 
-def _not_one_answer(count: int) -> Fail:
+def _wrong_count(count: int) -> Fail:
     if count:
-        return Fail("malformed_grpc", "a call that has one answer was given several", True)
-    return Fail("cut_short", "the call ended well but without an answer", True)
+        return Fail("malformed_grpc", "a unary call received more than one response message", True)
+    return Fail("cut_short", "the call ended with status OK but without a response message", True)
 
 
 def _http_failure(status: int, headers: Fields) -> Fail:
     message = next((value for name, value in headers if name == b"grpc-message"), b"")
-    return Fail(f"http_{status}", _told(message), True)
+    return Fail(f"http_{status}", _status_message(message), True)

@@ -1,7 +1,7 @@
-"""HTTP/1.1, the client's side: request heads, and the framing of answers (httptools parses).
+"""HTTP/1.1, client side: request heads, and the framing of responses (parsed by httptools).
 
-An answer's body goes piece by piece to a `Body`, which says what the pieces mean. One decoder serves a connection for as
-long as it lives: `reset` makes it ready for the next answer.
+The body of a response goes piece by piece to a `BodyDecoder`, which interprets it. One `ResponseDecoder` serves a connection
+for its whole lifetime: `reset` prepares it for the next response.
 """
 
 import json
@@ -16,40 +16,40 @@ from inferometer.wire.failures import bounded, is_tls
 from inferometer.wire.target import Target
 
 _MAX_KEPT = 4096
-"""Bytes of a failed answer that are kept for its message."""
+"""Bytes of an error response that are kept for its message."""
 
 
-HTTP2 = "speaks HTTP/2 (gRPC?), not HTTP/1.1"
-TLS = "speaks TLS, not plain HTTP/1.1"
+HTTP2 = "the server speaks HTTP/2 (gRPC?), not HTTP/1.1"
+TLS = "the server speaks TLS, not plain HTTP/1.1"
 FRAME_HEAD = 9
-"""Bytes that say whether it is HTTP/2."""
+"""Number of bytes that `is_http2` needs to decide."""
 _SETTINGS = 4
 
 _END_KEPT, _END = End(keep_alive=True), End(keep_alive=False)
 
 
 class BodyDecoder(Protocol):
-    """What the body of a 200 means."""
+    """Interprets the body of a response with status 200."""
 
     def reset(self) -> None: ...
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        """Append what `piece` says; a Fail ends the answer."""
+        """Append the events of `piece`; a Fail ends the response."""
 
     def finish(self, events: list[Event]) -> Fail | None:
-        """The body is complete: append what it says, or return why it is a failure."""
+        """Handle the end of the body: append the last events, or return the reason if the response is a failure."""
 
     @property
     def text(self) -> str: ...
 
 
 def is_http2(start: bytes) -> bool:
-    """It begins with a SETTINGS frame of stream 0."""
+    """Whether the bytes begin with a SETTINGS frame on stream 0."""
     return len(start) >= FRAME_HEAD and start[3] == _SETTINGS and start[5:FRAME_HEAD] == bytes(4)
 
 
 def request_head(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """The request line and headers, up to but without the blank line."""
+    """Encode the request line and headers, without the blank line that ends them."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
@@ -61,10 +61,10 @@ def numbered(
     bodies: Iterable[tuple[Mapping[str, str], bytes]],
     tag: str,
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The heads and tails of POST requests (types.Calls): `headers` are every request's, each body brings its own.
+    """Encode POST requests as the heads and tails that `types.Calls` describes.
 
-    A request is called TAG-ID in its X-Request-Id. The tag is the run's own: there are servers that take the header for a key,
-    and would mix up two runs that both start from 0.
+    All requests share `headers`; each entry of `bodies` adds its own headers. The X-Request-Id of a request is TAG-ID. The
+    tag is unique to the run because some servers use the header as a key and would mix up two runs that both count from 0.
     """
     heads = []
     for target in targets:
@@ -72,14 +72,17 @@ def numbered(
         head = request_head("POST", target.prefix + path, target.authority, credentials | dict(headers))
         heads.append(head + f"X-Request-Id: {tag}-".encode())
     tails = []
-    for own, body in bodies:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+    for extra, body in bodies:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
         tails.append(b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body))
     return tuple(heads), tuple(tails)
 
 
 class ResponseDecoder:
-    """Bytes of one answer after another on a connection -> events. Who takes them stops at the first End or Fail."""
+    """Decodes the responses of one connection, one after another, into events.
+
+    The caller must stop reading events of a response at the first End or Fail.
+    """
 
     __slots__ = ("_body", "_events", "_head", "_kept", "_parser", "status")
 
@@ -90,10 +93,10 @@ class ResponseDecoder:
         self.reset()
 
     def reset(self) -> None:
-        """Ready for the next answer on the same connection."""
+        """Prepare for the next response on the same connection."""
         self.status = 0
-        self._head = b""  # what came before the body, and the first of that
-        self._kept = b""  # the body of an answer that is not 200
+        self._head = b""  # the bytes before the body and the first piece of it
+        self._kept = b""  # the start of the body if the status is not 200
         self._body.reset()
 
     @property
@@ -110,13 +113,13 @@ class ResponseDecoder:
         except httptools.HttpParserUpgrade:
             events.append(Fail("malformed_http", "the server switched protocols"))
         except httptools.HttpParserError as error:
-            said = f"{error}; the answer starts with {self._head[:60]!r}"
-            known = HTTP2 if is_http2(self._head) else TLS if is_tls(self._head) else ""
-            events.append(Fail("malformed_http", bounded(known or said)))
+            details = f"{error}; the response starts with {self._head[:60]!r}"
+            other_protocol = HTTP2 if is_http2(self._head) else TLS if is_tls(self._head) else ""
+            events.append(Fail("malformed_http", bounded(other_protocol or details)))
         return events
 
     def eof(self) -> Sequence[Event]:
-        """The server closed: the proper end of an answer without a length, and a broken one of any other."""
+        """Handle the server's close: it properly ends a response without a length and truncates any other."""
         self._events = []
         if not self._head:
             return [Fail("closed", "")]
@@ -125,7 +128,7 @@ class ResponseDecoder:
         if not end or b"\r\ncontent-length:" in fields or b"\r\ntransfer-encoding:" in fields:
             return [Fail("cut_short", "")]
         self.on_message_complete()
-        return self._events or [Fail("cut_short", "")]  # only a 1xx came
+        return self._events or [Fail("cut_short", "")]  # only a 1xx response arrived
 
     # --- called by httptools ---
 
@@ -140,7 +143,7 @@ class ResponseDecoder:
             self._kept += piece[:_MAX_KEPT]
 
     def on_message_complete(self) -> None:
-        keep_alive = self._parser.should_keep_alive()  # not where the server's closing is the end
+        keep_alive = self._parser.should_keep_alive()  # false if the response ends with the connection
         status = self.status or self._parser.get_status_code()
         if status == 200:
             failure = self._body.finish(self._events)
@@ -148,13 +151,16 @@ class ResponseDecoder:
                 self._events.append(_END_KEPT if keep_alive else _END)
             else:
                 self._events.append(Fail(failure.code, failure.message, keep_alive))
-        elif status >= 200:  # 100 Continue, 103 Early Hints: the answer is still to come
+        elif status >= 200:  # after a 1xx (100 Continue, 103 Early Hints) the response is still to come
             self._events.append(Fail(f"http_{status}", error_message(self._kept), keep_alive))
         self.status = status if status >= 200 else 0
 
 
 class TimedResponseDecoder(ResponseDecoder):
-    """The same for servers that may say, in a header, what the time went into. Looking at headers costs, so not all do."""
+    """A ResponseDecoder that also reads the Server-Timing header.
+
+    It is a class of its own because a callback for every header costs time, which other APIs should not pay.
+    """
 
     __slots__ = ("_timing",)
 
@@ -164,7 +170,7 @@ class TimedResponseDecoder(ResponseDecoder):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) == len(server_timing.NAME) and name.lower() == server_timing.NAME:
-            self._timing += b"," + value  # lines of one name are one list
+            self._timing += b"," + value  # header lines of the same name form one list
 
     def on_message_complete(self) -> None:
         if self._timing:
@@ -175,7 +181,7 @@ class TimedResponseDecoder(ResponseDecoder):
 
 
 def error_message(body: bytes) -> str:
-    """What a server says in an error body: OpenAI's error.message, FastAPI's detail, or the text itself."""
+    """Extract the message of an error body: OpenAI's error.message, FastAPI's detail, or the text itself."""
     try:
         tree = json.loads(body)
     except ValueError:
@@ -190,7 +196,7 @@ def error_message(body: bytes) -> str:
 
 
 def not_json(body: bytes, error: str) -> Fail:
-    """A body, or an event's data, that is not the JSON which was promised."""
+    """Describe a body, or the data of an event, that is not the expected JSON."""
     if body.lstrip()[:1] in (b"{", b"["):
         return Fail("malformed_json", bounded(f"{error}: {body[:200].decode('utf-8', 'replace')}"))
     return Fail("not_json", bounded(body[:400].decode("utf-8", "replace")))

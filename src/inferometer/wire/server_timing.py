@@ -1,6 +1,6 @@
-"""The Server-Timing header (or gRPC trailer): what the server says a request's time went into.
+"""The Server-Timing header (or gRPC trailer): how the server says a request's time was spent.
 
-`queue;dur=0.12, compute;dur=3.4`: milliseconds, by name. Other names are somebody else's and are passed over.
+The format is `queue;dur=0.12, compute;dur=3.4`: milliseconds by name. Names other than queue and compute are ignored.
 """
 
 from inferometer.types import ServerTiming
@@ -9,15 +9,15 @@ NAME = b"server-timing"
 
 
 def parse(value: bytes) -> ServerTiming | None:
-    """What it says of queue and compute; None where it says neither."""
-    found = {b"queue": -1, b"compute": -1}
+    """Read the queue and compute durations; return None if the value has neither."""
+    durations = {b"queue": -1, b"compute": -1}
     for entry in value.split(b","):
         name, *parameters = (part.strip() for part in entry.split(b";"))
         for parameter in parameters:
             key, _, duration = parameter.partition(b"=")
-            if key.strip().lower() == b"dur" and name.lower() in found:
-                found[name.lower()] = _nanoseconds(duration.strip().strip(b'"'))
-    return ServerTiming(found[b"queue"], found[b"compute"]) if max(found.values()) >= 0 else None
+            if key.strip().lower() == b"dur" and name.lower() in durations:
+                durations[name.lower()] = _nanoseconds(duration.strip().strip(b'"'))
+    return ServerTiming(durations[b"queue"], durations[b"compute"]) if max(durations.values()) >= 0 else None
 
 
 def _nanoseconds(milliseconds: bytes) -> int:

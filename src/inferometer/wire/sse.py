@@ -1,9 +1,9 @@
-"""Server-sent events as the standard has them: bytes in, (event name, data) out.
+"""Server-sent events as the standard defines them: bytes in, (event name, data) out.
 
-Lines end in LF, CRLF or CR; a BOM may stand before the first; a line that starts with a colon is a comment; `data` lines
-of one event are joined by LF; a blank line ends an event, and one without data is nothing. Two lenient additions, each for
-servers that exist: an event that the end of the stream cuts off before its blank line still counts (`finish`), and a field
-called `error` is an event of that name.
+Lines end in LF, CRLF or CR; a BOM may precede the first one; a line that starts with a colon is a comment; the `data` lines
+of one event are joined by LF; a blank line ends an event, and an event without data is ignored. Two lenient additions cover
+servers that exist in practice: an event that is missing its blank line at the end of the stream still counts (`finish`),
+and a field named `error` is treated as an event of that name.
 """
 
 Message = tuple[bytes, bytes]
@@ -12,7 +12,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventStream:
-    """Feed it the stream, split anywhere."""
+    """Parser for one event stream, which may arrive in pieces of any size."""
 
     __slots__ = ("_after_cr", "_data", "_fresh", "_name", "_rest", "_started")
 
@@ -25,10 +25,13 @@ class EventStream:
         self._started = False
         self._name = b""
         self._data: list[bytes] = []
-        self._fresh = True  # nothing is held back: the next piece starts an event
+        self._fresh = True  # nothing is buffered: the next piece starts a new event
 
     def single(self, piece: bytes) -> bytes | None:
-        """The data of a piece that is one whole event of one line and has no name: nearly always. None: `feed` it."""
+        """Return the data of a piece that is exactly one unnamed event with one data line, which is nearly always the case.
+
+        Returns None for any other piece, which must then go to `feed`.
+        """
         if self._fresh and piece.find(b"\n") == len(piece) - 2 and piece[:6] == b"data: " and piece[-1] == 10:
             if 13 in piece:
                 return None
@@ -37,12 +40,12 @@ class EventStream:
         return None
 
     def feed(self, piece: bytes) -> list[Message]:
-        """The events that `piece` completes."""
+        """Return the events that `piece` completes."""
         data = self.single(piece)
         return self._lines(piece) if data is None else [(b"", data)]
 
     def finish(self) -> list[Message]:
-        """The stream is over: what its end cut off."""
+        """End the stream; return the event that it cut off before its blank line, if any."""
         messages = self._lines(b"\n") if self._rest else []
         return messages + self._lines(b"\n\n") if self._data else messages
 

@@ -9,7 +9,7 @@ from inferometer.serve.models.types import Loaded, Loading
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.wire import protobuf
 
-ModelConfig = protobuf.own("kserve").message("inference.ModelConfig")
+ModelConfig = protobuf.bundled("kserve").message("inference.ModelConfig")
 
 
 def loading(path: Path | None = None, *, device: str = "cpu", name: str = "m", **config: Any) -> Loading:

@@ -16,7 +16,7 @@ from grpc_peer import Served, Stub, a_request, dialled, failure, serving
 from inferometer import __version__
 from inferometer.serve.kserve import control, messages
 from inferometer.wire import protobuf
-from inferometer.wire.kserve import grpc as client
+from inferometer.wire.kserve import grpc_control as client
 
 TRITON = Path(os.environ.get("INFEROMETER_REAL", Path.home() / ".cache/inferometer/real")) / "triton/bin/python"
 
@@ -272,5 +272,5 @@ def test_our_proto_files_say_what_tritonclients_do() -> None:
         pytest.skip(f"{TRITON} is not there: tools/real_servers/install.sh triton")
     said = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)
     theirs = [descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(one)) for one in json.loads(said.stdout)]
-    own = descriptor_pb2.FileDescriptorSet.FromString((protobuf.OWN / "kserve.binpb").read_bytes())
+    own = descriptor_pb2.FileDescriptorSet.FromString((protobuf.BUNDLED / "kserve.binpb").read_bytes())
     assert described(list(own.file)) == described(theirs)

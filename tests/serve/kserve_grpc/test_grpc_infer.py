@@ -41,7 +41,7 @@ def stub(served: Served) -> Iterator[Stub]:
 def test_our_own_client_gets_every_datatype_back(stub: Stub, datatype: str, size: int) -> None:
     given = random(f"IN_{datatype}", datatype, (size,), np.random.default_rng(size))
     message = client.infer_request("all_types", "", [given], InferOptions(id="seven"))
-    answer = client.infer_answer(stub.ModelInfer(message).SerializeToString())
+    answer = client.infer_response(stub.ModelInfer(message).SerializeToString())
     assert (answer.model, answer.version, answer.id) == ("all_types", "1", "seven")
     assert answer.outputs == [Tensor(f"OUT_{datatype}", datatype, (size,), given.data)]
 
@@ -72,7 +72,7 @@ def a_typed_request(datatype: str, field: str, values: list[Any]) -> Any:
 @pytest.mark.parametrize("datatype", TYPED)
 def test_elements_in_the_field_of_their_datatype_come_back_raw(stub: Stub, datatype: str) -> None:
     field, values = TYPED[datatype]
-    answer = client.infer_answer(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
+    answer = client.infer_response(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
     assert isinstance(answer.outputs[0], Tensor)
     assert to_numpy(answer.outputs[0]).tolist() == values
 
@@ -369,7 +369,7 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
 
 
 def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:
-    read = [client.stream_answer(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
+    read = [client.stream_response(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
     assert [type(one) for one in read] == [InferResponse] * 3
 
 

@@ -20,8 +20,8 @@ from inferometer.serve.models.types import Inference
 from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor
 from inferometer.wire import server_timing
-from inferometer.wire.kserve import control
 from inferometer.wire.kserve import http as client
+from inferometer.wire.kserve import http_control as control
 from inferometer.wire.kserve.http import InferOptions, ShmRef
 
 INFER = "/v2/models/identity/infer"

@@ -36,7 +36,7 @@ from waiting import until
 from inferometer.serve.kserve.messages import ModelStreamInferResponse
 from inferometer.wire import protobuf
 
-HEALTH = protobuf.own("health")
+HEALTH = protobuf.bundled("health")
 CheckRequest = HEALTH.message("grpc.health.v1.HealthCheckRequest")
 CheckResponse = HEALTH.message("grpc.health.v1.HealthCheckResponse")
 SERVING, NOT_SERVING = 1, 2

@@ -1,4 +1,4 @@
-"""What the tests of HTTP/2 share: a server made of the h2 library, a connection that is past its greetings, and events as lists."""
+"""Helpers for the tests of HTTP/2: a server built with the h2 library, connections after their handshake, and lists of events."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -18,9 +18,9 @@ BLOCK = encode(
         (b"content-type", b"application/grpc"),
     ]
 )
-ANSWER = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+RESPONSE = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 TRAILERS = [(b"grpc-status", b"0"), (b"grpc-message", b"")]
-OK = encode(ANSWER)
+OK = encode(RESPONSE)
 END = encode(TRAILERS)
 
 
@@ -31,7 +31,7 @@ def server() -> H2Connection:
 
 
 def pair(**options: int) -> tuple[Http2Client, H2Connection]:
-    """A client and h2 as its server, greetings exchanged."""
+    """A client and a server built with h2, after their handshake."""
     client, peer = Http2Client(**options), server()
     client.start()
     exchange(client, peer)
@@ -39,22 +39,22 @@ def pair(**options: int) -> tuple[Http2Client, H2Connection]:
 
 
 def exchange(client: Http2Client, peer: H2Connection) -> tuple[list[Event], list[object]]:
-    """Carry bytes both ways until there are no more: what the client and the server saw."""
+    """Transfer bytes both ways until there are no more; return the events of the client and of the server."""
     seen: list[Event] = []
-    asked: list[object] = []
+    at_server: list[object] = []
     while True:
         up = client.take()
         if up:
-            asked += peer.receive_data(up)
+            at_server += peer.receive_data(up)
         down = peer.data_to_send()
         if down:
             seen += client.feed(down)
         if not up and not down:
-            return seen, asked
+            return seen, at_server
 
 
-def greeted(settings: dict[int, int] | None = None, **options: int) -> Http2Client:
-    """A client that has the server's SETTINGS, and nothing left to write."""
+def connected(settings: dict[int, int] | None = None, **options: int) -> Http2Client:
+    """A client that has received the server's SETTINGS and has nothing left to send."""
     client = Http2Client(**options)
     client.start()
     client.feed(frames.settings(settings or {}))
@@ -64,30 +64,30 @@ def greeted(settings: dict[int, int] | None = None, **options: int) -> Http2Clie
 
 
 def written(client: Http2Client, limit: int = 1 << 20) -> list[tuple[int, int, int, bytes]]:
-    """All that the client has to write, as (kind, flags, stream, payload)."""
+    """All frames that the client has to send, as (kind, flags, stream, payload)."""
     data = b"".join(iter(lambda: client.take(limit), b""))
-    found, at = [], 0
+    result, at = [], 0
     while at < len(data):
         word, flags, stream = frames.unpack_head(data, at)
         stop = at + 9 + (word >> 8)
         assert stop <= len(data)
-        found.append((word & 0xFF, flags, stream, data[at + 9 : stop]))
+        result.append((word & 0xFF, flags, stream, data[at + 9 : stop]))
         at = stop
-    return found
+    return result
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Pieces of one body that follow each other as one: what does not depend on how bytes were split."""
-    found: list[Event] = []
+    """Join consecutive pieces of one body, so that the result does not depend on how the bytes were split."""
+    result: list[Event] = []
     for event in events:
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         if isinstance(event, Data) and isinstance(last, Data) and last.stream == event.stream and not last.end:
-            found[-1] = Data(event.stream, last.data + event.data, event.end)
+            result[-1] = Data(event.stream, last.data + event.data, event.end)
         else:
-            found.append(event)
-    return found
+            result.append(event)
+    return result
 
 
-def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
-    edges = [0, *sorted(places), len(data)]
+def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
+    edges = [0, *sorted(cuts), len(data)]
     return [data[a:b] for a, b in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""HPACK against the hpack library, against the standard's examples, and against blocks that are broken."""
+"""HPACK against the hpack library, against the examples of the standard, and with malformed blocks."""
 
 import hpack
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.wire.http2 import huffman
-from inferometer.wire.http2.fields import HeaderReader, understood
+from inferometer.wire.http2.fields import HeaderReader, validate
 from inferometer.wire.http2.hpack import NO_TABLE, STATIC, HpackDecoder, HpackError, encode
 
 LIMIT = 1 << 20
@@ -42,7 +42,7 @@ REQUESTS = [
 COOKIE = b"foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1"
 PLACE = (b"location", b"https://www.example.com")
 FIRST, SECOND = (b"date", b"Mon, 21 Oct 2013 20:13:21 GMT"), (b"date", b"Mon, 21 Oct 2013 20:13:22 GMT")
-ANSWERS = [
+RESPONSES = [
     [(b":status", b"302"), (b"cache-control", b"private"), FIRST, PLACE],
     [(b":status", b"307"), (b"cache-control", b"private"), FIRST, PLACE],
     [
@@ -71,9 +71,9 @@ EXAMPLES = {
             "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf",
         ],
     ),
-    "C.5, answers": (
+    "C.5, responses": (
         256,
-        ANSWERS,
+        RESPONSES,
         [222, 222, 215],
         [
             """4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 3a32 3120
@@ -84,9 +84,9 @@ EXAMPLES = {
                3630 303b 2076 6572 7369 6f6e 3d31""",
         ],
     ),
-    "C.6, answers with Huffman": (
+    "C.6, responses with Huffman": (
         256,
-        ANSWERS,
+        RESPONSES,
         [222, 222, 215],
         [
             """4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 82a6 2d1b ff6e 919d 29ad 1718
@@ -100,7 +100,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples_of_the_standard_decode_and_leave_the_tables_that_it_prints(example: str) -> None:
+def test_examples_of_the_standard_decode_and_leave_the_documented_tables(example: str) -> None:
     size, lists, sizes, blocks = EXAMPLES[example]
     decoder = HpackDecoder(size)
     for fields, left, block in zip(lists, sizes, blocks, strict=True):
@@ -131,7 +131,7 @@ def test_each_representation_of_appendix_c2(block: str, fields: tuple[bytes, byt
     st.lists(st.tuples(LISTS, st.booleans(), st.none() | st.sampled_from([0, 40, 100, 300, 4096])), max_size=6),
     st.booleans(),
 )
-def test_what_the_library_encodes_decodes_here(
+def test_blocks_encoded_by_the_library_decode_here(
     blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None]], sensitive: bool
 ) -> None:
     encoder, decoder = hpack.Encoder(), HpackDecoder()
@@ -144,17 +144,17 @@ def test_what_the_library_encodes_decodes_here(
 
 
 @given(LISTS)
-def test_a_reader_that_remembers_says_what_one_that_does_not_says(fields: list[tuple[bytes, bytes]]) -> None:
+def test_cached_blocks_give_the_same_headers(fields: list[tuple[bytes, bytes]]) -> None:
     encoder, reader, decoder = hpack.Encoder(), HeaderReader(LIMIT), HpackDecoder()
     for _ in range(4):
         for some in (fields, fields[:2], fields[2:]):
             block = encoder.encode(some)
-            found = reader.known.get(block) or reader.read(block)
+            decoded = reader.known.get(block) or reader.read(block)
             headers = decoder.decode(block, LIMIT)
-            assert found.headers == headers == tuple(some)
+            assert decoded.headers == headers == tuple(some)
 
 
-def test_a_block_that_came_before_is_looked_up_until_the_table_changes() -> None:
+def test_known_block_is_looked_up_until_the_table_changes() -> None:
     reader = HeaderReader(LIMIT)
     reader.read(b"\x40\x01a\x01b")
     assert not reader.known
@@ -168,7 +168,7 @@ def test_a_block_that_came_before_is_looked_up_until_the_table_changes() -> None
         assert not reader.known
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_cache_of_blocks_is_bounded() -> None:
     reader = HeaderReader(LIMIT)
     for number in range(2000):
         reader.read(encode([(b"x", b"%d" % number)]))
@@ -187,7 +187,7 @@ ENCODABLE = st.lists(
 
 
 @given(ENCODABLE)
-def test_what_is_encoded_here_decodes_there_and_touches_no_table(fields: list[tuple[bytes, bytes]]) -> None:
+def test_encoded_blocks_decode_in_the_library_without_its_table(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = hpack.Decoder()
     for _ in range(2):
         assert [tuple(field) for field in decoder.decode(encode(fields), raw=True)] == fields
@@ -195,14 +195,14 @@ def test_what_is_encoded_here_decodes_there_and_touches_no_table(fields: list[tu
     assert HpackDecoder().decode(encode(fields), LIMIT) == tuple(fields)
 
 
-def test_encoding_uses_static_entries_and_two_blocks_are_one() -> None:
+def test_encoding_uses_static_entries_and_blocks_can_be_joined() -> None:
     assert encode([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/")]) == b"\x83\x86\x84"
     assert encode([(b"content-type", b"x")]) == b"\x0f\x10\x01x"
     assert encode([(b":status", b"201")]) == b"\x08\x03201"
     assert encode(REQUESTS[1]) == encode(REQUESTS[0]) + encode([(b"cache-control", b"no-cache")])
 
 
-def test_a_secret_is_marked_never_to_be_indexed() -> None:
+def test_secret_is_marked_as_never_indexed() -> None:
     block = encode([(b"authorization", b"Bearer x"), (b"accept", b"*/*")])
     fields = hpack.Decoder().decode(block, raw=True)
     assert [field.indexable for field in fields] == [False, True]
@@ -222,7 +222,7 @@ def test_a_secret_is_marked_never_to_be_indexed() -> None:
         [(b"a", b"x"), (b":path", b"/")],
     ],
 )
-def test_what_is_no_header_is_not_encoded(fields: list[tuple[bytes, bytes]]) -> None:
+def test_invalid_headers_are_not_encoded(fields: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(ValueError, match="header"):
         encode(fields)
 
@@ -238,7 +238,7 @@ def test_huffman_strings_of_the_library_decode_here(text: bytes) -> None:
     assert huffman.decode(coder.encode(text)) == text
 
 
-def test_every_symbol_has_the_librarys_code() -> None:
+def test_every_symbol_has_the_same_code_as_in_the_library() -> None:
     coder = hpack.huffman.HuffmanEncoder(
         hpack.huffman_constants.REQUEST_CODES, hpack.huffman_constants.REQUEST_CODES_LENGTH
     )
@@ -247,7 +247,7 @@ def test_every_symbol_has_the_librarys_code() -> None:
 
 
 @given(st.binary(max_size=20))
-def test_any_bytes_are_a_huffman_string_where_the_library_says_so(raw: bytes) -> None:
+def test_any_bytes_decode_as_huffman_exactly_if_the_library_decodes_them(raw: bytes) -> None:
     try:
         there: bytes | None = hpack.huffman_table.decode_huffman(raw)
     except hpack.HPACKDecodingError:
@@ -269,7 +269,7 @@ def test_any_bytes_are_a_huffman_string_where_the_library_says_so(raw: bytes) ->
         b"\xfe",  # a symbol of ten bits, cut
     ],
 )
-def test_a_huffman_string_that_ends_wrongly_is_an_error(raw: bytes) -> None:
+def test_huffman_string_with_a_wrong_end_is_an_error(raw: bytes) -> None:
     with pytest.raises(ValueError, match="Huffman"):
         huffman.decode(raw)
 
@@ -277,7 +277,7 @@ def test_a_huffman_string_that_ends_wrongly_is_an_error(raw: bytes) -> None:
 # --- the dynamic table -----------------------------------------------------------------------------------------------
 
 
-def test_an_entry_larger_than_the_table_empties_it_and_is_no_error() -> None:
+def test_entry_larger_than_the_table_empties_it_without_an_error() -> None:
     decoder = HpackDecoder(64)
     decoder.decode(b"\x40\x01a\x01b", LIMIT)
     assert decoder.table_size == 34
@@ -286,7 +286,7 @@ def test_an_entry_larger_than_the_table_empties_it_and_is_no_error() -> None:
     assert decoder.table_size == 0
 
 
-def test_a_size_update_evicts_and_a_second_one_opens_the_table_again() -> None:
+def test_size_update_evicts_and_a_second_one_enlarges_the_table_again() -> None:
     decoder = HpackDecoder()
     decoder.decode(b"\x40\x01a\x01b\x40\x01c\x01d", LIMIT)
     assert decoder.decode(b"\x3f\x0b\xbe", LIMIT) == ((b"c", b"d"),)  # to 42: one entry fits
@@ -295,7 +295,7 @@ def test_a_size_update_evicts_and_a_second_one_opens_the_table_again() -> None:
     assert decoder.table == ((b"e", b"f"),)
 
 
-def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
+def test_new_entry_may_use_the_name_of_the_entry_it_evicts() -> None:
     decoder = HpackDecoder(40)
     decoder.decode(b"\x40\x01a\x01b", LIMIT)
     assert decoder.decode(b"\x7e\x02cc", LIMIT) == ((b"a", b"cc"),)
@@ -303,7 +303,7 @@ def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "says"),
+    ("block", "expected"),
     [
         (b"\x80", "entry 0"),
         (b"\xbe", "entry 62"),
@@ -315,16 +315,16 @@ def test_a_new_entry_may_have_the_name_of_the_one_that_it_evicts() -> None:
         (b"\xff\x80\x80\x80\x80\x80\x01", "35 bits"),
         (b"\x40", "middle of a field"),
         (b"\x40\x01a", "middle of a field"),
-        (b"\x40\x05abc", "string of 5 bytes where the block has 3"),
+        (b"\x40\x05abc", "string of 5 bytes, but only 3"),
         (b"\x40\x01a\x7f\xff\xff\xff\xff\x07", "string of"),
         (b"\x40\x81\xff\x01b", "Huffman"),
-        (b"\x88\x20", "behind a field"),
+        (b"\x88\x20", "follows a field"),
         (b"\x20\x20\x20", "third"),
         (b"\x3f\xe2\x1f", "4097"),
     ],
 )
-def test_a_broken_block_says_what_is_wrong_with_it(block: bytes, says: str) -> None:
-    with pytest.raises(HpackError, match=says):
+def test_error_for_a_malformed_block_says_what_is_wrong(block: bytes, expected: str) -> None:
+    with pytest.raises(HpackError, match=expected):
         HpackDecoder().decode(block, LIMIT)
 
 
@@ -333,17 +333,17 @@ def test_any_bytes_decode_as_in_the_library_or_are_an_error_in_both(blocks: list
     here, there = HpackDecoder(), hpack.Decoder(max_header_list_size=LIMIT)
     for block in blocks:
         try:
-            found = here.decode(block, LIMIT)
+            decoded = here.decode(block, LIMIT)
         except HpackError:
-            found = None
-        if found is not None:
-            assert [tuple(field) for field in there.decode(block, raw=True)] == list(found)
+            decoded = None
+        if decoded is not None:
+            assert [tuple(field) for field in there.decode(block, raw=True)] == list(decoded)
             assert here.table == tuple(there.header_table.dynamic_entries)
         else:
             return
 
 
-def test_a_list_beyond_the_limit_is_none_and_the_table_keeps_in_step() -> None:
+def test_list_beyond_the_limit_is_none_and_the_table_is_still_updated() -> None:
     decoder = HpackDecoder()
     block = b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000  # one entry of 4033
     assert decoder.decode(block, 4033) == ((b"a", b"x" * 4000),)
@@ -352,11 +352,11 @@ def test_a_list_beyond_the_limit_is_none_and_the_table_keeps_in_step() -> None:
     assert decoder.table[0] == (b"b", b"c")
 
 
-# --- what fields mean ------------------------------------------------------------------------------------------------
+# --- validation of fields --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "says"),
+    ("fields", "status", "expected"),
     [
         ([(b":status", b"200"), (b"a", b"b")], 200, ""),
         ([(b"grpc-status", b"0")], 0, ""),
@@ -366,15 +366,15 @@ def test_a_list_beyond_the_limit_is_none_and_the_table_keeps_in_step() -> None:
         ([(b":status", b"200"), (b":status", b"200")], 200, ":status"),
         ([(b":status", b"2x0")], 0, ":status"),
         ([(b":status", b"2000")], 0, ":status"),
-        ([(b":path", b"/")], 0, "in an answer"),
+        ([(b":path", b"/")], 0, "not allowed in a response"),
         ([(b"Upper", b"x")], 0, "the name"),
         ([(b"", b"x")], 0, "the name"),
         ([(b"connection", b"close")], 0, "HTTP/1.1"),
-        ([(b"a", b"b\nc: d")], 0, "line end"),
+        ([(b"a", b"b\nc: d")], 0, "line break"),
     ],
 )
-def test_malformed_fields_are_told_from_good_ones(fields: list[tuple[bytes, bytes]], status: int, says: str) -> None:
-    block = understood(tuple(fields))
+def test_malformed_fields_are_detected(fields: list[tuple[bytes, bytes]], status: int, expected: str) -> None:
+    block = validate(tuple(fields))
     assert block.status == status
-    assert says in block.fault
-    assert bool(block.fault) == bool(says)
+    assert expected in block.fault
+    assert bool(block.fault) == bool(expected)

@@ -1,12 +1,12 @@
-"""The connection, frame by frame: what each frame does, and what each wrong one is."""
+"""The connection, frame by frame: the effect of each frame, and the error for each invalid one."""
 
 import pytest
-from http2_peers import BLOCK, END, OK, greeted, written
+from http2_peers import BLOCK, END, OK, connected, written
 
 from inferometer.wire.http2 import CANCEL, Data, GoAway, Headers, Http2Client, Http2Error, Reset, encode, frames
 from inferometer.wire.http2.frames import frame
 
-ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+RESPONSE = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 TRAILERS = ((b"grpc-status", b"0"), (b"grpc-message", b""))
 
 
@@ -22,9 +22,9 @@ def data(stream: int, body: bytes = b"", flags: int = 0) -> bytes:
     return frame(frames.DATA, flags, stream, body)
 
 
-def asked(count: int = 1, body: bytes = b"question", **options: int) -> Http2Client:
+def client_with_requests(count: int = 1, body: bytes = b"question", **options: int) -> Http2Client:
     """A client that has `count` requests in flight."""
-    client = greeted(**options)
+    client = connected(**options)
     for _ in range(count):
         client.request(BLOCK, body)
     while client.take():
@@ -45,7 +45,7 @@ def error(client: Http2Client, data: bytes) -> Http2Error:
     return caught.value
 
 
-# --- greetings -------------------------------------------------------------------------------------------------------
+# --- start of a connection -------------------------------------------------------------------------------------------
 
 
 def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
@@ -54,7 +54,7 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
     first = client.take()
     assert first.startswith(frames.PREFACE)
     client = Http2Client()
-    client.outbox.hurry(first[len(frames.PREFACE) :])
+    client.outbox.put_urgent(first[len(frames.PREFACE) :])
     (_, _, _, settings), (kind, _, stream, window) = written(client)
     assert dict(frames.iter_settings(settings)) == {
         frames.ENABLE_PUSH: 0,
@@ -67,8 +67,8 @@ def test_a_connection_begins_with_preface_settings_and_an_open_window() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window": 65534}, {"window": 2**31}, {"max_frame": 16383}, {"max_frame": 2**24}])
-def test_limits_beyond_the_protocols_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="has to be within"):
+def test_limits_outside_the_protocol_are_rejected(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be between"):
         Http2Client(**options)
 
 
@@ -86,8 +86,8 @@ def test_settings_are_applied_and_acknowledged() -> None:
     assert client.max_streams == 3
 
 
-def test_what_was_queued_under_the_old_settings_goes_before_their_acknowledgement() -> None:
-    client = greeted()
+def test_frames_queued_under_old_settings_precede_the_acknowledgement() -> None:
+    client = connected()
     client.request(BLOCK, b"x" * 100)
     client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     client.request(BLOCK, b"y")
@@ -97,62 +97,62 @@ def test_what_was_queued_under_the_old_settings_goes_before_their_acknowledgemen
 
 
 @pytest.mark.parametrize(
-    ("first", "says"),
+    ("first", "expected"),
     [
         (
             b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n",
-            "does not speak HTTP/2: it answered 'HTTP/1.1 400 Bad Request'",
+            "does not speak HTTP/2: it responded with 'HTTP/1.1 400 Bad Request'",
         ),
-        (b"HTTP/1.0 " + b"x" * 400, "it answered 'HTTP/1.0 xxx"),
+        (b"HTTP/1.0 " + b"x" * 400, "it responded with 'HTTP/1.0 xxx"),
         (b"\x15\x03\x03\x00\x02\x02\x46\0\0", "with TLS"),
         (frame(frames.PING, 0, 0, bytes(8)), "began with PING"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "SETTINGS has to be: b'SSH-2.0-"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "instead of SETTINGS: b'SSH-2.0-"),
         (frames.SETTINGS_ACK, "acknowledged our SETTINGS before"),
     ],
 )
-def test_a_server_of_another_protocol_is_told_by_its_first_bytes_at_every_split(first: bytes, says: str) -> None:
-    for place in range(len(first)):
+def test_other_protocols_are_recognized_by_their_first_bytes_at_every_split(first: bytes, expected: str) -> None:
+    for cut_at in range(len(first)):
         client = Http2Client()
         client.start()
         with pytest.raises(Http2Error) as caught:
-            client.feed(first[:place])
-            client.feed(first[place:])
-        assert says in caught.value.message
+            client.feed(first[:cut_at])
+            client.feed(first[cut_at:])
+        assert expected in caught.value.message
 
 
-def test_an_alert_of_tls_is_shorter_than_a_frame_and_told_at_the_end_of_the_connection() -> None:
+def test_tls_alert_shorter_than_a_frame_is_recognized_at_eof() -> None:
     client = Http2Client()
     client.feed(b"\x15\x03\x03\x00\x02\x02\x46")
     with pytest.raises(Http2Error, match="with TLS"):
         client.eof()
 
 
-def test_an_http1_answer_without_its_line_end_is_told_at_the_end_of_the_connection() -> None:
+def test_http1_status_line_without_line_break_is_recognized_at_eof() -> None:
     client = Http2Client()
     client.feed(b"HTTP/1.1 505")
     assert client.mid_frame
-    with pytest.raises(Http2Error, match=r"it answered 'HTTP/1\.1 505'"):
+    with pytest.raises(Http2Error, match=r"it responded with 'HTTP/1\.1 505'"):
         client.eof()
 
 
-def test_the_end_of_the_connection_is_an_error_only_inside_of_a_frame() -> None:
+def test_eof_is_an_error_only_inside_a_frame() -> None:
     for cut in (headers(1)[:4], headers(1)[:12], headers(1) + data(1, b"abc")[:10], headers(1, OK, 0)):
-        client = asked()
+        client = client_with_requests()
         client.feed(cut)
         assert client.mid_frame
         with pytest.raises(Http2Error, match="middle of a frame"):
             client.eof()
-    client = asked()
+    client = client_with_requests()
     client.feed(headers(1))
     assert not client.mid_frame
     client.eof()
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def test_a_unary_exchange_is_headers_data_and_trailers() -> None:
-    client = greeted()
+    client = connected()
     assert client.request(BLOCK, b"question") == 1
     assert client.open_streams == 1
     assert written(client) == [
@@ -160,7 +160,7 @@ def test_a_unary_exchange_is_headers_data_and_trailers() -> None:
         (frames.DATA, frames.END_STREAM, 1, b"question"),
     ]
     assert client.feed(headers(1) + data(1, b"answer") + trailers(1)) == [
-        Headers(1, ANSWER, False),
+        Headers(1, RESPONSE, False),
         Data(1, b"answer", False),
         Headers(1, TRAILERS, True),
     ]
@@ -170,28 +170,28 @@ def test_a_unary_exchange_is_headers_data_and_trailers() -> None:
     assert written(client) == [(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 3, BLOCK)]
 
 
-def test_an_answer_may_end_with_data_or_with_its_headers() -> None:
-    client = asked(2)
+def test_response_may_end_with_data_or_headers() -> None:
+    client = client_with_requests(2)
     assert client.feed(headers(1) + data(1, b"", frames.END_STREAM))[-1] == Data(1, b"", True)
-    assert client.feed(trailers(3, OK)) == [Headers(3, ANSWER, True)]
+    assert client.feed(trailers(3, OK)) == [Headers(3, RESPONSE, True)]
     assert client.open_streams == 0
     assert client.take() == b""
 
 
-def test_empty_data_says_nothing() -> None:
-    client = asked()
-    assert client.feed(headers(1) + data(1) * 3) == [Headers(1, ANSWER, False)]
+def test_empty_data_gives_no_event() -> None:
+    client = client_with_requests()
+    assert client.feed(headers(1) + data(1) * 3) == [Headers(1, RESPONSE, False)]
 
 
 @pytest.mark.parametrize("status", [b"100", b"103"])
 def test_informational_headers_are_skipped(status: bytes) -> None:
-    client = asked()
+    client = client_with_requests()
     assert client.feed(headers(1, encode([(b":status", status)])) * 2) == []
-    assert client.feed(headers(1)) == [Headers(1, ANSWER, False)]
+    assert client.feed(headers(1)) == [Headers(1, RESPONSE, False)]
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("response", "expected"),
     [
         (data(1, b"x"), "before its headers"),
         (headers(1, END), "without a :status"),
@@ -203,26 +203,26 @@ def test_informational_headers_are_skipped(status: bytes) -> None:
         (headers(1) + trailers(1, b"\x00\x05:path\x01/"), "malformed"),
     ],
 )
-def test_an_answer_that_is_no_answer_resets_its_stream_only(answer: bytes, says: str) -> None:
-    client = asked(2)
-    event = client.feed(answer)[-1]
+def test_invalid_response_resets_only_its_stream(response: bytes, expected: str) -> None:
+    client = client_with_requests(2)
+    event = client.feed(response)[-1]
     assert isinstance(event, Reset)
     assert (event.stream, event.code, event.refused) == (1, frames.PROTOCOL_ERROR, False)
-    assert says in event.message
+    assert expected in event.message
     assert written(client) == [(frames.RST_STREAM, 0, 1, b"\0\0\0\1")]
-    assert client.feed(headers(1) + data(1, b"late") + headers(3)) == [Headers(3, ANSWER, False)]
+    assert client.feed(headers(1) + data(1, b"late") + headers(3)) == [Headers(3, RESPONSE, False)]
 
 
-def test_headers_beyond_the_limit_reset_the_stream_and_the_table_keeps_in_step() -> None:
-    client = asked(2, max_header_list=1000)
+def test_headers_beyond_the_limit_reset_the_stream_and_still_update_the_table() -> None:
+    client = client_with_requests(2, max_header_list=1000)
     (event,) = client.feed(headers(1, b"\x88" + b"\x40\x01a\x01b" + encode([(b"x", b"y" * 2000)])))
     assert isinstance(event, Reset)
     assert (event.code, event.message) == (frames.ENHANCE_YOUR_CALM, "the server's headers are larger than 1000 bytes")
     assert client.feed(headers(3, b"\x88\xbe")) == [Headers(3, ((b":status", b"200"), (b"a", b"b")), False)]
 
 
-def test_an_answer_that_ends_before_the_request_drops_the_rest_of_it() -> None:
-    client = greeted()
+def test_response_that_ends_before_the_request_drops_the_rest_of_it() -> None:
+    client = connected()
     client.request(BLOCK, b"x" * 200_000)
     client.request(BLOCK, b"", end=False)
     written(client)
@@ -238,22 +238,22 @@ def test_an_answer_that_ends_before_the_request_drops_the_rest_of_it() -> None:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_body_can_be_sent_in_messages() -> None:
-    client = greeted()
+def test_body_can_be_sent_in_several_messages() -> None:
+    client = connected()
     stream = client.request(BLOCK, b"one", end=False)
     client.send(stream, b"two", end=False)
     client.send(stream, b"", end=False)
     client.send(stream, b"", end=True)
     assert [(flags, payload) for _, flags, _, payload in written(client)[1:]] == [(0, b"one"), (0, b"two"), (1, b"")]
-    with pytest.raises(RuntimeError, match="ended before"):
+    with pytest.raises(RuntimeError, match="already ended"):
         client.send(stream, b"x", end=True)
     for number in (0, 2, 3, -1):
-        with pytest.raises(RuntimeError, match="never was"):
+        with pytest.raises(RuntimeError, match="never opened"):
             client.send(number, b"x", end=True)
 
 
-def test_a_stream_that_was_given_up_is_reset_and_its_late_frames_are_ignored() -> None:
-    client = greeted()
+def test_cancelled_stream_is_reset_and_its_late_frames_are_ignored() -> None:
+    client = connected()
     client.request(BLOCK, b"x" * 100_000)
     client.reset(1)
     client.reset(1)
@@ -267,27 +267,27 @@ def test_a_stream_that_was_given_up_is_reset_and_its_late_frames_are_ignored() -
     assert client.feed(headers(3, b"\x88\xbe")) == [Headers(3, ((b":status", b"200"), (b"a", b"b")), False)]
 
 
-def test_a_stream_given_up_in_the_middle_of_a_data_frame_stays_silent() -> None:
-    client = asked(2)
-    whole = data(1, b"abcdef", frames.END_STREAM)
-    assert client.feed(headers(1) + whole[:11])[-1] == Data(1, b"ab", False)
+def test_stream_cancelled_in_the_middle_of_a_data_frame_gives_no_more_events() -> None:
+    client = client_with_requests(2)
+    complete = data(1, b"abcdef", frames.END_STREAM)
+    assert client.feed(headers(1) + complete[:11])[-1] == Data(1, b"ab", False)
     client.reset(1, CANCEL)
-    assert client.feed(whole[11:] + headers(3)) == [Headers(3, ANSWER, False)]
+    assert client.feed(complete[11:] + headers(3)) == [Headers(3, RESPONSE, False)]
 
 
 @pytest.mark.parametrize(
     ("code", "refused"), [(frames.REFUSED_STREAM, True), (frames.INTERNAL_ERROR, False), (0x63, False)]
 )
-def test_a_reset_by_the_server_is_told(code: int, refused: bool) -> None:
-    client = asked()
+def test_reset_by_the_server_is_reported(code: int, refused: bool) -> None:
+    client = client_with_requests()
     message = f"the server reset the stream: {frames.code_name(code)}"
     assert client.feed(frames.rst_stream(1, code)) == [Reset(1, code, message, refused)]
     assert client.open_streams == 0
     assert client.take() == b""
 
 
-def test_goaway_refuses_what_is_above_its_last_stream_and_lets_the_rest_finish() -> None:
-    client = asked(3)
+def test_goaway_refuses_streams_above_its_last_and_lets_the_others_finish() -> None:
+    client = client_with_requests(3)
     graceful = frame(frames.GOAWAY, 0, 0, b"\x7f\xff\xff\xff\0\0\0\0")
     assert client.feed(graceful) == [GoAway(2**31 - 1, 0, b"")]
     assert client.is_closing
@@ -305,21 +305,21 @@ def test_goaway_refuses_what_is_above_its_last_stream_and_lets_the_rest_finish()
     assert client.open_streams == 0
 
 
-def test_the_ids_run_out() -> None:
-    client = greeted()
+def test_stream_ids_run_out() -> None:
+    client = connected()
     client.outbox.next = 2**31 - 3
     assert client.request(BLOCK, b"") == 2**31 - 3
     assert not client.is_closing
     assert client.request(BLOCK, b"") == 2**31 - 1
     assert client.is_closing
-    assert client.feed(headers(2**31 - 1)) == [Headers(2**31 - 1, ANSWER, False)]
+    assert client.feed(headers(2**31 - 1)) == [Headers(2**31 - 1, RESPONSE, False)]
 
 
 # --- frames of the connection ----------------------------------------------------------------------------------------
 
 
-def test_pings_are_answered_before_anything_else_and_answers_to_pings_ignored() -> None:
-    client = greeted()
+def test_pings_are_replied_to_first_and_ping_replies_are_ignored() -> None:
+    client = connected()
     client.request(BLOCK, b"x")
     assert client.feed(frame(frames.PING, 0, 0, b"12345678") + frame(frames.PING, frames.ACK, 0, b"abcdefgh")) == []
     assert written(client)[0] == (frames.PING, frames.ACK, 0, b"12345678")
@@ -327,40 +327,40 @@ def test_pings_are_answered_before_anything_else_and_answers_to_pings_ignored() 
 
 
 def test_unknown_frames_flags_and_priorities_are_ignored() -> None:
-    client = asked()
+    client = client_with_requests()
     odd = frame(0xB0, 0xFF, 77, b"x" * 30) + frame(frames.PRIORITY, 0, 1, bytes(5)) + frame(frames.PRIORITY, 0, 9, b"")
     reserved = bytearray(data(1, b"x", 0x42))
     reserved[5] |= 0x80
     assert client.feed(odd + headers(1, OK, 0xD4) + odd + bytes(reserved)) == [
-        Headers(1, ANSWER, False),
+        Headers(1, RESPONSE, False),
         Data(1, b"x", False),
     ]
     assert client.take() == b""
 
 
-def test_padding_and_priority_are_taken_off() -> None:
-    client = asked()
+def test_padding_and_priority_are_removed() -> None:
+    client = client_with_requests()
     padded = frames.END_HEADERS | frames.PADDED | frames.PRIORITIZED
     body = data(1, b"\x03abc\0\0\0", frames.PADDED) + data(1, b"\0", frames.PADDED)
     last = data(1, b"\x02\0\0", frames.PADDED | frames.END_STREAM)
     assert client.feed(headers(1, b"\x02" + bytes(5) + OK + b"\0\0", padded) + body + last) == [
-        Headers(1, ANSWER, False),
+        Headers(1, RESPONSE, False),
         Data(1, b"abc", False),
         Data(1, b"", True),
     ]
 
 
-def test_a_block_comes_together_from_its_continuations() -> None:
-    client = asked()
+def test_block_is_assembled_from_its_continuations() -> None:
+    client = client_with_requests()
     parts = headers(1, OK[:3], 0) + frame(frames.CONTINUATION, 0, 1) + frame(frames.CONTINUATION, 0, 1, OK[3:9])
     assert client.feed(parts) == []
-    assert client.feed(frame(frames.CONTINUATION, frames.END_HEADERS, 1, OK[9:])) == [Headers(1, ANSWER, False)]
+    assert client.feed(frame(frames.CONTINUATION, frames.END_HEADERS, 1, OK[9:])) == [Headers(1, RESPONSE, False)]
     end = headers(1, b"", frames.END_STREAM) + frame(frames.CONTINUATION, frames.END_HEADERS, 1, END)
     assert client.feed(end) == [Headers(1, TRAILERS, True)]
 
 
-def test_a_large_block_of_ours_is_continued() -> None:
-    client = greeted()
+def test_large_block_is_sent_with_continuations() -> None:
+    client = connected()
     block = BLOCK + encode([(b"x-large", b"v" * 40_000)])
     client.request(block, b"body")
     sent = written(client)
@@ -374,8 +374,8 @@ def test_a_large_block_of_ours_is_continued() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[0], [100, 4096], [100, 0, 50]])
-def test_a_smaller_table_is_acknowledged_in_the_next_block_once(sizes: list[int]) -> None:
-    client = greeted()
+def test_smaller_table_is_announced_once_in_the_next_block(sizes: list[int]) -> None:
+    client = connected()
     for size in sizes:
         client.feed(frames.settings({frames.HEADER_TABLE_SIZE: size}))
     for _ in range(2):
@@ -383,72 +383,76 @@ def test_a_smaller_table_is_acknowledged_in_the_next_block_once(sizes: list[int]
     assert [payload for kind, _, _, payload in written(client) if kind == frames.HEADERS] == [b"\x20" + BLOCK, BLOCK]
 
 
-def test_a_larger_table_changes_nothing() -> None:
-    client = greeted({frames.HEADER_TABLE_SIZE: 65536})
+def test_larger_table_changes_nothing() -> None:
+    client = connected({frames.HEADER_TABLE_SIZE: 65536})
     client.request(BLOCK, b"")
     assert written(client)[0][3] == BLOCK
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code", "says"),
+    ("wrong", "code", "expected"),
     [
-        (headers(0), frames.PROTOCOL_ERROR, "HEADERS without a stream"),
-        (headers(2), frames.PROTOCOL_ERROR, "stream 2, which nobody opened"),
-        (headers(3), frames.PROTOCOL_ERROR, "stream 3, which nobody opened"),
-        (headers(3, OK, 0), frames.PROTOCOL_ERROR, "stream 3, which nobody opened"),
-        (data(0, b"x"), frames.PROTOCOL_ERROR, "DATA without a stream"),
-        (data(5, b"x"), frames.PROTOCOL_ERROR, "nobody opened"),
-        (frames.rst_stream(0, 0), frames.PROTOCOL_ERROR, "RST_STREAM without"),
-        (frames.rst_stream(3, 0), frames.PROTOCOL_ERROR, "nobody opened"),
-        (frames.window_update(3, 1), frames.PROTOCOL_ERROR, "nobody opened"),
+        (headers(0), frames.PROTOCOL_ERROR, "HEADERS on stream 0"),
+        (headers(2), frames.PROTOCOL_ERROR, "stream 2, which was never opened"),
+        (headers(3), frames.PROTOCOL_ERROR, "stream 3, which was never opened"),
+        (headers(3, OK, 0), frames.PROTOCOL_ERROR, "stream 3, which was never opened"),
+        (data(0, b"x"), frames.PROTOCOL_ERROR, "DATA on stream 0"),
+        (data(5, b"x"), frames.PROTOCOL_ERROR, "never opened"),
+        (frames.rst_stream(0, 0), frames.PROTOCOL_ERROR, "RST_STREAM on stream 0"),
+        (frames.rst_stream(3, 0), frames.PROTOCOL_ERROR, "never opened"),
+        (frames.window_update(3, 1), frames.PROTOCOL_ERROR, "never opened"),
         (frames.window_update(0, 0), frames.PROTOCOL_ERROR, "WINDOW_UPDATE of 0"),
         (frames.window_update(0, 2**31 - 1), frames.FLOW_CONTROL_ERROR, "beyond 2^31-1"),
-        (frame(frames.WINDOW_UPDATE, 0, 0, b"\0"), frames.FRAME_SIZE_ERROR, "WINDOW_UPDATE of 1 bytes"),
-        (frame(frames.RST_STREAM, 0, 1, b"\0"), frames.FRAME_SIZE_ERROR, "RST_STREAM of 1 bytes"),
-        (frame(frames.PING, 0, 0, b"1234567"), frames.FRAME_SIZE_ERROR, "PING of 7 bytes"),
+        (frame(frames.WINDOW_UPDATE, 0, 0, b"\0"), frames.FRAME_SIZE_ERROR, "WINDOW_UPDATE with a payload of 1 bytes"),
+        (frame(frames.RST_STREAM, 0, 1, b"\0"), frames.FRAME_SIZE_ERROR, "RST_STREAM with a payload of 1 bytes"),
+        (frame(frames.PING, 0, 0, b"1234567"), frames.FRAME_SIZE_ERROR, "PING with a payload of 7 bytes"),
         (frame(frames.PING, 0, 1, bytes(8)), frames.PROTOCOL_ERROR, "PING on stream 1"),
         (frame(frames.GOAWAY, 0, 1, bytes(8)), frames.PROTOCOL_ERROR, "GOAWAY on stream 1"),
-        (frame(frames.GOAWAY, 0, 0, bytes(7)), frames.FRAME_SIZE_ERROR, "GOAWAY of 7 bytes"),
+        (frame(frames.GOAWAY, 0, 0, bytes(7)), frames.FRAME_SIZE_ERROR, "GOAWAY with a payload of 7 bytes"),
         (frame(frames.SETTINGS, 0, 1), frames.PROTOCOL_ERROR, "SETTINGS on stream 1"),
-        (frame(frames.SETTINGS, 0, 0, bytes(5)), frames.FRAME_SIZE_ERROR, "SETTINGS of 5 bytes"),
-        (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), frames.FRAME_SIZE_ERROR, "SETTINGS of 6 bytes"),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), frames.FRAME_SIZE_ERROR, "SETTINGS with a payload of 5 bytes"),
+        (
+            frame(frames.SETTINGS, frames.ACK, 0, bytes(6)),
+            frames.FRAME_SIZE_ERROR,
+            "SETTINGS with a payload of 6 bytes",
+        ),
         (frames.settings({frames.ENABLE_PUSH: 1}), frames.PROTOCOL_ERROR, "ENABLE_PUSH to 1"),
         (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), frames.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE"),
         (frames.settings({frames.MAX_FRAME_SIZE: 16_383}), frames.PROTOCOL_ERROR, "MAX_FRAME_SIZE to 16383"),
         (frames.settings({frames.MAX_FRAME_SIZE: 2**24}), frames.PROTOCOL_ERROR, "MAX_FRAME_SIZE to 16777216"),
         (frame(frames.PUSH_PROMISE, 4, 1, bytes(4) + OK), frames.PROTOCOL_ERROR, "push is disabled"),
-        (frame(frames.PRIORITY, 0, 0, bytes(5)), frames.PROTOCOL_ERROR, "PRIORITY without a stream"),
+        (frame(frames.PRIORITY, 0, 0, bytes(5)), frames.PROTOCOL_ERROR, "PRIORITY on stream 0"),
         (frame(frames.CONTINUATION, 4, 1, OK), frames.PROTOCOL_ERROR, "without HEADERS before it"),
-        (headers(1, OK, 0) + data(1), frames.PROTOCOL_ERROR, "DATA on stream 1 inside of the headers of stream 1"),
+        (headers(1, OK, 0) + data(1), frames.PROTOCOL_ERROR, "DATA on stream 1 inside the headers of stream 1"),
         (
             headers(1, OK, 0) + frame(frames.CONTINUATION, 4, 3),
             frames.PROTOCOL_ERROR,
             "CONTINUATION on stream 3 inside",
         ),
-        (headers(1, OK, 0) + frame(0xB0, 0, 1), frames.PROTOCOL_ERROR, "unknown kind 0xb0 on stream 1 inside"),
-        (headers(1, OK, 0) + frame(frames.CONTINUATION, 0, 1) * 100, frames.ENHANCE_YOUR_CALM, "do not end"),
-        (headers(1, OK, 0) + frame(9, 0, 1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "do not end: 1000"),
+        (headers(1, OK, 0) + frame(0xB0, 0, 1), frames.PROTOCOL_ERROR, "unknown type 0xb0 on stream 1 inside"),
+        (headers(1, OK, 0) + frame(frames.CONTINUATION, 0, 1) * 100, frames.ENHANCE_YOUR_CALM, "are too long"),
+        (headers(1, OK, 0) + frame(9, 0, 1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "too long: 1000"),
         (headers(1, bytes(10**6)), frames.ENHANCE_YOUR_CALM, "header block of 1000000 bytes"),
-        (headers(1, b"\xff"), frames.COMPRESSION_ERROR, "cannot be read: the block ends"),
-        (headers(1, b"", 0x0C), frames.FRAME_SIZE_ERROR, "empty HEADERS that claims"),
+        (headers(1, b"\xff"), frames.COMPRESSION_ERROR, "cannot be decoded: the block ends"),
+        (headers(1, b"", 0x0C), frames.FRAME_SIZE_ERROR, "empty HEADERS that is flagged"),
         (headers(1, b"\x01", 0x0C), frames.PROTOCOL_ERROR, "HEADERS with more padding"),
-        (headers(1, bytes(4), 0x24), frames.FRAME_SIZE_ERROR, "without room for the priority"),
-        (headers(1) + data(1, b"", frames.PADDED), frames.FRAME_SIZE_ERROR, "empty DATA that claims"),
+        (headers(1, bytes(4), 0x24), frames.FRAME_SIZE_ERROR, "too short for their priority"),
+        (headers(1) + data(1, b"", frames.PADDED), frames.FRAME_SIZE_ERROR, "empty DATA that is flagged"),
         (headers(1) + data(1, b"\x03abc"[:3], frames.PADDED), frames.PROTOCOL_ERROR, "DATA with more padding"),
-        (headers(1) + b"\x10\0\1\0\0\0\0\0\1", frames.FRAME_SIZE_ERROR, "of 1048577 bytes where 1048576 are"),
-        (frames.settings({}) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading one"),
-        (frame(frames.PING, 0, 0, bytes(8)) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading one"),
+        (headers(1) + b"\x10\0\1\0\0\0\0\0\1", frames.FRAME_SIZE_ERROR, "of 1048577 bytes, but at most 1048576 are"),
+        (frames.settings({}) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading any"),
+        (frame(frames.PING, 0, 0, bytes(8)) * 10_001, frames.ENHANCE_YOUR_CALM, "without reading any"),
     ],
 )
-def test_what_breaks_the_connection_is_an_error_in_words(wrong: bytes, code: int, says: str) -> None:
-    found = error(asked(), wrong)
-    assert found.code == code
-    assert says in found.message
+def test_connection_errors_have_a_code_and_a_message(wrong: bytes, code: int, expected: str) -> None:
+    raised = error(client_with_requests(), wrong)
+    assert raised.code == code
+    assert expected in raised.message
 
 
-def test_an_error_has_the_events_that_came_before_it() -> None:
-    found = error(asked(), headers(1) + trailers(1) + headers(99))
-    assert found.events == [Headers(1, ANSWER, False), Headers(1, TRAILERS, True)]
+def test_error_carries_the_events_before_it() -> None:
+    raised = error(client_with_requests(), headers(1) + trailers(1) + headers(99))
+    assert raised.events == [Headers(1, RESPONSE, False), Headers(1, TRAILERS, True)]
 
 
 @pytest.mark.parametrize(
@@ -459,8 +463,8 @@ def test_an_error_has_the_events_that_came_before_it() -> None:
         (frame(frames.PRIORITY, 0, 1, bytes(4)), frames.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_breaks_a_stream_resets_it(wrong: bytes, code: int) -> None:
-    client = asked(2)
+def test_stream_errors_reset_the_stream(wrong: bytes, code: int) -> None:
+    client = client_with_requests(2)
     (event,) = client.feed(wrong)
     assert isinstance(event, Reset)
     assert (event.stream, event.code, event.refused) == (1, code, False)

@@ -1,4 +1,4 @@
-"""Whole conversations with a server made of the h2 library, and the same server bytes split at every place."""
+"""Complete conversations with a server built with the h2 library, and the same bytes split at every position."""
 
 from collections.abc import Callable
 
@@ -7,26 +7,26 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, RequestReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes
-from http2_peers import ANSWER, BLOCK, TRAILERS, cut, exchange, joined, pair, server
+from http2_peers import BLOCK, RESPONSE, TRAILERS, cut, exchange, joined, pair, server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.wire.http2 import Data, Event, GoAway, Headers, Http2Client, Http2Error, Reset
 
 
-def test_h2_sees_the_request_that_was_made_and_its_answer_comes_back() -> None:
+def test_h2_receives_the_request_and_its_response_is_read() -> None:
     client, peer = pair()
     number = client.request(BLOCK, b"question")
-    _, asked = exchange(client, peer)
-    (request,) = [event for event in asked if isinstance(event, RequestReceived)]
+    _, at_server = exchange(client, peer)
+    (request,) = [event for event in at_server if isinstance(event, RequestReceived)]
     assert dict(request.headers)[b":path"] == b"/inference.GRPCInferenceService/ModelInfer"
-    assert [event.data for event in asked if isinstance(event, DataReceived)] == [b"question"]
-    assert any(isinstance(event, StreamEnded) for event in asked)
-    peer.send_headers(number, ANSWER)
+    assert [event.data for event in at_server if isinstance(event, DataReceived)] == [b"question"]
+    assert any(isinstance(event, StreamEnded) for event in at_server)
+    peer.send_headers(number, RESPONSE)
     peer.send_data(number, b"answer")
     peer.send_headers(number, TRAILERS, end_stream=True)
     seen, _ = exchange(client, peer)
-    assert seen == [Headers(1, tuple(ANSWER), False), Data(1, b"answer", False), Headers(1, tuple(TRAILERS), True)]
+    assert seen == [Headers(1, tuple(RESPONSE), False), Data(1, b"answer", False), Headers(1, tuple(TRAILERS), True)]
     assert client.open_streams == peer.open_inbound_streams == 0
 
 
@@ -36,7 +36,7 @@ def test_a_thousand_exchanges_on_one_connection() -> None:
         numbers = [client.request(BLOCK, b"%d" % turn) for _ in range(4)]
         exchange(client, peer)
         for number in reversed(numbers):
-            peer.send_headers(number, [*ANSWER, (b"x-number", b"%d" % number)])
+            peer.send_headers(number, [*RESPONSE, (b"x-number", b"%d" % number)])
             peer.send_data(number, b"%d" % number)
             peer.send_headers(number, TRAILERS, end_stream=True)
         seen, _ = exchange(client, peer)
@@ -53,11 +53,11 @@ def test_messages_go_both_ways_on_one_stream() -> None:
     client, peer = pair()
     number = client.request(BLOCK, b"", end=False)
     exchange(client, peer)
-    peer.send_headers(number, ANSWER)
+    peer.send_headers(number, RESPONSE)
     for turn in range(5):
         client.send(number, b"ask %d" % turn, end=turn == 4)
-        _, asked = exchange(client, peer)
-        assert [event.data for event in asked if isinstance(event, DataReceived)] == [b"ask %d" % turn]
+        _, at_server = exchange(client, peer)
+        assert [event.data for event in at_server if isinstance(event, DataReceived)] == [b"ask %d" % turn]
         peer.send_data(number, b"say %d" % turn)
         seen, _ = exchange(client, peer)
         assert seen[-1] == Data(number, b"say %d" % turn, False)
@@ -66,44 +66,48 @@ def test_messages_go_both_ways_on_one_stream() -> None:
     assert client.open_streams == 0
 
 
-def test_h2_is_told_of_streams_given_up_and_of_answers_that_came_early() -> None:
+def test_h2_sees_resets_of_cancelled_streams_and_after_early_responses() -> None:
     client, peer = pair()
     first, second = client.request(BLOCK, b"x"), client.request(BLOCK, b"", end=False)
     client.reset(first)
-    _, asked = exchange(client, peer)
-    assert [(e.stream_id, e.error_code) for e in asked if isinstance(e, StreamReset)] == [(first, ErrorCodes.CANCEL)]
-    peer.send_headers(second, ANSWER, end_stream=True)
-    _, asked = exchange(client, peer)
-    assert [(e.stream_id, e.error_code) for e in asked if isinstance(e, StreamReset)] == [(second, ErrorCodes.NO_ERROR)]
+    _, at_server = exchange(client, peer)
+    assert [(e.stream_id, e.error_code) for e in at_server if isinstance(e, StreamReset)] == [
+        (first, ErrorCodes.CANCEL)
+    ]
+    peer.send_headers(second, RESPONSE, end_stream=True)
+    _, at_server = exchange(client, peer)
+    assert [(e.stream_id, e.error_code) for e in at_server if isinstance(e, StreamReset)] == [
+        (second, ErrorCodes.NO_ERROR)
+    ]
     assert peer.open_inbound_streams == client.open_streams == 0
 
 
-def test_h2_is_told_why_the_connection_ends() -> None:
+def test_h2_receives_the_reason_of_a_goaway() -> None:
     client, peer = pair()
     with pytest.raises(Http2Error):
         client.feed(b"\0\0\1\6\0\0\0\0\0x")
     (event,) = peer.receive_data(client.take())
     assert isinstance(event, ConnectionTerminated)
     assert event.error_code == ErrorCodes.FRAME_SIZE_ERROR
-    assert event.additional_data == b"the server sent PING of 1 bytes"
+    assert event.additional_data == b"the server sent PING with a payload of 1 bytes"
 
 
-def test_h2s_limits_arrive() -> None:
+def test_limits_set_by_h2_are_applied() -> None:
     client, peer = pair()
     peer.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 13, SettingCodes.HEADER_TABLE_SIZE: 0})
     exchange(client, peer)
     assert client.max_streams == 13
     client.request(BLOCK, b"")
     client.request(BLOCK, b"")
-    _, asked = exchange(client, peer)
-    assert sum(isinstance(event, RequestReceived) for event in asked) == 2
+    _, at_server = exchange(client, peer)
+    assert sum(isinstance(event, RequestReceived) for event in at_server) == 2
 
 
 # --- every split -----------------------------------------------------------------------------------------------------
 
 
 def unary(peer: H2Connection) -> None:
-    peer.send_headers(1, ANSWER)
+    peer.send_headers(1, RESPONSE)
     peer.send_data(1, b"answer", pad_length=3)
     peer.send_headers(1, TRAILERS, end_stream=True)
 
@@ -111,7 +115,7 @@ def unary(peer: H2Connection) -> None:
 def interleaved(peer: H2Connection) -> None:
     peer.ping(b"12345678")
     for number in (3, 1, 5):
-        peer.send_headers(number, ANSWER)
+        peer.send_headers(number, RESPONSE)
     for turn in range(3):
         for number in (5, 1):
             peer.send_data(number, b"%d" % turn * (turn + number), pad_length=turn or None)
@@ -122,7 +126,7 @@ def interleaved(peer: H2Connection) -> None:
 
 def with_informational_and_large_headers(peer: H2Connection) -> None:
     peer.send_headers(1, [(b":status", b"103"), (b"link", b"x")])
-    peer.send_headers(1, [*ANSWER, (b"x-large", b"v" * 300)])
+    peer.send_headers(1, [*RESPONSE, (b"x-large", b"v" * 300)])
     peer.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100, SettingCodes.MAX_CONCURRENT_STREAMS: 5})
     peer.increment_flow_control_window(1000)
     peer.increment_flow_control_window(1000, 1)
@@ -130,11 +134,11 @@ def with_informational_and_large_headers(peer: H2Connection) -> None:
 
 
 def going_away(peer: H2Connection) -> None:
-    peer.send_headers(1, ANSWER, end_stream=True)
+    peer.send_headers(1, RESPONSE, end_stream=True)
     peer.close_connection(ErrorCodes.ENHANCE_YOUR_CALM, b"too much", last_stream_id=3)
 
 
-TALES: dict[Callable[[H2Connection], None], list[type]] = {
+SCRIPTS: dict[Callable[[H2Connection], None], list[type]] = {
     unary: [Headers, Data, Headers],
     interleaved: [*[Headers] * 3, *[Data] * 6, Reset, Headers, Data],
     with_informational_and_large_headers: [Headers, Data],
@@ -142,15 +146,15 @@ TALES: dict[Callable[[H2Connection], None], list[type]] = {
 }
 
 
-def told(tale: Callable[[H2Connection], None]) -> bytes:
-    """The bytes of a server that has three requests and tells this."""
-    client, peer = asking(), server()
+def server_bytes(script: Callable[[H2Connection], None]) -> bytes:
+    """The bytes that a server with three open requests sends for a script."""
+    client, peer = client_with_requests(), server()
     peer.receive_data(client.take())
-    tale(peer)
+    script(peer)
     return peer.data_to_send()
 
 
-def asking() -> Http2Client:
+def client_with_requests() -> Http2Client:
     client = Http2Client()
     client.start()
     for _ in range(3):
@@ -158,29 +162,27 @@ def asking() -> Http2Client:
     return client
 
 
-def heard(pieces: list[bytes]) -> tuple[list[Event], bytes, int]:
-    client = asking()
+def received(pieces: list[bytes]) -> tuple[list[Event], bytes, int]:
+    client = client_with_requests()
     client.take()
     events = [event for piece in pieces for event in client.feed(piece)]
     assert not client.mid_frame
     return joined(events), client.take(), client.open_streams
 
 
-@pytest.mark.parametrize("tale", TALES, ids=lambda tale: tale.__name__)
-def test_the_events_are_the_same_at_every_split(tale: Callable[[H2Connection], None]) -> None:
-    data = told(tale)
-    whole = heard([data])
-    assert [type(event) for event in whole[0]] == TALES[tale]
-    for place in range(len(data) + 1):
-        assert heard(cut(data, [place])) == whole
-    assert heard([data[n : n + 1] for n in range(len(data))]) == whole
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_events_are_the_same_at_every_split(script: Callable[[H2Connection], None]) -> None:
+    data = server_bytes(script)
+    expected = received([data])
+    assert [type(event) for event in expected[0]] == SCRIPTS[script]
+    for cut_at in range(len(data) + 1):
+        assert received(cut(data, [cut_at])) == expected
+    assert received([data[n : n + 1] for n in range(len(data))]) == expected
 
 
-@pytest.mark.parametrize("tale", TALES, ids=lambda tale: tale.__name__)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @settings(max_examples=30)
-@given(places=st.sets(st.integers(0, 400), max_size=12))
-def test_the_events_are_the_same_however_often_it_is_split(
-    tale: Callable[[H2Connection], None], places: set[int]
-) -> None:
-    data = told(tale)
-    assert heard(cut(data, {place % (len(data) + 1) for place in places})) == heard([data])
+@given(cuts=st.sets(st.integers(0, 400), max_size=12))
+def test_events_are_the_same_for_any_number_of_splits(script: Callable[[H2Connection], None], cuts: set[int]) -> None:
+    data = server_bytes(script)
+    assert received(cut(data, {cut_at % (len(data) + 1) for cut_at in cuts})) == received([data])

@@ -1,7 +1,6 @@
-"""Any sequence of frames, and any bytes: events or an Http2Error that says what was wrong; never another exception, a hang,
-or memory that grows."""
+"""Any sequence of frames and any bytes give events or an Http2Error, and never another exception, a hang or growing memory."""
 
-from http2_peers import BLOCK, END, OK, cut, greeted, joined
+from http2_peers import BLOCK, END, OK, connected, cut, joined
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,15 +38,15 @@ ANY = st.one_of(
 
 
 def client() -> Http2Client:
-    made = greeted()
+    made = connected()
     for size in (0, 10, 100_000):
         made.request(BLOCK, bytes(size))
     made.take()
     return made
 
 
-def told(pieces: list[bytes]) -> tuple[list[Event], str]:
-    """The events, and what was wrong."""
+def received(pieces: list[bytes]) -> tuple[list[Event], str]:
+    """The events, and the message of the error."""
     reader = client()
     events: list[Event] = []
     try:
@@ -64,7 +63,7 @@ def told(pieces: list[bytes]) -> tuple[list[Event], str]:
 
 
 def check(reader: Http2Client) -> None:
-    """What it keeps is bounded by a frame, and its sums are right."""
+    """Check that it buffers at most a frame and that its totals are right."""
     outbox = reader.outbox
     waiting = {stream.number for stream in outbox.streams.values() if stream.queue and stream.window > 0}
     assert set(outbox._ready) == waiting
@@ -75,28 +74,28 @@ def check(reader: Http2Client) -> None:
 
 
 @given(st.lists(VALID, max_size=12))
-def test_frames_that_are_allowed_break_no_connection(sequence: list[bytes]) -> None:
-    opened = frame(frames.HEADERS, 4, 1, b"\x88\x40\x01a\x01b")  # so that what refers to it is right
-    assert told([opened, *sequence])[1] == ""
+def test_allowed_frames_do_not_break_the_connection(sequence: list[bytes]) -> None:
+    opened = frame(frames.HEADERS, 4, 1, b"\x88\x40\x01a\x01b")  # so that references to the entry are valid
+    assert received([opened, *sequence])[1] == ""
 
 
 @given(st.lists(ANY, max_size=12), st.sets(st.integers(0, 600), max_size=6))
-def test_any_frames_say_the_same_however_they_are_split(sequence: list[bytes], places: set[int]) -> None:
+def test_any_frames_give_the_same_events_at_any_split(sequence: list[bytes], cuts: set[int]) -> None:
     data = b"".join(sequence)
-    assert told(cut(data, {place % (len(data) + 1) for place in places})) == told([data])
+    assert received(cut(data, {cut_at % (len(data) + 1) for cut_at in cuts})) == received([data])
 
 
 @given(st.lists(VALID, min_size=1, max_size=8), st.data())
-def test_a_corrupted_byte_is_an_error_in_words_or_harmless(sequence: list[bytes], data: st.DataObject) -> None:
+def test_corrupted_byte_is_an_http2_error_or_harmless(sequence: list[bytes], data: st.DataObject) -> None:
     stream = bytearray(b"".join(sequence))
     for _ in range(data.draw(st.integers(1, 3))):
         stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
-    told([bytes(stream)])
+    received([bytes(stream)])
 
 
 @given(st.lists(st.binary(max_size=80), max_size=8))
 def test_any_bytes_are_events_or_an_error(pieces: list[bytes]) -> None:
-    told(pieces)
+    received(pieces)
     fresh = Http2Client()
     fresh.start()
     try:

@@ -1,10 +1,10 @@
-"""Flow control both ways: our own windows, the server's, fairness, and bodies that are large."""
+"""Flow control in both directions: our windows, the server's windows, fairness, and large bodies."""
 
 from collections.abc import Callable
 
 import pytest
 from h2.events import DataReceived, SettingsAcknowledged, StreamEnded, WindowUpdated
-from http2_peers import ANSWER, BLOCK, OK, TRAILERS, exchange, greeted, pair, written
+from http2_peers import BLOCK, OK, RESPONSE, TRAILERS, connected, exchange, pair, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,18 +19,18 @@ def body(size: int, shift: int = 0) -> bytes:
 
 
 def sizes_by_stream(client: Http2Client, limit: int = 1 << 20) -> dict[int, int]:
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for kind, _, stream, payload in written(client, limit):
         if kind == frames.DATA:
-            found[stream] = found.get(stream, 0) + len(payload)
-    return found
+            sizes[stream] = sizes.get(stream, 0) + len(payload)
+    return sizes
 
 
-# --- what we send ----------------------------------------------------------------------------------------------------
+# --- sending ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_body_waits_for_the_streams_window_and_for_the_connections() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 10})
+def test_body_waits_for_the_windows_of_stream_and_connection() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 10})
     client.request(BLOCK, body(100_000))
     assert sizes_by_stream(client) == {1: 10}
     assert client.feed(frames.window_update(1, 80_000)) == []
@@ -46,16 +46,16 @@ def test_a_body_waits_for_the_streams_window_and_for_the_connections() -> None:
     assert client.blocked == 0
 
 
-def test_small_requests_use_up_the_connections_window() -> None:
-    client = greeted()
+def test_small_requests_use_the_connection_window() -> None:
+    client = connected()
     for _ in range(7):
         client.request(BLOCK, body(10_000))
     assert sum(sizes_by_stream(client).values()) == 65_535
     assert client.blocked == 70_000 - 65_535
 
 
-def test_small_messages_use_up_the_streams_window() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 10})
+def test_small_messages_use_the_stream_window() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 10})
     stream = client.request(BLOCK, b"1234", end=False)
     for _ in range(3):
         client.send(stream, b"1234", end=False)
@@ -63,8 +63,8 @@ def test_small_messages_use_up_the_streams_window() -> None:
     assert client.blocked == 6
 
 
-def test_a_lower_initial_window_makes_windows_negative_and_they_are_paid_back() -> None:
-    client = greeted()
+def test_lower_initial_window_makes_windows_negative_until_updates_compensate() -> None:
+    client = connected()
     client.request(BLOCK, body(60_000))
     client.request(BLOCK, body(30_000))
     client.feed(frames.window_update(0, 10**6))
@@ -83,16 +83,16 @@ def test_a_lower_initial_window_makes_windows_negative_and_they_are_paid_back() 
     assert sizes_by_stream(client) == {}
 
 
-def test_the_end_of_a_body_needs_no_window() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 3})
+def test_end_of_a_body_needs_no_window() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 3})
     stream = client.request(BLOCK, b"abc", end=False)
     client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     client.send(stream, b"", end=True)
     assert written(client)[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
-def test_the_end_of_a_body_waits_for_what_stands_before_it() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 3})
+def test_end_of_a_body_waits_for_the_body() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 3})
     stream = client.request(BLOCK, b"abcd", end=False)
     client.send(stream, b"ef", end=False)
     client.send(stream, b"", end=True)
@@ -101,17 +101,17 @@ def test_the_end_of_a_body_waits_for_what_stands_before_it() -> None:
     assert [(flags, payload) for _, flags, _, payload in written(client)] == [(0, b"d"), (1, b"ef")]
 
 
-def test_an_initial_window_that_overflows_a_streams_is_an_error() -> None:
-    client = greeted()
+def test_initial_window_that_overflows_a_stream_window_is_an_error() -> None:
+    client = connected()
     client.request(BLOCK, b"x")
     client.feed(frames.window_update(1, 2**31 - 1 - 65_535))
-    with pytest.raises(Http2Error, match="INITIAL_WINDOW_SIZE 65537 makes"):
+    with pytest.raises(Http2Error, match="INITIAL_WINDOW_SIZE 65537 enlarges"):
         client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 65_537}))
 
 
 def test_frames_are_as_large_as_the_server_allows() -> None:
     for largest in (16_384, 20_000):
-        client = greeted({frames.INITIAL_WINDOW_SIZE: 10**6, frames.MAX_FRAME_SIZE: largest})
+        client = connected({frames.INITIAL_WINDOW_SIZE: 10**6, frames.MAX_FRAME_SIZE: largest})
         client.feed(frames.window_update(0, 10**6))
         client.request(BLOCK, body(100_000))
         sent = [len(payload) for kind, _, _, payload in written(client) if kind == frames.DATA]
@@ -119,8 +119,8 @@ def test_frames_are_as_large_as_the_server_allows() -> None:
         assert sum(sent) == 100_000
 
 
-def test_bodies_take_turns_and_small_ones_with_them() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 2**30, frames.MAX_FRAME_SIZE: 2**24 - 1})
+def test_large_and_small_bodies_take_turns() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 2**30, frames.MAX_FRAME_SIZE: 2**24 - 1})
     client.feed(frames.window_update(0, 2**30))
     for size in (10**6, 10**6, 5, 200_000):
         client.request(BLOCK, bytes(size))
@@ -130,15 +130,15 @@ def test_bodies_take_turns_and_small_ones_with_them() -> None:
     assert client.blocked == 0
 
 
-def test_a_body_alone_has_frames_as_large_as_can_be() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 2**30, frames.MAX_FRAME_SIZE: 2**24 - 1})
+def test_single_body_uses_the_largest_frames() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 2**30, frames.MAX_FRAME_SIZE: 2**24 - 1})
     client.feed(frames.window_update(0, 2**30))
     client.request(BLOCK, bytes(500_000))
     assert [len(payload) for kind, _, _, payload in written(client) if kind == frames.DATA] == [500_000]
 
 
-def test_a_small_request_does_not_overtake_a_body_that_waits_for_the_connection() -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 2**30})
+def test_small_request_does_not_overtake_a_body_waiting_for_the_connection_window() -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 2**30})
     client.request(BLOCK, bytes(100_000))
     sizes_by_stream(client)
     client.request(BLOCK, b"small")
@@ -149,8 +149,8 @@ def test_a_small_request_does_not_overtake_a_body_that_waits_for_the_connection(
 
 
 @pytest.mark.parametrize("limit", [1, 100, 20_000, 1 << 20])
-def test_a_take_is_about_as_large_as_asked(limit: int) -> None:
-    client = greeted({frames.INITIAL_WINDOW_SIZE: 2**30})
+def test_take_respects_its_limit(limit: int) -> None:
+    client = connected({frames.INITIAL_WINDOW_SIZE: 2**30})
     client.feed(frames.window_update(0, 2**30))
     for size in (10, 3000, 40_000, 5):
         client.request(BLOCK, bytes(size))
@@ -160,7 +160,7 @@ def test_a_take_is_about_as_large_as_asked(limit: int) -> None:
     assert client.blocked == 0
 
 
-# --- what we receive -------------------------------------------------------------------------------------------------
+# --- receiving -------------------------------------------------------------------------------------------------------
 
 
 def updates(client: Http2Client) -> list[tuple[int, int]]:
@@ -168,7 +168,7 @@ def updates(client: Http2Client) -> list[tuple[int, int]]:
 
 
 def test_windows_are_topped_up_when_half_is_used() -> None:
-    client = greeted(window=100_000)
+    client = connected(window=100_000)
     client.request(BLOCK, b"")
     client.request(BLOCK, b"")
     written(client)
@@ -179,8 +179,8 @@ def test_windows_are_topped_up_when_half_is_used() -> None:
     assert updates(client) == [(1, 50_256)]
 
 
-def test_data_of_streams_that_are_over_counts_for_the_connection() -> None:
-    client = greeted(window=100_000)
+def test_data_of_closed_streams_counts_for_the_connection_window() -> None:
+    client = connected(window=100_000)
     client.request(BLOCK, b"")
     client.reset(1)
     written(client)
@@ -188,15 +188,15 @@ def test_data_of_streams_that_are_over_counts_for_the_connection() -> None:
     assert updates(client) == [(0, 60_000)]
 
 
-def test_a_server_that_overruns_a_window_is_told_so() -> None:
-    client = greeted(window=70_000)
+def test_server_that_overruns_the_connection_window_breaks_the_connection() -> None:
+    client = connected(window=70_000)
     client.request(BLOCK, b"")
     with pytest.raises(Http2Error, match="connection's window"):
         client.feed(frame(frames.HEADERS, 4, 1, OK) + frame(frames.DATA, 0, 1, bytes(70_001)))
 
 
-def test_a_server_that_overruns_a_streams_window_loses_the_stream() -> None:
-    client = greeted(window=70_000)
+def test_server_that_overruns_a_stream_window_loses_the_stream() -> None:
+    client = connected(window=70_000)
     client.request(BLOCK, b"")
     client.request(BLOCK, b"")
     parts = frame(frames.HEADERS, 4, 1, OK) + frame(frames.DATA, 0, 1, bytes(30_000))
@@ -210,11 +210,11 @@ def test_a_server_that_overruns_a_streams_window_loses_the_stream() -> None:
 # --- against h2 ------------------------------------------------------------------------------------------------------
 
 
-class Talk:
-    """A client and h2 in the middle of a conversation, and what each sent and got. The methods are what can happen.
+class Conversation:
+    """A conversation between a client and h2, with what each has sent and received. The methods are the possible steps.
 
-    Three things that h2 takes amiss though they are right are left out: settings changed again before the first change
-    was acknowledged, an acknowledgement and what it allows in one `receive_data`, an empty DATA while a window is negative.
+    Three valid sequences that h2 rejects are left out: settings changed again before the first change was acknowledged, an
+    acknowledgement and the frames that it allows in one `receive_data`, and an empty DATA while a window is negative.
     """
 
     def __init__(self) -> None:
@@ -292,53 +292,53 @@ class Talk:
 
 
 def by_frame(data: bytes) -> list[bytes]:
-    found, at = [], 0
+    sizes, at = [], 0
     while at < len(data):
         length = frames.unpack_head(data, at)[0] >> 8
-        found.append(data[at : at + 9 + length])
+        sizes.append(data[at : at + 9 + length])
         at += 9 + length
-    return found
+    return sizes
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just(Talk.request), st.integers(0, 60_000), st.booleans()),
-    st.tuples(st.just(Talk.send), st.integers(1, 40_000), st.booleans()),
-    st.tuples(st.just(Talk.reset), st.integers(0, 5)),
-    st.tuples(st.just(Talk.widen), st.integers(1, 50_000)),
-    st.tuples(st.just(Talk.widen_stream), st.integers(1, 50_000), st.integers(0, 5)),
-    st.tuples(st.just(Talk.set), st.just(4), st.sampled_from([0, 1, 100, 16_384, 65_535, 200_000])),
-    st.tuples(st.just(Talk.set), st.just(5), st.sampled_from([16_384, 17_000, 100_000])),
-    st.tuples(st.just(Talk.set), st.just(1), st.sampled_from([0, 100, 4096])),
-    st.tuples(st.just(Talk.up), st.sampled_from([1, 50, 1000, 30_000, 1 << 20])),
-    st.tuples(st.just(Talk.down)),
+    st.tuples(st.just(Conversation.request), st.integers(0, 60_000), st.booleans()),
+    st.tuples(st.just(Conversation.send), st.integers(1, 40_000), st.booleans()),
+    st.tuples(st.just(Conversation.reset), st.integers(0, 5)),
+    st.tuples(st.just(Conversation.widen), st.integers(1, 50_000)),
+    st.tuples(st.just(Conversation.widen_stream), st.integers(1, 50_000), st.integers(0, 5)),
+    st.tuples(st.just(Conversation.set), st.just(4), st.sampled_from([0, 1, 100, 16_384, 65_535, 200_000])),
+    st.tuples(st.just(Conversation.set), st.just(5), st.sampled_from([16_384, 17_000, 100_000])),
+    st.tuples(st.just(Conversation.set), st.just(1), st.sampled_from([0, 100, 4096])),
+    st.tuples(st.just(Conversation.up), st.sampled_from([1, 50, 1000, 30_000, 1 << 20])),
+    st.tuples(st.just(Conversation.down)),
 )
 
 
 @settings(max_examples=200)
 @given(st.lists(ACTIONS, max_size=40))
-def test_whatever_the_windows_h2_receives_what_was_sent_and_no_window_is_overrun(
+def test_h2_receives_everything_and_no_window_is_overrun(
     actions: list[tuple[Callable[..., object], *tuple[int, ...]]],
 ) -> None:
-    talk = Talk()
+    talk = Conversation()
     for what, *how in actions:
         what(talk, *how)
     talk.finish()
     assert talk.client.blocked == 0
-    for number, whole in talk.sent.items():
+    for number, complete in talk.sent.items():
         if number in talk.dropped:
-            assert whole.startswith(talk.got.get(number, b""))
+            assert complete.startswith(talk.got.get(number, b""))
         else:
-            assert talk.got.get(number, b"") == whole
+            assert talk.got.get(number, b"") == complete
             assert number in talk.ended
 
 
-def test_a_hundred_megabytes_go_up() -> None:
+def test_upload_of_a_hundred_megabytes() -> None:
     client = Http2Client()
     client.start()
     client.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20, frames.MAX_FRAME_SIZE: 1 << 18}))
     client.feed(frames.window_update(0, 1 << 20))
-    whole = bytes(100_000_000)
-    number = client.request(BLOCK, whole)
+    complete = bytes(100_000_000)
+    number = client.request(BLOCK, complete)
     got, ended = 0, False
     at = len(frames.PREFACE)
     while not ended:
@@ -358,25 +358,25 @@ def test_a_hundred_megabytes_go_up() -> None:
     assert client.take() == b""
 
 
-def test_bodies_of_megabytes_go_up_to_h2_and_down_from_it() -> None:
+def test_bodies_of_megabytes_to_and_from_h2() -> None:
     client, peer = pair(window=200_000)
-    whole = body(3_000_000)
-    number = client.request(BLOCK, whole)
+    complete = body(3_000_000)
+    number = client.request(BLOCK, complete)
     got = b""
-    while len(got) < len(whole):
+    while len(got) < len(complete):
         for event in peer.receive_data(client.take(100_000)):
             if isinstance(event, DataReceived):
                 got += event.data
                 peer.acknowledge_received_data(event.flow_controlled_length, number)
         client.feed(peer.data_to_send())
-    assert got == whole
-    peer.send_headers(number, ANSWER)
+    assert got == complete
+    peer.send_headers(number, RESPONSE)
     at, down, grown = 0, b"", 0
-    while at < len(whole):
-        room = min(peer.local_flow_control_window(number), peer.max_outbound_frame_size, len(whole) - at)
-        room = room if room == len(whole) - at else room - 4
+    while at < len(complete):
+        room = min(peer.local_flow_control_window(number), peer.max_outbound_frame_size, len(complete) - at)
+        room = room if room == len(complete) - at else room - 4
         if room > 0:
-            peer.send_data(number, whole[at : at + room], pad_length=at % 3 or None)
+            peer.send_data(number, complete[at : at + room], pad_length=at % 3 or None)
             at += room
         sent = peer.data_to_send()
         for event in [one for cut in range(0, len(sent), 60_000) for one in client.feed(sent[cut : cut + 60_000])]:
@@ -384,13 +384,13 @@ def test_bodies_of_megabytes_go_up_to_h2_and_down_from_it() -> None:
         grown += sum(isinstance(event, WindowUpdated) for event in peer.receive_data(client.take()))
     peer.send_headers(number, TRAILERS, end_stream=True)
     exchange(client, peer)
-    assert down == whole
+    assert down == complete
     assert grown > 20
     assert client.open_streams == 0
 
 
-def test_a_hundred_megabytes_come_down_in_pieces_and_nothing_is_kept() -> None:
-    client = greeted(window=10_000_000)
+def test_download_of_a_hundred_megabytes_is_not_buffered() -> None:
+    client = connected(window=10_000_000)
     client.request(BLOCK, b"")
     client.take()
     client.feed(frame(frames.HEADERS, 4, 1, OK))
@@ -408,9 +408,9 @@ def test_a_hundred_megabytes_come_down_in_pieces_and_nothing_is_kept() -> None:
     assert updated > 90_000_000
 
 
-def test_a_frame_that_comes_in_small_pieces_is_joined_once() -> None:
-    client = greeted()
-    whole = frame(0xB0, 0, 0, bytes(1_000_000)) + frame(frames.PING, 0, 0, b"12345678")
-    for at in range(0, len(whole), 100):
-        client.feed(whole[at : at + 100])
+def test_frame_in_small_pieces_is_joined_once() -> None:
+    client = connected()
+    complete = frame(0xB0, 0, 0, bytes(1_000_000)) + frame(frames.PING, 0, 0, b"12345678")
+    for at in range(0, len(complete), 100):
+        client.feed(complete[at : at + 100])
     assert written(client) == [(frames.PING, frames.ACK, 0, b"12345678")]

@@ -1,4 +1,4 @@
-"""What a server says about itself: answers as Triton and MLServer send them, what they lack, and what is broken."""
+"""Control requests over HTTP: responses as Triton and MLServer send them, missing endpoints, and malformed responses."""
 
 import json
 from typing import Any
@@ -10,60 +10,59 @@ from hypothesis import strategies as st
 from inferometer.errors import UserError
 from inferometer.records import Spent
 from inferometer.tensors import TensorSpec
-from inferometer.wire.kserve import control
+from inferometer.wire.kserve import http_control
 from inferometer.wire.kserve.control import (
     BatchStatistics,
     IndexEntry,
     ModelMetadata,
     ModelStatistics,
     NotOffered,
-    Question,
     ServerMetadata,
     ShmStatus,
     difference,
-    read,
 )
+from inferometer.wire.kserve.http_control import ControlRequest, read
 
-ASKED: dict[str, tuple[Question[Any], str, str, bytes]] = {
-    "live": (control.live(), "GET", "/v2/health/live", b""),
-    "ready": (control.ready(), "GET", "/v2/health/ready", b""),
-    "model ready": (control.model_ready("a b", "2"), "GET", "/v2/models/a%20b/versions/2/ready", b""),
-    "server": (control.server_metadata(), "GET", "/v2", b""),
-    "metadata": (control.model_metadata("m"), "GET", "/v2/models/m", b""),
-    "metadata of a version": (control.model_metadata("m", "1"), "GET", "/v2/models/m/versions/1", b""),
-    "config": (control.model_config("m"), "GET", "/v2/models/m/config", b""),
-    "index": (control.repository_index(), "POST", "/v2/repository/index", b"{}"),
-    "statistics": (control.statistics("m", "1"), "GET", "/v2/models/m/versions/1/stats", b""),
-    "statistics of all": (control.statistics(), "GET", "/v2/models/stats", b""),
+REQUESTS: dict[str, tuple[ControlRequest[Any], str, str, bytes]] = {
+    "live": (http_control.live(), "GET", "/v2/health/live", b""),
+    "ready": (http_control.ready(), "GET", "/v2/health/ready", b""),
+    "model ready": (http_control.model_ready("a b", "2"), "GET", "/v2/models/a%20b/versions/2/ready", b""),
+    "server": (http_control.server_metadata(), "GET", "/v2", b""),
+    "metadata": (http_control.model_metadata("m"), "GET", "/v2/models/m", b""),
+    "metadata of a version": (http_control.model_metadata("m", "1"), "GET", "/v2/models/m/versions/1", b""),
+    "config": (http_control.model_config("m"), "GET", "/v2/models/m/config", b""),
+    "index": (http_control.repository_index(), "POST", "/v2/repository/index", b"{}"),
+    "statistics": (http_control.statistics("m", "1"), "GET", "/v2/models/m/versions/1/stats", b""),
+    "statistics of all": (http_control.statistics(), "GET", "/v2/models/stats", b""),
     "register": (
-        control.shm_register("r/1", "/key", 64, 8),
+        http_control.shm_register("r/1", "/key", 64, 8),
         "POST",
         "/v2/systemsharedmemory/region/r%2F1/register",
         b'{"key":"/key","offset":8,"byte_size":64}',
     ),
-    "unregister": (control.shm_unregister("r"), "POST", "/v2/systemsharedmemory/region/r/unregister", b""),
-    "unregister all": (control.shm_unregister(), "POST", "/v2/systemsharedmemory/unregister", b""),
-    "status": (control.shm_status("r"), "GET", "/v2/systemsharedmemory/region/r/status", b""),
-    "status of all": (control.shm_status(), "GET", "/v2/systemsharedmemory/status", b""),
+    "unregister": (http_control.shm_unregister("r"), "POST", "/v2/systemsharedmemory/region/r/unregister", b""),
+    "unregister all": (http_control.shm_unregister(), "POST", "/v2/systemsharedmemory/unregister", b""),
+    "status": (http_control.shm_status("r"), "GET", "/v2/systemsharedmemory/region/r/status", b""),
+    "status of all": (http_control.shm_status(), "GET", "/v2/systemsharedmemory/status", b""),
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_each_question_has_its_method_path_and_body(name: str) -> None:
-    question, method, path, body = ASKED[name]
-    assert (question.method, question.path, question.body) == (method, path, body)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_each_request_has_its_method_path_and_body(name: str) -> None:
+    request, method, path, body = REQUESTS[name]
+    assert (request.method, request.path, request.body) == (method, path, body)
 
 
-def answered(question: Question[Any], tree: Any) -> Any:
-    return read(question, 200, json.dumps(tree).encode())
+def response_to(request: ControlRequest[Any], tree: Any) -> Any:
+    return read(request, 200, json.dumps(tree).encode())
 
 
 def test_server_metadata() -> None:
     triton = {"name": "triton", "version": "2.51.0", "extensions": ["classification", "statistics"]}
-    assert answered(control.server_metadata(), triton) == ServerMetadata(
+    assert response_to(http_control.server_metadata(), triton) == ServerMetadata(
         "triton", "2.51.0", ("classification", "statistics")
     )
-    assert answered(control.server_metadata(), {"name": "x"}) == ServerMetadata("x")
+    assert response_to(http_control.server_metadata(), {"name": "x"}) == ServerMetadata("x")
 
 
 def test_model_metadata_of_triton_and_of_mlserver() -> None:
@@ -74,11 +73,11 @@ def test_model_metadata_of_triton_and_of_mlserver() -> None:
         "inputs": [{"name": "X", "datatype": "INT32", "shape": [-1, 16]}],
         "outputs": [{"name": "Y", "datatype": "BYTES", "shape": ["-1", "4294967296"]}],
     }
-    assert answered(control.model_metadata("add_sub"), triton) == ModelMetadata(
+    assert response_to(http_control.model_metadata("add_sub"), triton) == ModelMetadata(
         "add_sub", ("1",), "python", (TensorSpec("X", "INT32", (-1, 16)),), (TensorSpec("Y", "BYTES", (-1, 2**32)),)
     )
     mlserver = {"name": "m", "versions": [], "platform": "", "inputs": [], "outputs": [], "parameters": {}}
-    assert answered(control.model_metadata("m"), mlserver) == ModelMetadata("m")
+    assert response_to(http_control.model_metadata("m"), mlserver) == ModelMetadata("m")
 
 
 def test_model_config() -> None:
@@ -94,22 +93,22 @@ def test_model_config() -> None:
         "model_transaction_policy": {"decoupled": True},
         "sequence_batching": {"max_sequence_idle_microseconds": 5000000},
     }
-    config = answered(control.model_config("classifier"), tree)
+    config = response_to(http_control.model_config("classifier"), tree)
     assert (config.name, config.max_batch_size) == ("classifier", 64)
     assert (config.decoupled, config.sequence_batching) == (True, True)
     assert config.labels == {"SCORES": "labels.txt"}
     assert config.raw == tree
-    plain = answered(control.model_config("m"), {"name": "m", "max_batch_size": 0, "dynamic_batching": {}})
+    plain = response_to(http_control.model_config("m"), {"name": "m", "max_batch_size": 0, "dynamic_batching": {}})
     assert (plain.max_batch_size, plain.decoupled, plain.sequence_batching, plain.labels) == (0, False, False, {})
 
 
 def test_repository_index() -> None:
     triton = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "bad"}]
-    assert answered(control.repository_index(), triton) == (
+    assert response_to(http_control.repository_index(), triton) == (
         IndexEntry("a", "1", "READY"),
         IndexEntry("b", "", "UNAVAILABLE", "bad"),
     )
-    assert answered(control.repository_index(), []) == ()
+    assert response_to(http_control.repository_index(), []) == ()
 
 
 def stats(n: int, as_text: bool = False) -> dict[str, Any]:
@@ -171,16 +170,16 @@ def expected(n: int) -> ModelStatistics:
 @pytest.mark.parametrize("as_text", [False, True], ids=["numbers", "text"])
 def test_statistics_with_numbers_as_numbers_or_as_text(as_text: bool) -> None:
     tree = {"model_stats": [stats(3, as_text), {"name": "idle"}]}
-    assert answered(control.statistics(), tree) == (expected(3), ModelStatistics("idle"))
+    assert response_to(http_control.statistics(), tree) == (expected(3), ModelStatistics("idle"))
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**40))
-def test_the_difference_of_two_answers_is_what_happened_between_them(before: int, more: int) -> None:
+def test_difference_of_two_reports(before: int, more: int) -> None:
     assert difference([expected(before)], [expected(before + more)]) == (expected(more),)
     assert difference([], [expected(more)]) == (expected(more),)
 
 
-def test_batches_of_a_size_that_did_not_run_are_left_out_of_a_difference() -> None:
+def test_difference_omits_batch_sizes_that_did_not_run() -> None:
     (since,) = difference([expected(3)], [expected(3)])
     assert since == ModelStatistics("m", "1")
 
@@ -190,12 +189,12 @@ def test_statistics_that_went_backwards_are_an_error() -> None:
         difference([expected(3)], [expected(2)])
 
 
-def test_shared_memory_status_and_empty_answers() -> None:
+def test_shared_memory_status_and_empty_responses() -> None:
     tree = [{"name": "r", "key": "/k", "offset": "8", "byte_size": 64}]
-    assert answered(control.shm_status(), tree) == (ShmStatus("r", "/k", 8, 64),)
-    assert answered(control.shm_status(), []) == ()
-    read(control.shm_register("r", "/k", 64), 200, b"")
-    read(control.shm_unregister("r"), 200, b"{}")
+    assert response_to(http_control.shm_status(), tree) == (ShmStatus("r", "/k", 8, 64),)
+    assert response_to(http_control.shm_status(), []) == ()
+    read(http_control.shm_register("r", "/k", 64), 200, b"")
+    read(http_control.shm_unregister("r"), 200, b"{}")
 
 
 # --- health ----------------------------------------------------------------------------------------------------------
@@ -212,12 +211,12 @@ def test_shared_memory_status_and_empty_answers() -> None:
         (503, b"", False),
     ],
 )
-def test_health_is_yes_or_no(status: int, body: bytes, yes: bool) -> None:
-    assert read(control.model_ready("m"), status, body) is yes
-    assert read(control.ready(), status, body) is yes
+def test_health_is_a_boolean(status: int, body: bytes, yes: bool) -> None:
+    assert read(http_control.model_ready("m"), status, body) is yes
+    assert read(http_control.ready(), status, body) is yes
 
 
-# --- what is not there, and what is broken ---------------------------------------------------------------------------
+# --- missing endpoints and malformed responses -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,17 +230,17 @@ def test_health_is_yes_or_no(status: int, body: bytes, yes: bool) -> None:
         (501, b'{"error":"the server does not support model statistics"}'),
     ],
 )
-@pytest.mark.parametrize("name", ASKED)
-def test_a_server_that_lacks_an_endpoint_is_told_from_one_that_fails(name: str, status: int, body: bytes) -> None:
-    question = ASKED[name][0]
+@pytest.mark.parametrize("name", REQUESTS)
+def test_missing_endpoint_is_distinguished_from_a_failure(name: str, status: int, body: bytes) -> None:
+    request = REQUESTS[name][0]
     with pytest.raises(NotOffered) as error:
-        read(question, status, body)
-    assert question.what in error.value.what
+        read(request, status, body)
+    assert request.what in error.value.what
 
 
-def test_a_404_where_no_model_was_named_means_that_the_endpoint_is_missing() -> None:
+def test_404_without_a_model_means_that_the_endpoint_is_missing() -> None:
     with pytest.raises(NotOffered):  # MLServer takes /v2/models/stats for a model
-        read(control.statistics(), 404, b'{"error":"Model stats not found"}')
+        read(http_control.statistics(), 404, b'{"error":"Model stats not found"}')
 
 
 @pytest.mark.parametrize(
@@ -251,19 +250,19 @@ def test_a_404_where_no_model_was_named_means_that_the_endpoint_is_missing() -> 
         (500, b'{"error":"boom"}', ["500", "boom"]),
         (401, b"", ["401"]),
         (200, b'{"error":"boom"}', ["boom"]),
-        (200, b"<html>Welcome</html>", ["Welcome", "something else"]),
-        (200, b"", ["something else"]),
-        (200, b"5", ["something else"]),
-        (200, b'{"model_stats": [5]}', ["something else"]),
+        (200, b"<html>Welcome</html>", ["Welcome", "unexpected response"]),
+        (200, b"", ["unexpected response"]),
+        (200, b"5", ["unexpected response"]),
+        (200, b'{"model_stats": [5]}', ["unexpected response"]),
         (200, b'{"model_stats": [{}]}', ["'name' is missing"]),
         (200, b'{"model_stats": [{"name": "m", "inference_count": 1.5}]}', ["1.5"]),
-        (200, b'{"model_stats": [{"name": "m", "inference_count": "x"}]}', ["something else"]),
-        (200, b"[" * 200_000, ["something else"]),
+        (200, b'{"model_stats": [{"name": "m", "inference_count": "x"}]}', ["unexpected response"]),
+        (200, b"[" * 200_000, ["unexpected response"]),
     ],
 )
-def test_anything_else_is_a_user_error_with_the_servers_words(status: int, body: bytes, words: list[str]) -> None:
+def test_other_responses_are_user_errors_with_the_server_message(status: int, body: bytes, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        read(control.statistics("m"), status, body)
+        read(http_control.statistics("m"), status, body)
     assert not isinstance(error.value, NotOffered)
     for word in ["the statistics of m", *words]:
         assert word in error.value.what
@@ -279,12 +278,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(ASKED)), JSON, st.sampled_from([200, 400, 404, 500]))
-def test_any_json_is_an_answer_or_a_user_error(name: str, tree: Any, status: int) -> None:
-    question = ASKED[name][0]
+@given(st.sampled_from(sorted(REQUESTS)), JSON, st.sampled_from([200, 400, 404, 500]))
+def test_any_json_is_a_result_or_a_user_error(name: str, tree: Any, status: int) -> None:
+    request = REQUESTS[name][0]
     try:
-        said = read(question, status, json.dumps(tree).encode())
+        result = read(request, status, json.dumps(tree).encode())
     except UserError as error:
-        assert question.what in error.what
+        assert request.what in error.what
     else:
-        assert status == 200 or said is False
+        assert status == 200 or result is False

@@ -1,4 +1,4 @@
-"""Triton's generate extension: request bodies, and answers streamed and whole at every byte split."""
+"""Triton's generate extension: request bodies, and responses with and without streaming at every byte split."""
 
 import json
 from typing import Any
@@ -13,12 +13,12 @@ from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.kserve.generate import StreamedText, WholeText, generate_path, request_body
 
 
-def test_paths_say_whether_the_answer_is_streamed() -> None:
+def test_path_depends_on_streaming() -> None:
     assert generate_path("llm") == "/v2/models/llm/generate"
     assert generate_path("a b", "2", stream=True) == "/v2/models/a%20b/versions/2/generate_stream"
 
 
-def test_request_bodies_have_what_is_asked_for_and_extra_has_the_last_word() -> None:
+def test_extra_overrides_the_request_body() -> None:
     assert json.loads(request_body("hé", 5, stream=True)) == {"text_input": "hé", "max_tokens": 5, "stream": True}
     assert json.loads(request_body("a")) == {"text_input": "a", "stream": False}
     extra = {"temperature": 0.5, "max_tokens": 9, "bad_words": ""}
@@ -34,7 +34,7 @@ def sse(*messages: Any) -> bytes:
 
 
 def run(wire: bytes, stream: bool, pieces: list[bytes] | None = None, eof: bool = False) -> tuple[list[Event], str]:
-    """Events up to the first that ends the answer, as the engine takes them, and the text."""
+    """The events up to the first one that ends the response, as the engine reads them, and the text."""
     decoder = ResponseDecoder(StreamedText() if stream else WholeText())
     found: list[Event] = []
     for piece in pieces or [wire]:
@@ -60,7 +60,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_answer_says_the_same_at_every_split(name: str) -> None:
+def test_good_response_gives_the_same_events_at_every_split(name: str) -> None:
     wire, stream, eof, count, text = GOOD[name]
     expected = ([Tokens(1)] * count + [End(keep_alive=not eof)], text)
     assert run(wire, stream, eof=eof) == expected
@@ -93,7 +93,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> None:
+def test_each_failure_has_its_code_and_the_server_message(name: str) -> None:
     wire, stream, code, words = BAD[name]
     for place in range(len(wire)):
         last = run(wire, stream, [wire[:place], wire[place:]] if place else [wire])[0][-1]
@@ -107,7 +107,7 @@ def test_tokens_before_an_error_are_counted() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_one_body_serves_answer_after_answer(stream: bool) -> None:
+def test_body_decoder_is_reusable(stream: bool) -> None:
     decoder = ResponseDecoder(StreamedText() if stream else WholeText())
     for text in ("one", "two"):
         decoder.reset()

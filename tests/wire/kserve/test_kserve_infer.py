@@ -1,4 +1,4 @@
-"""Inference over HTTP: requests as the protocol has them, answers in JSON, binary and both, and everything that breaks them."""
+"""Inference over HTTP: requests, responses in JSON, binary or both, and malformed responses."""
 
 import contextlib
 import gzip
@@ -32,7 +32,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 def apart(headers: dict[str, str], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """A request's JSON and what follows it."""
+    """Split a request into its JSON and the bytes after it."""
     end = int(headers.get(LENGTH, len(body)))
     return json.loads(body[:end]), body[end:]
 
@@ -43,7 +43,7 @@ X = Tensor("X", "INT32", (2,), bytes([1, 0, 0, 0, 2, 0, 0, 0]))
 Y = Tensor("Y", "BYTES", (1, 1), b"\2\0\0\0hi")
 
 
-def test_a_binary_request_is_the_json_and_then_the_tensors_in_its_order() -> None:
+def test_binary_request_is_the_json_followed_by_the_tensors_in_order() -> None:
     headers, body = encode([X, Y], InferOptions(id="7"))
     tree, rest = apart(headers, body)
     assert headers["Content-Type"] == "application/octet-stream"
@@ -58,7 +58,7 @@ def test_a_binary_request_is_the_json_and_then_the_tensors_in_its_order() -> Non
     }
 
 
-def test_a_json_request_has_the_values_and_no_header_of_the_extension() -> None:
+def test_json_request_has_values_and_no_extension_header() -> None:
     headers, body = encode([X, Y], InferOptions(binary=False, outputs=("A",)))
     assert headers == {"Content-Type": "application/json"}
     assert json.loads(body) == {
@@ -70,7 +70,7 @@ def test_a_json_request_has_the_values_and_no_header_of_the_extension() -> None:
     }
 
 
-def test_outputs_are_asked_for_by_name_with_classes_and_parameters_pass_through() -> None:
+def test_outputs_are_requested_by_name_and_parameters_pass_through() -> None:
     options = InferOptions(outputs=("A", "B"), classification=3, parameters={"sequence_id": 5, "sequence_start": True})
     tree, _ = apart(*encode([X], options))
     parameters = {"classification": 3, "binary_data": True}
@@ -79,7 +79,7 @@ def test_outputs_are_asked_for_by_name_with_classes_and_parameters_pass_through(
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_shared_memory_stands_in_place_of_data(binary: bool) -> None:
+def test_shared_memory_replaces_data(binary: bool) -> None:
     options = InferOptions(
         binary=binary, shm_inputs={"X": ShmRef("in", 8)}, shm_outputs={"A": ShmRef("out", 64, 128)}, outputs=("B",)
     )
@@ -105,14 +105,12 @@ def test_shared_memory_stands_in_place_of_data(binary: bool) -> None:
         (Tensor("X", "FP32", (-1,), b""), InferOptions(shm_inputs={"X": ShmRef("r", 4)}), "any size"),
         (Tensor("X", "FP99", (1,), b""), InferOptions(shm_inputs={"X": ShmRef("r", 4)}), "FP99"),
         (X, InferOptions(shm_inputs={"Z": ShmRef("r", 4)}), "Z"),
-        (X, InferOptions(classification=2), "of no output"),
+        (X, InferOptions(classification=2), "no output is named"),
         (X, InferOptions(classification=2, shm_outputs={"A": ShmRef("r", 4)}), "output A"),
         (zeros("X", "FP16", (1,)), InferOptions(binary=False), "FP16"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_before_it_is_sent(
-    tensor: Tensor, options: InferOptions, words: str
-) -> None:
+def test_invalid_request_is_rejected_before_it_is_sent(tensor: Tensor, options: InferOptions, words: str) -> None:
     with pytest.raises(UserError) as error:
         encode([tensor], options)
     assert words in error.value.what
@@ -123,11 +121,11 @@ def test_paths_are_percent_encoded() -> None:
     assert infer_path("a/b é", "1?") == "/v2/models/a%2Fb%20%C3%A9/versions/1%3F/infer"
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
-def answer(outputs: list[tuple[Tensor, bool]], **more: Any) -> tuple[dict[str, str], bytes]:
-    """As Triton sends it: each tensor in the JSON or behind it."""
+def response(outputs: list[tuple[Tensor, bool]], **more: Any) -> tuple[dict[str, str], bytes]:
+    """A response as Triton sends it: each tensor in the JSON or after it."""
     trees: list[dict[str, Any]] = []
     raw = b""
     for tensor, binary in outputs:
@@ -143,7 +141,7 @@ def answer(outputs: list[tuple[Tensor, bool]], **more: Any) -> tuple[dict[str, s
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(DATATYPES)), st.booleans(), st.integers(0, 4)), max_size=5))
-def test_outputs_come_back_as_they_were_some_in_the_json_and_some_behind_it(
+def test_outputs_in_the_json_and_after_it_round_trip(
     wanted: list[tuple[str, bool, int]],
 ) -> None:
     chance = np.random.default_rng(1)
@@ -151,12 +149,12 @@ def test_outputs_come_back_as_they_were_some_in_the_json_and_some_behind_it(
         (random(f"O{n}", datatype, (size, 2), chance), binary or datatype in ("FP16", "BF16"))
         for n, (datatype, binary, size) in enumerate(wanted)
     ]
-    headers, body = answer(outputs, id="9")
+    headers, body = response(outputs, id="9")
     assert decode(200, headers, body) == InferResponse("m", "1", "9", [tensor for tensor, _ in outputs])
 
 
 @given(st.lists(st.sampled_from(list(DATATYPES)), max_size=4), st.sampled_from(["gzip", "deflate", "none"]))
-def test_what_encode_writes_a_reader_of_the_protocol_reads_compressed_or_not(types: list[str], how: str) -> None:
+def test_encoded_requests_follow_the_protocol_compressed_or_not(types: list[str], how: str) -> None:
     chance = np.random.default_rng(2)
     tensors = [random(f"T{n}", datatype, (3,), chance) for n, datatype in enumerate(types)]
     headers, body = encode(tensors, InferOptions())
@@ -172,31 +170,31 @@ def test_what_encode_writes_a_reader_of_the_protocol_reads_compressed_or_not(typ
 
 
 @pytest.mark.parametrize("how", ["gzip", "deflate"])
-def test_a_compressed_answer_is_read_and_the_json_length_is_of_the_plain_one(how: str) -> None:
-    headers, body = answer([(X, True)])
+def test_json_length_of_a_compressed_response_refers_to_the_decompressed_body(how: str) -> None:
+    headers, body = response([(X, True)])
     more, packed = compressed(body, how)
     assert decode(200, {name.upper(): value for name, value in (headers | more).items()}, packed).outputs == [X]
 
 
-def test_an_unknown_compression_is_refused() -> None:
+def test_unknown_compression_is_rejected() -> None:
     with pytest.raises(UserError, match="brotli"):
         compressed(b"", "brotli")
 
 
-def test_outputs_in_shared_memory_are_where_the_request_wanted_them_unless_the_answer_says_otherwise() -> None:
+def test_shared_memory_location_of_the_response_overrides_the_request() -> None:
     one: dict[str, Any] = {"name": "A", "datatype": "INT32", "shape": [2]}
     triton = json.dumps({"model_name": "m", "model_version": "1", "outputs": [one]}).encode()
-    asked = {"A": ShmRef("mine", 64)}
-    assert decode(200, {}, triton, asked).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("mine", 64))]
+    requested = {"A": ShmRef("mine", 64)}
+    assert decode(200, {}, triton, requested).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("mine", 64))]
     with pytest.raises(UserError, match="'data' is missing"):
         decode(200, {}, triton, {"B": ShmRef("mine", 64)})
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": "16"}
     body = json.dumps({"outputs": [one | {"parameters": region}]}).encode()
-    for options in ({}, asked):
+    for options in ({}, requested):
         assert decode(200, {}, body, options).outputs == [ShmOutput("A", "INT32", (2,), ShmRef("r", 8, 16))]
 
 
-def test_answers_as_other_servers_send_them_are_read() -> None:
+def test_responses_of_other_servers_are_read() -> None:
     mlserver = b'{"model_name":"m","model_version":null,"id":"x","parameters":{},"outputs":[{"name":"o","shape":[1,2],"datatype":"FP32","parameters":null,"data":[0.5,null]}]}'
     read = decode(200, {"content-type": "application/json"}, mlserver)
     assert (read.version, read.outputs[0].shape) == ("", (1, 2))
@@ -206,7 +204,7 @@ def test_answers_as_other_servers_send_them_are_read() -> None:
     assert decode(200, {}, with_parameters).parameters == {"triton_final_response": True}
 
 
-GOOD_HEADERS, GOOD = answer([(X, True), (Y, False)])
+GOOD_HEADERS, GOOD = response([(X, True), (Y, False)])
 END = int(GOOD_HEADERS[LENGTH])
 
 
@@ -216,7 +214,7 @@ def changed(old: bytes, new: bytes) -> tuple[int, dict[str, str], bytes]:
     return 200, {LENGTH: str(len(head))}, head + GOOD[END:]
 
 
-BAD_ANSWERS: dict[str, tuple[tuple[int, dict[str, str], bytes], list[str]]] = {
+BAD_RESPONSES: dict[str, tuple[tuple[int, dict[str, str], bytes], list[str]]] = {
     "status 400": ((400, {}, b'{"error":"unexpected shape for input \'X\'"}'), ["400", "unexpected shape"]),
     "status 400, compressed": (
         (400, {"Content-Encoding": "gzip"}, gzip.compress(b'{"error":"no"}')),
@@ -226,14 +224,17 @@ BAD_ANSWERS: dict[str, tuple[tuple[int, dict[str, str], bytes], list[str]]] = {
     "error in a 200": ((200, {}, b'{"error":"out of memory"}'), ["200", "out of memory"]),
     "binary part cut short": ((200, GOOD_HEADERS, GOOD[:-1]), ["output X", "8 bytes", "7 bytes"]),
     "binary part missing": ((200, GOOD_HEADERS, GOOD[:END]), ["8 bytes", "0 bytes"]),
-    "bytes left over": ((200, GOOD_HEADERS, GOOD + b"!!"), ["2 bytes more"]),
+    "bytes left over": ((200, GOOD_HEADERS, GOOD + b"!!"), ["2 bytes after its last output"]),
     "sizes that do not add up": (changed(b'"shape":[2]', b'"shape":[3]'), ["12 bytes", "8 were given"]),
     "negative size": (changed(b'"binary_data_size":8', b'"binary_data_size":-8'), ["-8"]),
-    "size that is no number": (changed(b'"binary_data_size":8', b'"binary_data_size":"x"'), ["no inference answer"]),
+    "size that is no number": (
+        changed(b'"binary_data_size":8', b'"binary_data_size":"x"'),
+        ["not an inference response"],
+    ),
     "size with a fraction": (changed(b'"binary_data_size":8', b'"binary_data_size":8.5'), ["8.5"]),
     "datatype unknown": (changed(b'"INT32"', b'"INT33"'), ["INT33"]),
     "shape missing": (changed(b'"shape":[2],', b""), ["'shape' is missing"]),
-    "shape of text": (changed(b'"shape":[2]', b'"shape":"ab"'), ["no inference answer"]),
+    "shape of text": (changed(b'"shape":[2]', b'"shape":"ab"'), ["not an inference response"]),
     "shape negative": (changed(b'"shape":[2]', b'"shape":[-2]'), ["[-2]"]),
     "name missing": (changed(b'"name":"Y",', b""), ["'name' is missing"]),
     "data missing": (changed(b'"data"', b'"date"'), ["'data' is missing"]),
@@ -241,15 +242,15 @@ BAD_ANSWERS: dict[str, tuple[tuple[int, dict[str, str], bytes], list[str]]] = {
     "values of another type": (changed(b'["hi"]', b"[5]"), ["tensor Y", "5"]),
     "half a surrogate": (changed(b'["hi"]', b'["\\ud800"]'), ["surrogate"]),
     "outputs missing": (changed(b'"outputs"', b'"inputs"'), ["'outputs' is missing"]),
-    "outputs of another type": ((200, {}, b'{"outputs": 5}'), ["no inference answer"]),
-    "output of another type": ((200, {}, b'{"outputs": [5]}'), ["no inference answer"]),
-    "parameters of another type": ((200, {}, b'{"outputs": [], "parameters": 5}'), ["no inference answer"]),
-    "no JSON": ((200, {}, b"<html>"), ["no JSON", "<html>"]),
-    "empty": ((200, {}, b""), ["no JSON"]),
-    "a list": ((200, {}, b"[]"), ["no JSON object"]),
-    "binary without the header": ((200, {}, GOOD), ["no JSON"]),
-    "JSON cut short": ((200, {LENGTH: "20"}, GOOD), ["no JSON"]),
-    "JSON of absurd depth": ((200, {}, b"[" * 200_000), ["no JSON"]),
+    "outputs of another type": ((200, {}, b'{"outputs": 5}'), ["not an inference response"]),
+    "output of another type": ((200, {}, b'{"outputs": [5]}'), ["not an inference response"]),
+    "parameters of another type": ((200, {}, b'{"outputs": [], "parameters": 5}'), ["not an inference response"]),
+    "not JSON": ((200, {}, b"<html>"), ["not JSON", "<html>"]),
+    "empty": ((200, {}, b""), ["not JSON"]),
+    "a list": ((200, {}, b"[]"), ["not a JSON object"]),
+    "binary without the header": ((200, {}, GOOD), ["not JSON"]),
+    "JSON cut short": ((200, {LENGTH: "20"}, GOOD), ["not JSON"]),
+    "JSON of absurd depth": ((200, {}, b"[" * 200_000), ["not JSON"]),
     "JSON length beyond the end": ((200, {LENGTH: "9999"}, GOOD), ["9999", str(len(GOOD))]),
     "JSON length of absurd size": ((200, {LENGTH: "9" * 9_999}, GOOD), [LENGTH]),
     "JSON length no number": ((200, {LENGTH: "-1"}, GOOD), ["'-1'"]),
@@ -259,9 +260,9 @@ BAD_ANSWERS: dict[str, tuple[tuple[int, dict[str, str], bytes], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_ANSWERS)
-def test_a_broken_answer_is_one_clear_error(name: str) -> None:
-    (status, headers, body), words = BAD_ANSWERS[name]
+@pytest.mark.parametrize("name", BAD_RESPONSES)
+def test_malformed_response_is_one_clear_error(name: str) -> None:
+    (status, headers, body), words = BAD_RESPONSES[name]
     with pytest.raises(UserError) as error:
         decode(status, headers, body)
     assert len(str(error.value)) < 700
@@ -270,9 +271,9 @@ def test_a_broken_answer_is_one_clear_error(name: str) -> None:
 
 
 @given(st.integers(0, len(GOOD)), st.binary(max_size=6), st.integers(0, 6))
-def test_an_answer_with_any_damage_is_read_or_is_a_user_error(place: int, put: bytes, cut: int) -> None:
+def test_response_with_any_damage_is_read_or_a_user_error(at: int, put: bytes, cut: int) -> None:
     with contextlib.suppress(UserError):
-        decode(200, GOOD_HEADERS, GOOD[:place] + put + GOOD[place + cut :])
+        decode(200, GOOD_HEADERS, GOOD[:at] + put + GOOD[at + cut :])
 
 
 # --- the hot path ----------------------------------------------------------------------------------------------------
@@ -287,11 +288,11 @@ def events(wire: bytes, pieces: list[bytes] | None = None) -> tuple[list[Event],
     return found, body
 
 
-BIG = answer([(zeros("O", "FP32", (9_000,)), True)])[1]
+BIG = response([(zeros("O", "FP32", (9_000,)), True)])[1]
 LATE = json.dumps({"model_name": "m", "parameters": {"x": "y" * 5_000}, "outputs": []}).encode()
 COUNTED = {
     "binary": (GOOD, None, ""),
-    "JSON": (answer([(Y, False)])[1], None, ""),
+    "JSON": (response([(Y, False)])[1], None, ""),
     "binary, large": (BIG, None, ""),
     "JSON, indented": (json.dumps({"model_name": "m", "outputs": []}, indent=2).encode(), None, ""),
     "gzip": (gzip.compress(GOOD), None, ""),
@@ -318,7 +319,7 @@ COUNTED = {
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 @pytest.mark.parametrize("name", COUNTED)
-def test_an_answer_nobody_reads_is_counted_and_told_from_an_error_at_every_split(name: str, chunked: bool) -> None:
+def test_counted_response_is_distinguished_from_an_error_at_every_split(name: str, chunked: bool) -> None:
     body, code, message = COUNTED[name]
     wire = http(body, chunked=chunked)
     found, counted = events(wire)
@@ -331,13 +332,13 @@ def test_an_answer_nobody_reads_is_counted_and_told_from_an_error_at_every_split
         assert (len(found), found[0].code, found[0].keep_alive) == (1, code, True)
         assert message in found[0].message
     step = max(1, len(wire) // 300)
-    for place in range(1, len(wire), step):
-        assert events(wire, [wire[:place], wire[place:]])[0] == found, place
+    for at in range(1, len(wire), step):
+        assert events(wire, [wire[:at], wire[at:]])[0] == found, at
     again, counted = events(wire, [wire[n : n + 1] for n in range(len(wire))])
     assert (again, counted.received) == (found, len(body))
 
 
-def test_one_body_serves_answer_after_answer_and_keeps_little() -> None:
+def test_body_decoder_is_reusable_and_keeps_little() -> None:
     body = CountedResponse()
     decoder = ResponseDecoder(body)
     for payload, good in ((BIG, True), (b'{"error":"no"}', False), (GOOD, True)):

@@ -1,6 +1,5 @@
-"""KServe v2 over gRPC: requests and answers as bytes. The golden bytes were worked out by hand from the protocol."""
+"""KServe v2 over gRPC: requests and responses as bytes. The expected bytes were derived by hand from the protocol."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.errors import UserError
-from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random, zeros
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, random, zeros
 from inferometer.wire import protobuf
-from inferometer.wire.kserve import control, grpc
+from inferometer.wire.kserve import grpc
 from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmOutput, ShmRef
 
 X = Tensor("x", "INT32", (2,), b"\x01\x00\x00\x00\x02\x00\x00\x00")
@@ -20,14 +19,14 @@ X_RAW = b"\x3a\x08" + X.data
 
 
 def message(name: str, **fields: Any) -> bytes:
-    made = protobuf.own("kserve").message(f"inference.{name}")(**fields)
+    made = protobuf.bundled("kserve").message(f"inference.{name}")(**fields)
     return bytes(made.SerializeToString())
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_of_a_request() -> None:
+def test_bytes_of_a_request() -> None:
     data = grpc.infer_request("m", "3", [X], InferOptions(id="7"))
     assert data == b"\x0a\x01m\x12\x013\x1a\x017" + X_INPUT + X_RAW
 
@@ -44,14 +43,14 @@ def test_the_bytes_of_a_request() -> None:
         ("n", 2**63, b"\x28" + b"\x80" * 9 + b"\x01"),
     ],
 )
-def test_a_parameter_goes_into_the_field_of_its_type(name: str, value: Any, field: bytes) -> None:
+def test_parameter_goes_into_the_field_of_its_type(name: str, value: Any, field: bytes) -> None:
     entry = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12" + bytes([len(field)]) + field
     data = grpc.infer_request("m", "", [X], InferOptions(parameters={name: value}))
     assert data == b"\x0a\x01m" + b"\x22" + bytes([len(entry)]) + entry + X_INPUT + X_RAW
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, None, [1]])
-def test_a_parameter_that_cannot_be_carried_is_named(value: Any) -> None:
+def test_unsupported_parameter_is_named(value: Any) -> None:
     with pytest.raises(UserError, match="parameter n"):
         grpc.infer_request("m", "", [X], InferOptions(parameters={"n": value}))
 
@@ -64,11 +63,11 @@ def test_requested_outputs_and_their_classes() -> None:
     assert classes == b"\x0a\x01m" + X_INPUT + b"\x32\x19\x0a\x01y\x12\x14" + entry + X_RAW
 
 
-def test_an_input_in_shared_memory_has_parameters_and_no_raw_contents() -> None:
+def test_input_in_shared_memory_has_parameters_and_no_raw_contents() -> None:
     options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 16)})
     y = Tensor("y", "UINT8", (1,), b"\x09")
     data = grpc.infer_request("m", "", [X, y], options)
-    read = protobuf.decode(protobuf.own("kserve").message("inference.ModelInferRequest"), data)
+    read = protobuf.decode(protobuf.bundled("kserve").message("inference.ModelInferRequest"), data)
     assert read["inputs"][0]["parameters"] == {
         "shared_memory_region": {"string_param": "r"},
         "shared_memory_byte_size": {"int64_param": "8"},
@@ -78,9 +77,9 @@ def test_an_input_in_shared_memory_has_parameters_and_no_raw_contents() -> None:
     assert data.endswith(b"\x3a\x01\x09") and data.count(X.data) == 0
 
 
-def test_an_output_in_shared_memory_is_asked_for_by_naming_it() -> None:
+def test_naming_an_output_for_shared_memory_requests_it() -> None:
     data = grpc.infer_request("m", "", [X], InferOptions(shm_outputs={"y": ShmRef("r", 8)}))
-    read = protobuf.decode(protobuf.own("kserve").message("inference.ModelInferRequest"), data)
+    read = protobuf.decode(protobuf.bundled("kserve").message("inference.ModelInferRequest"), data)
     assert read["outputs"] == [
         {
             "name": "y",
@@ -93,48 +92,48 @@ def test_an_output_in_shared_memory_is_asked_for_by_naming_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "options", "said"),
+    ("tensors", "options", "expected"),
     [
         ([Tensor("x", "INT32", (2,), b"abc")], InferOptions(), "8 bytes, but 3 were given"),
         ([Tensor("x", "INT31", (2,), b"abc")], InferOptions(), "'INT31' is not known"),
-        ([X], InferOptions(shm_inputs={"y": ShmRef("r", 8)}), "shared memory is named for y"),
-        ([X], InferOptions(classification=2), "of no output"),
+        ([X], InferOptions(shm_inputs={"y": ShmRef("r", 8)}), "shared memory is given for y"),
+        ([X], InferOptions(classification=2), "no output is named"),
         ([X], InferOptions(classification=2, shm_outputs={"y": ShmRef("r", 8)}), "output y: classes"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(tensors: list[Tensor], options: InferOptions, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_request_is_rejected(tensors: list[Tensor], options: InferOptions, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         grpc.infer_request("m", "", tensors, options)
 
 
-def test_the_same_request_is_the_same_bytes_whatever_the_order_of_parameters() -> None:
+def test_order_of_parameters_does_not_change_the_bytes() -> None:
     one = grpc.infer_request("m", "", [X], InferOptions(parameters={"a": 1, "b": "x", "c": True}))
     two = grpc.infer_request("m", "", [X], InferOptions(parameters={"c": True, "b": "x", "a": 1}))
     assert one == two
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 Y_OUTPUT = {"name": "x", "datatype": "INT32", "shape": [2]}
-ANSWER = b"\x0a\x01m\x12\x011\x1a\x017" + X_INPUT + b"\x32\x08" + X.data
-"""Outputs are field 5, as inputs are; raw_output_contents is field 6."""
+RESPONSE = b"\x0a\x01m\x12\x011\x1a\x017" + X_INPUT + b"\x32\x08" + X.data
+"""Outputs are field 5, like inputs; raw_output_contents is field 6."""
 
 
-def test_the_bytes_of_an_answer() -> None:
-    assert grpc.infer_answer(ANSWER) == InferResponse("m", "1", "7", [X])
+def test_bytes_of_a_response() -> None:
+    assert grpc.infer_response(RESPONSE) == InferResponse("m", "1", "7", [X])
 
 
 @given(st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32))
-def test_raw_tensors_of_every_datatype_arrive_as_they_were_sent(datatype: str, shape: list[int], seed: int) -> None:
+def test_raw_tensors_of_every_datatype_round_trip(datatype: str, shape: list[int], seed: int) -> None:
     tensors = [random("a", datatype, shape, np.random.default_rng(seed)), zeros("b", datatype, shape)]
     read = (
-        protobuf.own("kserve")
+        protobuf.bundled("kserve")
         .message("inference.ModelInferRequest")
         .FromString(grpc.infer_request("m", "", tensors, InferOptions()))
     )
     outputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in read.inputs]
-    answer = message("ModelInferResponse", outputs=outputs, raw_output_contents=read.raw_input_contents)
-    assert grpc.infer_answer(answer).outputs == tensors
+    response = message("ModelInferResponse", outputs=outputs, raw_output_contents=read.raw_input_contents)
+    assert grpc.infer_response(response).outputs == tensors
 
 
 TYPED = {
@@ -154,38 +153,38 @@ TYPED = {
 
 
 @pytest.mark.parametrize("datatype", sorted(TYPED))
-def test_contents_in_the_field_of_their_datatype_are_the_same_tensor(datatype: str) -> None:
+def test_typed_contents_give_the_same_tensor(datatype: str) -> None:
     field, values = TYPED[datatype]
     output = {"name": "y", "datatype": datatype, "shape": [2, 1], "contents": {field: values}}
     expected = from_numpy("y", np.array(values, dtype=DATATYPES[datatype].dtype or object).reshape(2, 1), datatype)
-    assert grpc.infer_answer(message("ModelInferResponse", outputs=[output])).outputs == [expected]
+    assert grpc.infer_response(message("ModelInferResponse", outputs=[output])).outputs == [expected]
 
 
-def test_raw_and_typed_outputs_may_stand_side_by_side() -> None:
+def test_response_may_mix_raw_and_typed_outputs() -> None:
     typed = {"name": "y", "datatype": "UINT8", "shape": [1], "contents": {"uint_contents": [9]}}
     data = message("ModelInferResponse", outputs=[typed, Y_OUTPUT], raw_output_contents=[X.data])
-    assert grpc.infer_answer(data).outputs == [Tensor("y", "UINT8", (1,), b"\x09"), X]
+    assert grpc.infer_response(data).outputs == [Tensor("y", "UINT8", (1,), b"\x09"), X]
 
 
 @pytest.mark.parametrize("raw", [[b"", X.data], [X.data]], ids=["an empty one for it", "none for it"])
-def test_an_output_in_shared_memory_is_known_from_the_request_where_the_answer_does_not_say(raw: list[bytes]) -> None:
+def test_shared_memory_location_is_taken_from_the_request_if_the_response_lacks_it(raw: list[bytes]) -> None:
     output = {"name": "y", "datatype": "FP32", "shape": [4]}
     data = message("ModelInferResponse", outputs=[output, Y_OUTPUT], raw_output_contents=raw)
     ref = ShmRef("r", 16, 32)
-    assert grpc.infer_answer(data, {"y": ref}).outputs == [ShmOutput("y", "FP32", (4,), ref), X]
+    assert grpc.infer_response(data, {"y": ref}).outputs == [ShmOutput("y", "FP32", (4,), ref), X]
 
 
-def test_an_output_in_shared_memory_is_known_from_the_answer_where_that_says_it() -> None:
+def test_shared_memory_location_is_taken_from_the_response_if_it_has_one() -> None:
     parameters = {
         "shared_memory_region": {"string_param": "r"},
         "shared_memory_byte_size": {"int64_param": 16},
     }
     output = {"name": "y", "datatype": "FP32", "shape": [4], "parameters": parameters}
     data = message("ModelInferResponse", outputs=[output])
-    assert grpc.infer_answer(data).outputs == [ShmOutput("y", "FP32", (4,), ShmRef("r", 16))]
+    assert grpc.infer_response(data).outputs == [ShmOutput("y", "FP32", (4,), ShmRef("r", 16))]
 
 
-def test_the_parameters_of_an_answer_keep_their_types() -> None:
+def test_parameters_of_a_response_keep_their_types() -> None:
     parameters = {
         "a": {"bool_param": False},
         "b": {"int64_param": -1},
@@ -194,20 +193,20 @@ def test_the_parameters_of_an_answer_keep_their_types() -> None:
         "e": {"uint64_param": 2**63},
         "f": {},
     }
-    answer = grpc.infer_answer(message("ModelInferResponse", parameters=parameters))
-    assert answer.parameters == {"a": False, "b": -1, "c": "", "d": 0.5, "e": 2**63, "f": None}
+    response = grpc.infer_response(message("ModelInferResponse", parameters=parameters))
+    assert response.parameters == {"a": False, "b": -1, "c": "", "d": 0.5, "e": 2**63, "f": None}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"outputs": [Y_OUTPUT]}, "8 bytes, but 0 were given"),
         ({"outputs": [Y_OUTPUT], "raw_output_contents": [b"abc"]}, "8 bytes, but 3 were given"),
         ({"outputs": [Y_OUTPUT], "raw_output_contents": [X.data, X.data]}, "1 outputs, but 2 raw contents"),
         ({"outputs": [Y_OUTPUT | {"datatype": "INT31"}], "raw_output_contents": [X.data]}, "'INT31' is not known"),
         ({"outputs": [Y_OUTPUT | {"shape": [-1]}], "raw_output_contents": [X.data]}, "a dimension of any size"),
-        ({"outputs": [Y_OUTPUT | {"contents": {"int_contents": [1]}}]}, "2 elements, but 1 came in int_contents"),
-        ({"outputs": [Y_OUTPUT | {"contents": {"fp32_contents": [1, 2]}}]}, "2 elements, but 0 came in int_contents"),
+        ({"outputs": [Y_OUTPUT | {"contents": {"int_contents": [1]}}]}, "2 elements, but int_contents contains 1"),
+        ({"outputs": [Y_OUTPUT | {"contents": {"fp32_contents": [1, 2]}}]}, "2 elements, but int_contents contains 0"),
         ({"outputs": [Y_OUTPUT | {"datatype": "FP16", "contents": {"fp32_contents": [1, 2]}}]}, "FP16 can only be sent raw"),
         ({"outputs": [Y_OUTPUT | {"datatype": "INT8", "contents": {"int_contents": [1, 200]}}]}, "200 does not fit into INT8"),
         (
@@ -216,60 +215,60 @@ def test_the_parameters_of_an_answer_keep_their_types() -> None:
         ),
     ],
 )  # fmt: skip
-def test_an_answer_that_does_not_add_up_is_an_error_that_says_why(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        grpc.infer_answer(message("ModelInferResponse", **fields))
+def test_inconsistent_response_is_an_error_with_a_reason(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        grpc.infer_response(message("ModelInferResponse", **fields))
 
 
-@given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda tail: ANSWER[:-3] + tail))
-def test_any_bytes_are_either_an_answer_or_a_clear_error(data: bytes) -> None:
-    for read in (grpc.infer_answer, grpc.stream_answer, grpc.stream_error):
+@given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda tail: RESPONSE[:-3] + tail))
+def test_any_bytes_are_a_response_or_a_user_error(data: bytes) -> None:
+    for read in (grpc.infer_response, grpc.stream_response, grpc.stream_error):
         try:
             read(data)
         except UserError as error:
             assert error.what
 
 
-@pytest.mark.parametrize("size", range(len(ANSWER)))
-def test_an_answer_cut_anywhere_is_an_error_or_lacks_outputs(size: int) -> None:
+@pytest.mark.parametrize("size", range(len(RESPONSE)))
+def test_truncated_response_is_an_error_or_lacks_outputs(size: int) -> None:
     try:
-        answer = grpc.infer_answer(ANSWER[:size])
+        response = grpc.infer_response(RESPONSE[:size])
     except UserError:
         return
-    assert answer.outputs == [], "a whole tensor cannot be made from a cut answer"
+    assert response.outputs == [], "a truncated response cannot contain a complete tensor"
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_in_a_stream() -> None:
-    data = b"\x12" + bytes([len(ANSWER)]) + ANSWER
-    assert grpc.stream_answer(data) == InferResponse("m", "1", "7", [X])
+def test_response_in_a_stream() -> None:
+    data = b"\x12" + bytes([len(RESPONSE)]) + RESPONSE
+    assert grpc.stream_response(data) == InferResponse("m", "1", "7", [X])
     assert grpc.stream_error(data) == ""
 
 
-def test_an_error_in_a_stream() -> None:
+def test_error_in_a_stream() -> None:
     data = b"\x0a\x04oops\x12\x03\x1a\x017"  # Triton sends the request's id along
-    assert grpc.stream_answer(data) == grpc.stream_error(data) == "oops"
+    assert grpc.stream_response(data) == grpc.stream_error(data) == "oops"
 
 
-def test_an_error_in_a_stream_is_one_bounded_line() -> None:
+def test_error_in_a_stream_is_one_bounded_line() -> None:
     data = message("ModelStreamInferResponse", error_message="a\nb " * 500)
     assert "\n" not in grpc.stream_error(data)
     assert len(grpc.stream_error(data)) <= 300
 
 
-def test_no_error_is_found_in_an_empty_message_or_an_empty_error() -> None:
+def test_empty_message_and_empty_error_are_not_errors() -> None:
     assert grpc.stream_error(b"") == ""
     assert grpc.stream_error(b"\x0a\x00\x12\x00") == ""
 
 
-def test_a_broken_error_is_still_an_error() -> None:
+def test_malformed_error_is_still_an_error() -> None:
     assert "ModelStreamInferResponse" in grpc.stream_error(b"\x0a\x7fshort")
 
 
 BARE_PARTS = {
-    "model_name": "resnet" * 40,  # longer than one byte of length can say
+    "model_name": "resnet" * 40,  # longer than a length of one byte can express
     "model_version": "1",
     "id": "7",
     "parameters": {"a": {"bool_param": True}},
@@ -280,176 +279,28 @@ BARE_PARTS = {
 
 @pytest.mark.parametrize("last", ["id", "parameters", "outputs"])
 @pytest.mark.parametrize("without", ["", "model_version"])
-def test_a_server_that_streams_infer_responses_themselves_is_understood(last: str, without: str) -> None:
-    """MLServer does: its model's name is where others have the error message."""
+def test_stream_of_bare_infer_responses_is_supported(last: str, without: str) -> None:
+    """As MLServer sends them: the model's name is in the field in which other servers have the error message."""
     names = [name for name in BARE_PARTS if name != without]
     fields = {name: BARE_PARTS[name] for name in names[: names.index(last) + 1]}
     if last == "outputs":
         fields["raw_output_contents"] = BARE_PARTS["raw_output_contents"]
     data = message("ModelInferResponse", **fields)
     assert grpc.stream_error(data) == ""
-    assert grpc.stream_answer(data) == grpc.infer_answer(data)
-    assert isinstance(grpc.stream_answer(data), InferResponse)
+    assert grpc.stream_response(data) == grpc.infer_response(data)
+    assert isinstance(grpc.stream_response(data), InferResponse)
 
 
 @given(st.text(min_size=1, max_size=300).filter(str.strip), st.booleans())
-def test_an_error_is_never_taken_for_an_answer(text: str, with_id: bool) -> None:
+def test_error_is_never_mistaken_for_a_response(text: str, with_id: bool) -> None:
     fields = {"infer_response": {"id": text}} if with_id else {}
     data = message("ModelStreamInferResponse", error_message=text, **fields)
-    assert grpc.stream_error(data) == grpc.stream_answer(data) != ""
+    assert grpc.stream_error(data) == grpc.stream_response(data) != ""
 
 
-def test_only_the_first_byte_of_an_answer_is_looked_at() -> None:
+def test_stream_error_inspects_only_the_first_byte_of_a_response() -> None:
     assert grpc.stream_error(b"\x12\xff\xff not protobuf") == ""
 
 
-def test_an_infer_response_itself_is_not_decoded_either() -> None:
+def test_stream_error_does_not_decode_a_bare_response() -> None:
     assert grpc.stream_error(b"\x0a\x01m\x2a\xff\xff not protobuf") == ""
-
-
-# --- control ---------------------------------------------------------------------------------------------------------
-
-SERVICE = "/inference.GRPCInferenceService/"
-NAMED = b"\x0a\x01m\x12\x012"
-
-
-@pytest.mark.parametrize(
-    ("call", "method", "request_bytes"),
-    [
-        (grpc.live(), "ServerLive", b""),
-        (grpc.ready(), "ServerReady", b""),
-        (grpc.model_ready("m", "2"), "ModelReady", NAMED),
-        (grpc.server_metadata(), "ServerMetadata", b""),
-        (grpc.model_metadata("m", "2"), "ModelMetadata", NAMED),
-        (grpc.model_config("m", "2"), "ModelConfig", NAMED),
-        (grpc.statistics("m", "2"), "ModelStatistics", NAMED),
-        (grpc.statistics(), "ModelStatistics", b""),
-        (grpc.repository_index(), "RepositoryIndex", b""),
-        (grpc.shm_register("r", "/k", 64, 8), "SystemSharedMemoryRegister", b"\x0a\x01r\x12\x02/k\x18\x08\x20\x40"),
-        (grpc.shm_unregister("r"), "SystemSharedMemoryUnregister", b"\x0a\x01r"),
-        (grpc.shm_unregister(), "SystemSharedMemoryUnregister", b""),
-        (grpc.shm_status("r"), "SystemSharedMemoryStatus", b"\x0a\x01r"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_the_path_and_bytes_of_a_question(call: grpc.ControlCall[Any], method: str, request_bytes: bytes) -> None:
-    assert (call.path, call.message) == (SERVICE + method, request_bytes)
-
-
-@pytest.mark.parametrize("call", [grpc.live(), grpc.ready(), grpc.model_ready("m")])
-def test_health_is_yes_or_no(call: grpc.ControlCall[bool]) -> None:
-    assert grpc.read(call, 0, "", b"\x08\x01") is True
-    assert grpc.read(call, 0, "", b"") is False
-
-
-def test_server_metadata() -> None:
-    data = b"\x0a\x06triton\x12\x062.51.0\x1a\x0astatistics"
-    expected = control.ServerMetadata("triton", "2.51.0", ("statistics",))
-    assert grpc.read(grpc.server_metadata(), 0, "", data) == expected
-
-
-def test_model_metadata_with_a_dimension_of_any_size() -> None:
-    spec = b"\x0a\x01x\x12\x04FP32\x1a\x0b" + b"\xff" * 9 + b"\x01\x04"
-    data = (
-        b"\x0a\x01m\x12\x011\x1a\x06python" + b"\x22" + bytes([len(spec)]) + spec + b"\x2a" + bytes([len(spec)]) + spec
-    )
-    specs = (TensorSpec("x", "FP32", (-1, 4)),)
-    expected = control.ModelMetadata("m", ("1",), "python", specs, specs)
-    assert grpc.read(grpc.model_metadata("m"), 0, "", data) == expected
-
-
-def test_model_config_and_what_it_does_not_know() -> None:
-    config = {
-        "name": "m",
-        "max_batch_size": 8,
-        "output": [{"name": "y", "dims": [10], "label_filename": "labels.txt"}, {"name": "z"}],
-        "sequence_batching": {},
-        "model_transaction_policy": {"decoupled": True},
-    }
-    read = grpc.read(grpc.model_config("m"), 0, "", message("ModelConfigResponse", config=config))
-    assert (read.name, read.max_batch_size, read.decoupled, read.sequence_batching) == ("m", 8, True, True)
-    assert read.labels == {"y": "labels.txt"}
-    assert read.raw["output"][0]["dims"] == ["10"]
-    optimization = b"\x62\x04\x0a\x02\x08\x01"  # field 12, which our .proto leaves out
-    plain = b"\x0a\x01m" + optimization
-    read = grpc.read(grpc.model_config("m"), 0, "", b"\x0a" + bytes([len(plain)]) + plain)
-    assert (read.max_batch_size, read.decoupled, read.sequence_batching, read.labels) == (0, False, False, {})
-
-
-def test_unknown_fields_are_kept() -> None:
-    kind = protobuf.own("kserve").message("inference.ModelConfig")
-    data = b"\x0a\x01m\x62\x04\x0a\x02\x08\x01"
-    assert kind.FromString(data).SerializeToString() == data
-
-
-def test_statistics() -> None:
-    stats = {
-        "name": "m",
-        "version": "1",
-        "inference_count": 2**40,
-        "execution_count": 3,
-        "inference_stats": {"success": {"count": 2**40, "ns": 2**63}, "queue": {"count": 1, "ns": 5}},
-        "batch_stats": [
-            {"batch_size": 4, "compute_infer": {"count": 1, "ns": 7}},
-            {"batch_size": 2, "compute_infer": {"count": 2, "ns": 9}},
-        ],
-    }
-    [read] = grpc.read(grpc.statistics("m"), 0, "", message("ModelStatisticsResponse", model_stats=[stats]))
-    assert (read.name, read.version, read.inference_count, read.execution_count) == ("m", "1", 2**40, 3)
-    assert read.success == control.Spent(2**40, 2**63)
-    assert read.queue == control.Spent(1, 5)
-    assert read.fail == control.Spent()
-    assert [(batch.size, batch.compute_infer.ns) for batch in read.batches] == [(2, 9), (4, 7)]
-
-
-def test_the_repositorys_index() -> None:
-    models = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "why"}]
-    assert grpc.read(grpc.repository_index(), 0, "", message("RepositoryIndexResponse", models=models)) == (
-        control.IndexEntry("a", "1", "READY"),
-        control.IndexEntry("b", "", "UNAVAILABLE", "why"),
-    )
-    assert grpc.read(grpc.repository_index(), 0, "", b"") == ()
-
-
-def test_shared_memory() -> None:
-    regions = {name: {"name": name, "key": f"/{name}", "offset": 8, "byte_size": 64} for name in ("b", "a")}
-    data = message("SystemSharedMemoryStatusResponse", regions=regions)
-    assert grpc.read(grpc.shm_status(), 0, "", data) == (
-        control.ShmStatus("a", "/a", 8, 64),
-        control.ShmStatus("b", "/b", 8, 64),
-    )
-    assert grpc.read(grpc.shm_register("r", "/k", 64), 0, "", b"") is None
-    assert grpc.read(grpc.shm_unregister("r"), 0, "", b"") is None
-
-
-def test_what_a_server_does_not_offer_is_told_from_errors() -> None:
-    with pytest.raises(control.NotOffered, match="the statistics of m"):
-        grpc.read(grpc.statistics("m"), 12, "", b"")
-    with pytest.raises(UserError, match="the metadata of m, the server answered: unknown model") as caught:
-        grpc.read(grpc.model_metadata("m"), 5, "unknown model 'm'", b"")
-    assert not isinstance(caught.value, control.NotOffered)
-
-
-CALLS: list[Callable[[], grpc.ControlCall[Any]]] = [
-    lambda: grpc.model_config("m"),
-    lambda: grpc.model_metadata("m"),
-    grpc.statistics,
-    grpc.repository_index,
-    grpc.shm_status,
-    grpc.live,
-]
-
-
-@given(st.sampled_from(CALLS), st.binary(max_size=60))
-def test_any_bytes_are_either_a_typed_answer_or_a_clear_error(
-    call: Callable[[], grpc.ControlCall[Any]], data: bytes
-) -> None:
-    try:
-        grpc.read(call(), 0, "", data)
-    except UserError as error:
-        assert error.what
-
-
-def test_a_configuration_answer_without_one_is_an_error() -> None:
-    with pytest.raises(UserError, match="the configuration of m"):
-        grpc.read(grpc.model_config("m"), 0, "", b"")

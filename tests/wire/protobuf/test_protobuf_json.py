@@ -1,4 +1,4 @@
-"""JSON to message bytes and back, and what is said of values that do not fit."""
+"""JSON to message bytes and back, and the errors for values that do not fit."""
 
 import base64
 import string
@@ -34,7 +34,7 @@ message Every {
 
 
 def everything() -> protobuf.Schema:
-    """Compiled once: hypothesis calls a test many times."""
+    """Compile the schema once: hypothesis calls a test many times."""
     if not _CACHE:
         import tempfile  # noqa: PLC0415
 
@@ -59,7 +59,7 @@ def encode(value: Any) -> bytes:
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
-def whole(bits: int, signed: bool) -> st.SearchStrategy[int]:
+def integers(bits: int, signed: bool) -> st.SearchStrategy[int]:
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else st.integers(0, 2**bits - 1)
 
 
@@ -68,21 +68,21 @@ BASE64 = st.binary(max_size=8).map(lambda raw: base64.b64encode(raw).decode())
 FLAT: dict[str, st.SearchStrategy[Any]] = {
     "d": st.floats(allow_nan=False, allow_infinity=False),
     "f": st.floats(-(2.0**127), 2.0**127, width=32),  # protobuf rounds the largest up when it shows it, then refuses it
-    **dict.fromkeys(("i32", "s32", "sf32"), whole(32, True)),
-    **dict.fromkeys(("i64", "s64", "sf64"), whole(64, True) | whole(64, True).map(str)),
-    **dict.fromkeys(("u32", "f32"), whole(32, False)),
-    **dict.fromkeys(("u64", "f64"), whole(64, False) | whole(64, False).map(str)),
+    **dict.fromkeys(("i32", "s32", "sf32"), integers(32, True)),
+    **dict.fromkeys(("i64", "s64", "sf64"), integers(64, True) | integers(64, True).map(str)),
+    **dict.fromkeys(("u32", "f32"), integers(32, False)),
+    **dict.fromkeys(("u64", "f64"), integers(64, False) | integers(64, False).map(str)),
     "b": st.booleans(),
     "text": TEXT,
     "data": BASE64,
     "colour": st.sampled_from(["NONE", "RED", "BLUE", 1, 77]),
-    "numbers": st.lists(whole(32, True), max_size=3),
-    "by_number": st.dictionaries(whole(64, True).map(str), BASE64, max_size=3),
+    "numbers": st.lists(integers(32, True), max_size=3),
+    "by_number": st.dictionaries(integers(64, True).map(str), BASE64, max_size=3),
     "left": TEXT,
-    "maybe_zero": whole(32, True) | st.none(),
+    "maybe_zero": integers(32, True) | st.none(),
     "tree": st.dictionaries(TEXT, TEXT | st.none() | st.booleans() | st.lists(TEXT, max_size=2), max_size=2),
     "took": st.sampled_from(["1.5s", "-3s", "0s"]),
-    "wrapped": whole(64, True).map(str),
+    "wrapped": integers(64, True).map(str),
     "words": st.lists(TEXT, max_size=3),
 }
 EVERY = st.recursive(
@@ -107,21 +107,21 @@ def test_json_to_bytes_to_json_to_bytes_gives_the_same_bytes(value: dict[str, An
         {}, optional={"text": TEXT.filter(bool), "words": st.lists(TEXT, min_size=1), "i32": st.integers(1, 9)}
     )
 )
-def test_what_json_has_as_it_is_comes_back_as_it_was(value: dict[str, Any]) -> None:
+def test_values_that_json_represents_exactly_round_trip(value: dict[str, Any]) -> None:
     assert protobuf.to_json(echo(), encode(value)) == value
 
 
 @given(st.permutations(list(string.ascii_lowercase[:6])))
-def test_equal_values_are_equal_bytes_whatever_the_order_of_a_map(names: list[str]) -> None:
+def test_order_of_a_map_does_not_change_the_bytes(names: list[str]) -> None:
     expected = encode({"by_name": {name: {"text": name} for name in sorted(names)}})
     assert encode({"by_name": {name: {"text": name} for name in names}}) == expected
 
 
-def test_bytes_on_the_wire_are_protobufs() -> None:
+def test_encoded_bytes_are_protobuf() -> None:
     assert encode({"i32": 150, "text": "hi", "numbers": [1, 2]}) == b"\x18\x96\x01\x72\x02hi\x8a\x01\x02\x01\x02"
 
 
-def test_names_may_be_the_protos_or_jsons_and_come_back_as_the_protos() -> None:
+def test_proto_and_json_names_are_accepted_and_proto_names_returned() -> None:
     assert encode({"maybeZero": 0}) == encode({"maybe_zero": 0}) == b"\xb8\x01\x00"
     assert protobuf.to_json(echo(), b"\xb8\x01\x00") == {"maybe_zero": 0}
 
@@ -132,18 +132,18 @@ def test_defaults_are_shown_on_request() -> None:
     assert protobuf.decode(echo().output, b"") == {}
 
 
-def test_any_finds_its_type_in_the_schemas_own_pool() -> None:
+def test_any_finds_its_type_in_the_pool_of_the_schema() -> None:
     value = {"any": {"@type": "type.googleapis.com/all.Every", "text": "x"}}
     assert protobuf.to_json(echo(), encode(value)) == value
 
 
-def test_a_request_that_is_a_json_value_itself_may_be_any() -> None:
+def test_request_of_type_value_accepts_any_json() -> None:
     raw = everything().method("all.Echo/Raw")
     assert protobuf.to_bytes(raw, "x") == b"\x1a\x01x"
     assert protobuf.to_bytes(raw, [1]) != b""
 
 
-def test_bytes_are_taken_as_they_are() -> None:
+def test_bytes_are_used_unchanged() -> None:
     unknown_field = b"\xa2\x06\x01x"
     assert encode(unknown_field) == unknown_field
     assert encode(b"") == b""
@@ -153,7 +153,7 @@ def test_bytes_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ({"nope": 1}, "no field 'nope'"),
         ({"inner": [{}, {"nope": 1}]}, r"Every.inner\[1\]: all.Every has no field 'nope'"),
@@ -161,40 +161,40 @@ def test_bytes_are_taken_as_they_are() -> None:
         ({"i32": 2**31}, "i32"),
         ({"u32": -1}, "u32"),
         ({"b": 1}, r"Every\.b"),
-        ({"text": 3}, "Every.text is text, not 3"),
-        ({"words": ["a", None]}, r"Every.words\[1\] is text, not None"),
-        ({"words": "a"}, "Every.words is repeated: a list, not 'a'"),
-        ({"data": "!!"}, "Every.data is bytes"),
-        ({"data": [1]}, "Every.data is bytes"),
+        ({"text": 3}, "Every.text must be text, not 3"),
+        ({"words": ["a", None]}, r"Every.words\[1\] must be text, not None"),
+        ({"words": "a"}, "Every.words is repeated and must be a list, not 'a'"),
+        ({"data": "!!"}, "Every.data is of type bytes"),
+        ({"data": [1]}, "Every.data is of type bytes"),
         ({"data": "A"}, "data"),
         ({"colour": "PINK"}, "colour"),
-        ({"inner": [[]]}, r"Every.inner\[0\] is an object"),
+        ({"inner": [[]]}, r"Every.inner\[0\] must be an object"),
         ({"inner": {}}, "Every.inner is repeated"),
         ({"by_name": []}, "Every.by_name is a map"),
         ({"by_name": {"a": {"b": {"text": 1}}}}, r"Every\.by_name\[a\]\.b"),
-        ({"by_name": {"a": 1}}, r"Every.by_name\[a\] is an object"),
+        ({"by_name": {"a": 1}}, r"Every.by_name\[a\] must be an object"),
         ({"by_number": {"x": "AA=="}}, "by_number"),
         ({"left": "a", "right": 1}, "choice"),
         ({"took": "soon"}, "took"),
         ({"any": {"@type": "type.googleapis.com/all.Unknown"}}, "all.Unknown"),
         ({1: 2}, "no field 1"),
-        ([], "is an object with the fields of all.Every, not"),
+        ([], "must be an object with the fields of all.Every, not"),
         (None, "not None"),
         ("text", "not 'text'"),
-        (b"\xff", "1 bytes are no all.Every"),
+        (b"\xff", "1 bytes are not a valid all.Every"),
     ],
 )
-def test_what_does_not_fit_is_named(value: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_value_that_does_not_fit_is_named(value: Any, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         encode(value)
 
 
-def test_an_unknown_field_is_answered_with_the_fields_there_are() -> None:
+def test_error_for_an_unknown_field_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="did you mean by_name or"):
         encode({"byname": {}})
-    with pytest.raises(UserError, match="there is d, f, i32"):
+    with pytest.raises(UserError, match="known names: d, f, i32"):
         encode({"zzzzzz": {}})
-    with pytest.raises(UserError, match="it has no fields"):
+    with pytest.raises(UserError, match="the message has no fields"):
         protobuf.to_bytes(everything().method("all.Echo/Nothing"), {"a": 1})
 
 
@@ -211,7 +211,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_either_bytes_or_a_clear_error(value: Any) -> None:
+def test_any_json_is_encoded_or_a_user_error(value: Any) -> None:
     try:
         data = encode(value)
     except UserError as error:
@@ -220,7 +220,7 @@ def test_any_json_is_either_bytes_or_a_clear_error(value: Any) -> None:
         assert encode(data) == data
 
 
-def test_a_value_nested_too_deeply_is_an_error_and_no_crash() -> None:
+def test_value_nested_too_deeply_is_an_error_and_not_a_crash() -> None:
     value: dict[str, Any] = {}
     for _ in range(5000):
         value = {"inner": [value]}
@@ -229,13 +229,13 @@ def test_a_value_nested_too_deeply_is_an_error_and_no_crash() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_either_json_or_a_clear_error(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_a_user_error(data: bytes) -> None:
     try:
         protobuf.to_json(echo(), data)
     except UserError as error:
         assert "all.Every" in error.what
 
 
-def test_an_answer_of_another_kind_is_said_to_be_one() -> None:
-    with pytest.raises(UserError, match=r"5 bytes are no all.Every: .* they start with 3c 68 74 6d 6c"):
+def test_error_for_a_response_of_another_type_shows_its_first_bytes() -> None:
+    with pytest.raises(UserError, match=r"5 bytes are not a valid all.Every: .* they start with 3c 68 74 6d 6c"):
         protobuf.to_json(echo(), b"<html")

@@ -1,4 +1,4 @@
-"""Descriptor sets, methods and messages by name, .proto files compiled."""
+"""Descriptor sets, look-up of methods and messages by name, and compilation of .proto files."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def named(name: str, *imports: str) -> descriptor_pb2.FileDescriptorProto:
 
 
 @pytest.mark.parametrize("name", ["shop.Till/Pay", "/shop.Till/Pay", "shop.Till.Pay"])
-def test_a_method_is_found_however_its_name_is_written(proto: Path, name: str) -> None:
+def test_method_is_found_by_every_form_of_its_name(proto: Path, name: str) -> None:
     method = protobuf.load(proto).method(name)
     assert method.path == "/shop.Till/Pay"
     assert method.input.DESCRIPTOR.full_name == "shop.Basket"
@@ -60,12 +60,12 @@ def test_a_method_is_found_however_its_name_is_written(proto: Path, name: str) -
     ("name", "client", "server"),
     [("Pay", False, False), ("Watch", False, True), ("Scan", True, False), ("Talk", True, True)],
 )
-def test_a_method_says_who_streams(proto: Path, name: str, client: bool, server: bool) -> None:
+def test_method_knows_which_side_streams(proto: Path, name: str, client: bool, server: bool) -> None:
     method = protobuf.load(proto).method(f"shop.Till/{name}")
     assert (method.client_streaming, method.server_streaming) == (client, server)
 
 
-def test_all_methods_and_messages_are_listed_nested_and_imported_ones_too(proto: Path) -> None:
+def test_all_methods_and_messages_are_listed_including_nested_and_imported(proto: Path) -> None:
     schema = protobuf.load(proto)
     assert schema.methods == ["shop.Till/Pay", "shop.Till/Scan", "shop.Till/Talk", "shop.Till/Watch"]
     assert {"shop.Basket", "shop.Basket.Note", "parts.Item", "google.protobuf.Timestamp"} <= set(schema.messages)
@@ -75,34 +75,34 @@ def test_all_methods_and_messages_are_listed_nested_and_imported_ones_too(proto:
 @pytest.mark.parametrize(
     "wrong", ["shop.Till/pay", "Pay", "Till/Pay", "/shop.till/Pay", "shop.Till/Payy", "", "/", "."]
 )
-def test_an_unknown_method_is_answered_with_the_right_ones(proto: Path, wrong: str) -> None:
+def test_error_for_an_unknown_method_suggests_similar_ones(proto: Path, wrong: str) -> None:
     with pytest.raises(UserError) as caught:
         protobuf.load(proto).method(wrong)
     assert repr(wrong) in caught.value.what
     assert "shop.Till/Pay" in caught.value.remedy
 
 
-def test_a_name_like_no_other_is_answered_with_what_there_is_but_not_with_hundreds() -> None:
+def test_error_for_a_name_without_similar_ones_lists_a_few_known_names() -> None:
     with pytest.raises(UserError) as caught:
-        protobuf.own("kserve").method("zzz")
+        protobuf.bundled("kserve").method("zzz")
     assert "inference.GRPCInferenceService/ModelInfer" in caught.value.remedy
     assert caught.value.remedy.endswith("and 12 more")
 
 
-def test_an_unknown_message_is_answered_with_the_nearest() -> None:
+def test_error_for_an_unknown_message_suggests_the_most_similar() -> None:
     with pytest.raises(UserError, match=r"inference\.ModelInferRequest"):
-        protobuf.own("kserve").message("inference.ModelInferReqest")
+        protobuf.bundled("kserve").message("inference.ModelInferReqest")
 
 
-def test_a_set_without_services_says_so() -> None:
-    with pytest.raises(UserError, match="no methods at all"):
+def test_error_for_a_set_without_services() -> None:
+    with pytest.raises(UserError, match="do not contain any method"):
         protobuf.load(file_set(named("empty.proto"))).method("a.B/C")
 
 
 # --- descriptor sets -------------------------------------------------------------------------------------------------
 
 
-def test_a_set_is_loaded_from_bytes_and_from_a_file_alike(proto: Path, tmp_path: Path) -> None:
+def test_set_can_be_loaded_from_bytes_or_a_file(proto: Path, tmp_path: Path) -> None:
     data = protobuf.compile(proto)
     path = tmp_path / "set.binpb"
     path.write_bytes(data)
@@ -110,12 +110,12 @@ def test_a_set_is_loaded_from_bytes_and_from_a_file_alike(proto: Path, tmp_path:
     assert protobuf.load(data, path).methods, "the same set twice is the same set"
 
 
-def test_files_are_taken_in_any_order(proto: Path) -> None:
+def test_files_may_be_in_any_order(proto: Path) -> None:
     files = list(descriptor_pb2.FileDescriptorSet.FromString(protobuf.compile(proto)).file)
     assert protobuf.load(file_set(*reversed(files))).methods == protobuf.load(file_set(*files)).methods
 
 
-def test_protobufs_own_imports_may_be_left_out_of_a_set(proto: Path) -> None:
+def test_well_known_imports_may_be_missing_from_a_set(proto: Path) -> None:
     files = descriptor_pb2.FileDescriptorSet.FromString(protobuf.compile(proto)).file
     without = [file for file in files if not file.name.startswith("google/protobuf/")]
     assert len(without) < len(files)
@@ -126,35 +126,35 @@ def test_protobufs_own_imports_may_be_left_out_of_a_set(proto: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lost.proto", "google/protobuf/no_such.proto"])
-def test_a_missing_import_is_named(name: str) -> None:
+def test_missing_import_is_named(name: str) -> None:
     with pytest.raises(UserError, match=rf"main.proto but not {name}") as caught:
         protobuf.load(file_set(named("main.proto", name)))
     assert "--include_imports" in caught.value.remedy
 
 
-def test_imports_in_a_circle_are_an_error_and_no_hang() -> None:
+def test_circular_imports_are_an_error_and_not_a_hang() -> None:
     with pytest.raises(UserError, match="imports itself"):
         protobuf.load(file_set(named("a.proto", "b.proto"), named("b.proto", "a.proto")))
 
 
-def test_a_file_that_imports_itself_is_an_error() -> None:
+def test_file_that_imports_itself_is_an_error() -> None:
     with pytest.raises(UserError, match="imports itself"):
         protobuf.load(file_set(named("a.proto", "a.proto")))
 
 
-def test_a_long_chain_of_imports_needs_no_recursion() -> None:
+def test_long_chain_of_imports_needs_no_recursion() -> None:
     files = [named(f"{i}.proto", f"{i + 1}.proto") for i in range(3000)]
     protobuf.load(file_set(*files, named("3000.proto")))
 
 
-def test_two_different_files_of_one_name_are_an_error() -> None:
+def test_two_different_files_with_one_name_are_an_error() -> None:
     other = named("a.proto")
     other.package = "other"
-    with pytest.raises(UserError, match=r"different files of the name a\.proto"):
+    with pytest.raises(UserError, match=r"different files named a\.proto"):
         protobuf.load(file_set(named("a.proto")), file_set(other))
 
 
-def test_a_set_that_defines_a_name_twice_is_an_error() -> None:
+def test_set_that_defines_a_name_twice_is_an_error() -> None:
     one, two = named("a.proto"), named("b.proto")
     one.message_type.add(name="M")
     two.message_type.add(name="M")
@@ -163,12 +163,12 @@ def test_a_set_that_defines_a_name_twice_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"hello", b'{"a": 1}', b"\x0a\x00"])
-def test_what_is_no_descriptor_set_is_said_to_be_none(data: bytes) -> None:
+def test_bytes_that_are_not_a_descriptor_set_are_rejected(data: bytes) -> None:
     with pytest.raises(UserError, match="not a descriptor set"):
         protobuf.load(data)
 
 
-def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_set_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.binpb cannot be read: No such file"):
         protobuf.load(tmp_path / "nowhere.binpb")
 
@@ -182,8 +182,8 @@ theirs.message_type.add(name="ModelInferRequest").field.add(name="other", number
 descriptor_pool.Default().AddSerializedFile(theirs.SerializeToString())
 
 from inferometer.wire import protobuf
-ours = protobuf.own("kserve").message("inference.ModelInferRequest")
-again = protobuf.load(protobuf.OWN / "kserve.binpb").message("inference.ModelInferRequest")
+ours = protobuf.bundled("kserve").message("inference.ModelInferRequest")
+again = protobuf.load(protobuf.BUNDLED / "kserve.binpb").message("inference.ModelInferRequest")
 mine = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferRequest"))
 assert ours(model_name="m").SerializeToString() == again(model_name="m").SerializeToString() == b"\\n\\x01m"
 assert mine(other=1).SerializeToString() == b"\\x48\\x01"
@@ -191,12 +191,12 @@ assert not hasattr(mine(), "model_name") and not hasattr(ours(), "other")
 """
 
 
-def test_our_schema_lives_beside_a_generated_module_with_the_same_names() -> None:
+def test_schema_coexists_with_a_generated_module_of_the_same_names() -> None:
     done = subprocess.run([sys.executable, "-c", CLASH], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_default_pool_stays_as_it_was(proto: Path) -> None:
+def test_default_pool_is_not_modified(proto: Path) -> None:
     protobuf.load(proto)
     for name in ("shop.Basket", "parts.Item"):
         with pytest.raises(KeyError):
@@ -206,7 +206,7 @@ def test_the_default_pool_stays_as_it_was(proto: Path) -> None:
 # --- .proto files ----------------------------------------------------------------------------------------------------
 
 
-def test_an_import_is_found_in_an_include_folder(tmp_path: Path) -> None:
+def test_import_is_found_in_an_include_folder(tmp_path: Path) -> None:
     (tmp_path / "lib" / "parts").mkdir(parents=True)
     (tmp_path / "lib" / "parts" / "item.proto").write_text(ITEM)
     (tmp_path / "shop.proto").write_text(SERVICE)
@@ -214,7 +214,7 @@ def test_an_import_is_found_in_an_include_folder(tmp_path: Path) -> None:
     assert "parts.Item" in schema.messages
 
 
-def test_a_file_within_an_include_folder_is_named_relative_to_it(proto: Path) -> None:
+def test_file_in_an_include_folder_is_named_relative_to_it(proto: Path) -> None:
     data = protobuf.compile(proto.parent / "parts" / "item.proto", [proto.parent])
     assert [file.name for file in descriptor_pb2.FileDescriptorSet.FromString(data).file] == ["parts/item.proto"]
 
@@ -225,12 +225,12 @@ def test_compiling_is_deterministic_and_has_no_source_info(proto: Path) -> None:
     assert not any(f.HasField("source_code_info") for f in descriptor_pb2.FileDescriptorSet.FromString(data).file)
 
 
-def test_a_relative_path_will_do(proto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_accepted(proto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(proto.parent)
     assert protobuf.load("shop.proto").methods
 
 
-def test_a_missing_import_is_named_with_file_and_line_and_a_remedy(proto: Path) -> None:
+def test_missing_import_is_reported_with_file_line_and_remedy(proto: Path) -> None:
     (proto.parent / "parts" / "item.proto").unlink()
     with pytest.raises(UserError) as caught:
         protobuf.compile(proto)
@@ -239,7 +239,7 @@ def test_a_missing_import_is_named_with_file_and_line_and_a_remedy(proto: Path) 
     assert "folder" in caught.value.remedy
 
 
-def test_a_syntax_error_is_named_with_file_and_line_and_goes_nowhere_else(
+def test_syntax_error_is_reported_with_file_and_line_and_not_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.proto"
@@ -250,18 +250,18 @@ def test_a_syntax_error_is_named_with_file_and_line_and_goes_nowhere_else(
     assert capfd.readouterr().err == "still here"
 
 
-def test_a_warning_is_no_error(tmp_path: Path) -> None:
+def test_warning_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "unused.proto").write_text('syntax = "proto3";')
     (tmp_path / "a.proto").write_text('syntax = "proto3"; import "unused.proto"; message A {}')
     assert protobuf.load(tmp_path / "a.proto").messages == ["A"]
 
 
-def test_a_proto_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_proto_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.proto: there is no such file"):
         protobuf.compile(tmp_path / "nowhere.proto")
 
 
-def test_without_the_compiler_the_extra_is_named(proto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_names_the_extra_to_install(proto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc_tools", None)
     with pytest.raises(UserError, match=r"pip install 'inferometer\[proto\]'"):
         protobuf.load(proto)

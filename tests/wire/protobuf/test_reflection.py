@@ -1,4 +1,4 @@
-"""Server reflection: against a real gRPC server, and against scripted answers for what real ones rarely do."""
+"""Server reflection: against a real gRPC server, and against scripted responses for what real servers rarely do."""
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent import futures
@@ -31,11 +31,11 @@ TIMEOUT = 20
 
 
 def finish(conversation: Generator[ReflectionQuery, bytes | None, Any], exchange: Exchange) -> Any:
-    """Carry the conversation to its end."""
+    """Run the conversation to its end."""
     try:
-        ask = next(conversation)
+        query = next(conversation)
         while True:
-            ask = conversation.send(exchange(ask))
+            query = conversation.send(exchange(query))
     except StopIteration as end:
         return end.value
 
@@ -93,17 +93,17 @@ def serving(which: str, files: list[descriptor_pb2.FileDescriptorProto]) -> Iter
 
 @pytest.fixture(scope="module", params=["v1alpha", "v1"])
 def server(request: pytest.FixtureRequest, files: list[descriptor_pb2.FileDescriptorProto]) -> Iterator[Any]:
-    """A channel to a server, and which reflection that server has."""
+    """A channel to a server, and the version of reflection that the server offers."""
     with serving(request.param, files) as channel:
         yield channel, request.param
 
 
-def over(channel: Any, asked: list[ReflectionQuery]) -> Exchange:
-    def exchange(ask: ReflectionQuery) -> bytes | None:
-        asked.append(ask)
+def over(channel: Any, queries: list[ReflectionQuery]) -> Exchange:
+    def exchange(query: ReflectionQuery) -> bytes | None:
+        queries.append(query)
         try:
-            answers = channel.stream_stream(ask.path)(iter([ask.message]), timeout=TIMEOUT)
-            return bytes(next(answers))
+            responses = channel.stream_stream(query.path)(iter([query.message]), timeout=TIMEOUT)
+            return bytes(next(responses))
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.UNIMPLEMENTED
             return None
@@ -112,70 +112,68 @@ def over(channel: Any, asked: list[ReflectionQuery]) -> Exchange:
 
 
 @pytest.mark.parametrize("wanted", ["talk.Echo/Say", "/talk.Echo/Say", "talk.Echo.Say", "talk.Echo", ""])
-def test_a_real_servers_service_is_described_well_enough_to_call_it(server: Any, wanted: str) -> None:
+def test_description_of_a_real_service_is_sufficient_to_call_it(server: Any, wanted: str) -> None:
     channel, which = server
-    asked: list[ReflectionQuery] = []
-    schema = protobuf.load(finish(describe(wanted), over(channel, asked)))
+    queries: list[ReflectionQuery] = []
+    schema = protobuf.load(finish(describe(wanted), over(channel, queries)))
     method = schema.method("talk.Echo/Say")
     call = channel.unary_unary(method.path)
-    answer = call(protobuf.to_bytes(method, {"text": "hello"}), timeout=TIMEOUT)
-    assert protobuf.to_json(method, answer) == {"word": {"text": "hello"}}
+    response = call(protobuf.to_bytes(method, {"text": "hello"}), timeout=TIMEOUT)
+    assert protobuf.to_json(method, response) == {"word": {"text": "hello"}}
     assert schema.method("talk.Other/Say").client_streaming
-    assert asked[0].path == PATHS[0], "v1 is tried first"
-    assert {ask.path for ask in asked[1:]} <= {PATHS[1] if which == "v1alpha" else PATHS[0]}
+    assert queries[0].path == PATHS[0], "v1 is tried first"
+    assert {query.path for query in queries[1:]} <= {PATHS[1] if which == "v1alpha" else PATHS[0]}
 
 
-def test_a_real_servers_services_are_listed(server: Any) -> None:
+def test_services_of_a_real_server_are_listed(server: Any) -> None:
     channel, _ = server
     assert finish(services(), over(channel, [])) == ["talk.Echo", "talk.Other"]
 
 
 @pytest.mark.parametrize("wanted", ["talk.Ecko/Say", "nobody.Knows.This", "x"])
-def test_a_service_that_a_real_server_does_not_have_is_answered_with_those_that_it_has(
-    server: Any, wanted: str
-) -> None:
+def test_error_for_an_unknown_service_lists_the_services_of_a_real_server(server: Any, wanted: str) -> None:
     channel, _ = server
     with pytest.raises(UserError, match=repr(wanted)) as caught:
         finish(describe(wanted), over(channel, []))
-    assert caught.value.remedy == "it has talk.Echo, talk.Other"
+    assert caught.value.remedy == "its services are talk.Echo, talk.Other"
 
 
-def test_a_real_server_without_reflection_is_said_to_have_none(
+def test_real_server_without_reflection_is_reported(
     files: list[descriptor_pb2.FileDescriptorProto],
 ) -> None:
-    asked: list[ReflectionQuery] = []
+    queries: list[ReflectionQuery] = []
     with (
         serving("none", files) as channel,
         pytest.raises(UserError, match="does not offer reflection") as caught,
     ):
-        finish(describe("talk.Echo/Say"), over(channel, asked))
-    assert [ask.path for ask in asked] == list(PATHS)
+        finish(describe("talk.Echo/Say"), over(channel, queries))
+    assert [query.path for query in queries] == list(PATHS)
     assert "server.proto" in caught.value.remedy
 
 
-# --- scripted answers ------------------------------------------------------------------------------------------------
+# --- scripted responses ------------------------------------------------------------------------------------------------
 
-REQUEST = protobuf.own("reflection").message("grpc.reflection.v1.ServerReflectionRequest")
-RESPONSE = protobuf.own("reflection").message("grpc.reflection.v1.ServerReflectionResponse")
+REQUEST = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionRequest")
+RESPONSE = protobuf.bundled("reflection").message("grpc.reflection.v1.ServerReflectionResponse")
 
 
 def described(*files: descriptor_pb2.FileDescriptorProto) -> bytes:
-    answer = RESPONSE()
-    answer.file_descriptor_response.file_descriptor_proto.extend(file.SerializeToString() for file in files)
-    return bytes(answer.SerializeToString())
+    response = RESPONSE()
+    response.file_descriptor_response.file_descriptor_proto.extend(file.SerializeToString() for file in files)
+    return bytes(response.SerializeToString())
 
 
 def failure(code: int, message: str = "no") -> bytes:
     return bytes(RESPONSE(error_response={"error_code": code, "error_message": message}).SerializeToString())
 
 
-def one_by_one(files: list[descriptor_pb2.FileDescriptorProto], asked: list[str]) -> Exchange:
-    """A server that sends one file at a time and has none of protobuf's own."""
+def one_by_one(files: list[descriptor_pb2.FileDescriptorProto], queries: list[str]) -> Exchange:
+    """A server that sends one file at a time and lacks the well-known files of protobuf."""
     by_name = {file.name: file for file in files if not file.name.startswith("google/")}
 
-    def exchange(ask: ReflectionQuery) -> bytes:
-        request = REQUEST.FromString(ask.message)
-        asked.append(request.file_by_filename or request.file_containing_symbol)
+    def exchange(query: ReflectionQuery) -> bytes:
+        request = REQUEST.FromString(query.message)
+        queries.append(request.file_by_filename or request.file_containing_symbol)
         if request.file_containing_symbol:
             return described(by_name["talk.proto"])
         return described(by_name[request.file_by_filename]) if request.file_by_filename in by_name else failure(5)
@@ -183,26 +181,26 @@ def one_by_one(files: list[descriptor_pb2.FileDescriptorProto], asked: list[str]
     return exchange
 
 
-def test_imports_that_did_not_come_along_are_asked_for_and_protobufs_own_may_be_missing(
+def test_missing_imports_are_requested_and_well_known_ones_are_optional(
     files: list[descriptor_pb2.FileDescriptorProto],
 ) -> None:
-    asked: list[str] = []
-    schema = protobuf.load(finish(describe("talk.Echo/Say"), one_by_one(files, asked)))
-    assert asked == ["talk.Echo", "google/protobuf/timestamp.proto", "words.proto"]
+    queries: list[str] = []
+    schema = protobuf.load(finish(describe("talk.Echo/Say"), one_by_one(files, queries)))
+    assert queries == ["talk.Echo", "google/protobuf/timestamp.proto", "words.proto"]
     assert schema.method("talk.Echo/Say").output.DESCRIPTOR.full_name == "talk.Said"
 
 
-def test_the_same_answers_give_the_same_bytes(files: list[descriptor_pb2.FileDescriptorProto]) -> None:
+def test_same_responses_give_the_same_bytes(files: list[descriptor_pb2.FileDescriptorProto]) -> None:
     assert finish(describe("talk.Echo"), one_by_one(files, [])) == finish(describe("talk.Echo"), one_by_one(files, []))
 
 
-def test_a_listed_service_that_the_server_cannot_describe_does_not_hide_the_others(
+def test_listed_service_without_a_description_does_not_hide_the_others(
     files: list[descriptor_pb2.FileDescriptorProto],
 ) -> None:
     listed = RESPONSE(list_services_response={"service": [{"name": "talk.Echo"}, {"name": "a.Ghost"}]})
 
-    def exchange(ask: ReflectionQuery) -> bytes:
-        request = REQUEST.FromString(ask.message)
+    def exchange(query: ReflectionQuery) -> bytes:
+        request = REQUEST.FromString(query.message)
         if request.HasField("list_services"):
             return bytes(listed.SerializeToString())
         return failure(5) if request.file_containing_symbol == "a.Ghost" else described(*files)
@@ -216,31 +214,31 @@ def file(name: str, *imports: str) -> descriptor_pb2.FileDescriptorProto:
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("responses", "expected"),
     [
         ([failure(13, "boom")], "boom"),
         ([b"\xff\xff"], "ServerReflectionResponse"),
-        ([b""], "something else"),
+        ([b""], "a different kind of response"),
         (
             [RESPONSE(file_descriptor_response={"file_descriptor_proto": [b"\xff"]}).SerializeToString()],
-            "no descriptor",
+            "not a valid descriptor",
         ),
         ([described(file("a.proto", "b.proto")), failure(5, "lost")], "describe b.proto.*lost"),
         ([described(file("a.proto", "b.proto")), described(file("c.proto"))], "b.proto.*described c.proto"),
-        ([described(file("a.proto", "b.proto")), described()], "b.proto.*described none"),
-        ([described(file("a.proto", "b.proto")), None], "did not know it any more"),
+        ([described(file("a.proto", "b.proto")), described()], "b.proto.*described no file"),
+        ([described(file("a.proto", "b.proto")), None], "reported it as unimplemented"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_an_error_that_says_which(answers: list[bytes | None], said: str) -> None:
-    script = iter(answers)
-    with pytest.raises(UserError, match=said):
-        finish(describe("a.A/B"), lambda ask: next(script))
+def test_unexpected_response_is_an_error_with_a_reason(responses: list[bytes | None], expected: str) -> None:
+    script = iter(responses)
+    with pytest.raises(UserError, match=expected):
+        finish(describe("a.A/B"), lambda query: next(script))
 
 
-def test_a_server_that_names_ever_new_imports_is_given_up() -> None:
+def test_server_with_endless_imports_is_abandoned() -> None:
     count = iter(range(10_000))
 
-    def exchange(ask: ReflectionQuery) -> bytes:
+    def exchange(query: ReflectionQuery) -> bytes:
         i = next(count)
         return described(file(f"{i}.proto", f"{i + 1}.proto"))
 

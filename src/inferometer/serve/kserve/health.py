@@ -14,7 +14,7 @@ from inferometer.wire import protobuf
 SERVICE = "grpc.health.v1.Health"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
-_SCHEMA = protobuf.own("health")
+_SCHEMA = protobuf.bundled("health")
 _Request = _SCHEMA.message("grpc.health.v1.HealthCheckRequest")
 _Response = _SCHEMA.message("grpc.health.v1.HealthCheckResponse")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from inferometer.wire import protobuf
 
-SCHEMA = protobuf.own("inferometer")
+SCHEMA = protobuf.bundled("inferometer")
 """inferometer.proto with what it imports: kserve.proto and model_config.proto."""
 
 Message = Any

@@ -15,7 +15,7 @@ from inferometer.wire import protobuf
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _SETS = ("inferometer", "health", "reflection", "reflection_v1alpha")
 
-_SCHEMA = protobuf.own("reflection")
+_SCHEMA = protobuf.bundled("reflection")
 _Request = _SCHEMA.message("grpc.reflection.v1.ServerReflectionRequest")
 _Response = _SCHEMA.message("grpc.reflection.v1.ServerReflectionResponse")
 
@@ -26,7 +26,9 @@ class Reflection:
         self._pool = descriptor_pool.DescriptorPool()
         self._files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
         for name in _SETS:
-            for file in descriptor_pb2.FileDescriptorSet.FromString((protobuf.OWN / f"{name}.binpb").read_bytes()).file:
+            for file in descriptor_pb2.FileDescriptorSet.FromString(
+                (protobuf.BUNDLED / f"{name}.binpb").read_bytes()
+            ).file:
                 if file.name not in self._files:
                     self._files[file.name] = file
                     self._pool.AddSerializedFile(file.SerializeToString())

@@ -1,17 +1,17 @@
-"""HTTP/2, the client's side (RFC 9113, RFC 7541): bytes in, events out; requests in, bytes out.
+"""HTTP/2, client side (RFC 9113, RFC 7541): bytes in, events out; requests in, bytes out.
 
-`client.Client` is one connection. A request's header block is made by `hpack.encode`, once, before it is needed: it names
-nothing of a connection's state, so it serves any number of requests on any connection.
+`client.Http2Client` is one connection. `hpack.encode` makes the header block of a request once, before the run. A block does
+not refer to the state of any connection, so it serves any number of requests on any connection.
 
-    events.py   what a server said, and Http2Error: what it did wrong
-    frames.py   numbers, names and layouts
-    huffman.py  HPACK's string code
-    hpack.py    header blocks <-> lists of fields
-    fields.py   what an answer's fields mean, remembered by the block that said it
-    outbox.py   what is to be written: order, windows, fairness
-    control.py  what the frames do that are neither headers nor bodies
-    whole.py    answers that come in one piece and look like one before them
-    client.py   the connection: what was read
+    client.py     the connection: turns received bytes into events
+    outbox.py     bytes to send: order of frames, flow-control windows, fairness between streams
+    control.py    handlers for the frames that are neither HEADERS nor DATA
+    fast_path.py  responses that arrive in one piece and have the same layout as an earlier one
+    fields.py     validation of response headers, cached by header block
+    hpack.py      header blocks <-> lists of fields
+    huffman.py    HPACK's string code
+    frames.py     numbers, names and layouts of frames
+    events.py     events of a connection, and Http2Error for protocol violations
 """
 
 from inferometer.wire.http2.client import Http2Client

@@ -1,6 +1,7 @@
-"""Frames that are neither headers nor bodies: what each does to the streams and to what we may send.
+"""Handlers for the frames that are neither HEADERS nor DATA: their effect on the streams and on what we may send.
 
-A handler gets (outbox, flags, stream, payload, events), appends what is to be told, and raises Http2Error.
+A handler takes (outbox, flags, stream id, payload, events), appends to the events, and raises Http2Error when the frame
+violates the protocol.
 """
 
 from collections.abc import Callable
@@ -22,16 +23,18 @@ from inferometer.wire.http2.outbox import Outbox, OutgoingStream
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def check_closed(outbox: Outbox, kind: int, number: int) -> None:
-    """A stream that is not open was open once, or the frame is an error."""
+def check_was_open(outbox: Outbox, kind: int, number: int) -> None:
+    """Raise unless the stream, which is not open now, was open before: only then is the frame allowed."""
     if not number:
-        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} without a stream")
+        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} on stream 0")
     if not number & 1 or number >= outbox.next:
-        raise Http2Error(PROTOCOL_ERROR, f"the server sent {kind_name(kind)} on stream {number}, which nobody opened")
+        raise Http2Error(
+            PROTOCOL_ERROR, f"the server sent {kind_name(kind)} on stream {number}, which was never opened"
+        )
 
 
-def give_up(outbox: Outbox, stream: OutgoingStream, code: int, message: str, events: list[Event]) -> None:
-    """The server broke the rules on this stream, and on this one only."""
+def fail_stream(outbox: Outbox, stream: OutgoingStream, code: int, message: str, events: list[Event]) -> None:
+    """Reset a stream after a violation that affects only this stream."""
     outbox.reset(stream, code)
     events.append(Reset(stream.number, code, message, False))
 
@@ -41,7 +44,7 @@ def on_rst_stream(outbox: Outbox, flags: int, number: int, payload: bytes, event
         raise _wrong_size(frames.RST_STREAM, payload)
     stream = outbox.streams.get(number)
     if stream is None:
-        check_closed(outbox, frames.RST_STREAM, number)
+        check_was_open(outbox, frames.RST_STREAM, number)
         return
     code = unpack_number(payload)[0]
     outbox.drop(stream)
@@ -50,14 +53,14 @@ def on_rst_stream(outbox: Outbox, flags: int, number: int, payload: bytes, event
 
 def on_priority(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
     if not number:
-        raise Http2Error(PROTOCOL_ERROR, "the server sent PRIORITY without a stream")
+        raise Http2Error(PROTOCOL_ERROR, "the server sent PRIORITY on stream 0")
     stream = outbox.streams.get(number)
     if stream is not None and len(payload) != 5:
-        give_up(outbox, stream, FRAME_SIZE_ERROR, _wrong_size(frames.PRIORITY, payload).message, events)
+        fail_stream(outbox, stream, FRAME_SIZE_ERROR, _wrong_size(frames.PRIORITY, payload).message, events)
 
 
 def on_push_promise(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-    raise Http2Error(PROTOCOL_ERROR, "the server sent PUSH_PROMISE though push is disabled")
+    raise Http2Error(PROTOCOL_ERROR, "the server sent PUSH_PROMISE although push is disabled")
 
 
 def on_window_update(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
@@ -71,19 +74,19 @@ def on_window_update(outbox: Outbox, flags: int, number: int, payload: bytes, ev
         return
     stream = outbox.streams.get(number)
     if stream is None:
-        check_closed(outbox, frames.WINDOW_UPDATE, number)
+        check_was_open(outbox, frames.WINDOW_UPDATE, number)
     elif not increment:
-        give_up(outbox, stream, PROTOCOL_ERROR, "the server sent a WINDOW_UPDATE of 0", events)
+        fail_stream(outbox, stream, PROTOCOL_ERROR, "the server sent a WINDOW_UPDATE of 0", events)
     elif not outbox.widen_stream(stream, increment):
-        message = "the server opened the stream's window beyond 2^31-1 bytes"
-        give_up(outbox, stream, FLOW_CONTROL_ERROR, message, events)
+        message = "the server enlarged the stream's window beyond 2^31-1 bytes"
+        fail_stream(outbox, stream, FLOW_CONTROL_ERROR, message, events)
 
 
 # --- the connection --------------------------------------------------------------------------------------------------
 
 
 def on_settings(outbox: Outbox, flags: int, number: int, payload: bytes) -> bool:
-    """Whether it acknowledges ours."""
+    """Apply and acknowledge the server's SETTINGS; return True if the frame only acknowledges ours."""
     if number:
         raise Http2Error(PROTOCOL_ERROR, f"the server sent SETTINGS on stream {number}")
     if len(payload) % 6 or (flags & frames.ACK and payload):
@@ -119,11 +122,11 @@ def on_ping(outbox: Outbox, flags: int, number: int, payload: bytes, events: lis
     if len(payload) != 8:
         raise _wrong_size(frames.PING, payload)
     if not flags & frames.ACK:
-        outbox.hurry(frames.frame(frames.PING, frames.ACK, 0, payload))
+        outbox.put_urgent(frames.frame(frames.PING, frames.ACK, 0, payload))
 
 
 def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
-    """There may be two: a graceful one that names the largest id, then one that says where it really stopped."""
+    """Handle a GOAWAY. A server may send two: a graceful one with the largest id, then one with the last id it accepted."""
     if number:
         raise Http2Error(PROTOCOL_ERROR, f"the server sent GOAWAY on stream {number}")
     if len(payload) < 8:
@@ -133,7 +136,7 @@ def on_goaway(outbox: Outbox, flags: int, number: int, payload: bytes, events: l
     events.append(GoAway(last, code, payload[8:]))
     for stream in [stream for number, stream in outbox.streams.items() if number > last]:
         outbox.drop(stream)
-        message = f"the server goes away ({code_name(code)}) and did not look at this request"
+        message = f"the server is closing the connection ({code_name(code)}) and did not process this request"
         events.append(Reset(stream.number, REFUSED_STREAM, message, True))
 
 
@@ -148,4 +151,4 @@ HANDLERS: dict[int, Callable[[Outbox, int, int, bytes, list[Event]], None]] = {
 
 
 def _wrong_size(kind: int, payload: bytes) -> Http2Error:
-    return Http2Error(FRAME_SIZE_ERROR, f"the server sent {kind_name(kind)} of {len(payload)} bytes")
+    return Http2Error(FRAME_SIZE_ERROR, f"the server sent {kind_name(kind)} with a payload of {len(payload)} bytes")

@@ -1,4 +1,4 @@
-"""What a server said (events), and what it did wrong (Http2Error)."""
+"""Events of an HTTP/2 connection, and Http2Error for violations of the protocol by the server."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):
-    """An answer's headers or, after them, its trailers. Informational (1xx) headers are not reported."""
+    """The headers of a response or, after them, its trailers. Informational (1xx) headers are not reported."""
 
     stream: int
     headers: Fields
@@ -14,7 +14,7 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
 
 
 class Data(msgspec.Struct, frozen=True, gc=False):
-    """A piece of an answer's body, without padding. A frame that arrives in parts is as many pieces."""
+    """A piece of a response body, without padding. A frame that arrives in several reads yields several pieces."""
 
     stream: int
     data: bytes
@@ -22,17 +22,20 @@ class Data(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
-    """The stream ended without its answer being complete: the server gave it up, or broke the rules on it."""
+    """The stream ended before its response was complete: the server reset it or violated the protocol on it."""
 
     stream: int
     code: int
     message: str
     refused: bool
-    """The server certainly did nothing for this request: it is safe to send it elsewhere."""
+    """Whether the server certainly did not process the request, so that it is safe to send it again elsewhere."""
 
 
 class GoAway(msgspec.Struct, frozen=True, gc=False):
-    """No new requests on this connection; those in flight up to `last` finish. A Reset follows for each of the others."""
+    """The server accepts no new requests on this connection.
+
+    Streams in flight up to the id `last` still finish; a Reset event follows for each of the others.
+    """
 
     last: int
     code: int
@@ -43,11 +46,11 @@ Event = Headers | Data | Reset | GoAway
 
 
 class Http2Error(Exception):
-    """A connection error: what the server did wrong, in words. The connection is of no more use."""
+    """A connection error, with a message that describes the violation. The connection cannot be used any more."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.events: list[Event] = []
-        """What the same bytes said before they went wrong."""
+        """The events that the same bytes contained before the error."""

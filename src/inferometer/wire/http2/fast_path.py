@@ -1,10 +1,10 @@
-"""Answers that come whole in one read and look like one before them.
+"""A fast path for responses that arrive complete in one read and have the same layout as an earlier one.
 
-A server's answers to unary calls are the same frames again and again, HEADERS, DATA and the trailers' HEADERS, of the same lengths
-and with the same header blocks: only the stream's number and the message differ. The layout of the first is remembered;
-to take the next apart, and to see that all but those two is as it was, is then one `unpack` and four comparisons.
+A server's responses to unary calls are the same frames again and again: HEADERS, DATA and the HEADERS of the trailers, with
+the same lengths and header blocks. Only the stream id and the message differ. The layout of the first response is stored;
+parsing the next one, and checking that everything else is unchanged, then takes one `unpack` and four comparisons.
 
-A layout holds for as long as its header blocks mean what they did: whoever reads a block that is not known forgets them all.
+A layout is valid as long as its header blocks keep their meaning: all layouts are dropped when an unknown block is read.
 """
 
 from collections.abc import Callable, Container
@@ -15,37 +15,42 @@ import msgspec
 from inferometer.wire.http2.events import Data, Event, Fields, Headers
 from inferometer.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, unpack_head
 
-_MAX_LEARNT = 64
-"""In all, for one connection: a server whose answers are never alike would have every one of them learnt in vain."""
+_MAX_LEARNED = 64
+"""Layouts learned per connection in total: learning is wasted on a server whose responses are never alike."""
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of a response other than its stream id and message, in the order of `unpack`."""
+
     unpack: Callable[[bytes], tuple[bytes, int, bytes, int, bytes, bytes, int, bytes]]
     start: bytes
-    """The head of the HEADERS up to the stream's number,"""
+    """The head of the HEADERS frame up to the stream id."""
     middle: bytes
-    """their block and so much of the head of the DATA,"""
+    """The header block, and the head of the DATA frame up to the stream id."""
     end: bytes
-    """of the trailers' head,"""
+    """The head of the trailers' HEADERS frame up to the stream id."""
     block: bytes
-    """and their block."""
+    """The trailers' header block."""
     headers: Fields
     trailers: Fields
 
 
 class Layouts:
-    """One connection's, by the size of the answer."""
+    """The layouts of one connection, by the size of the response."""
 
-    __slots__ = ("_left", "by_size")
+    __slots__ = ("_remaining", "by_size")
 
     def __init__(self) -> None:
         self.by_size: dict[int, Layout] = {}
-        self._left = _MAX_LEARNT
+        self._remaining = _MAX_LEARNED
 
     def learn(self, data: bytes, events: list[Event], known: Container[bytes]) -> None:
-        """`data`, which said `events`, if that is all of an answer and nothing else, and its blocks are among the `known`: the
-        others change what blocks mean."""
-        if len(events) != 3 or not self._left:
+        """Store the layout of `data`, which decoded to `events`, if it is exactly one complete response.
+
+        Its header blocks must be among the `known` ones: other blocks change the dynamic table and thereby the meaning of
+        later blocks.
+        """
+        if len(events) != 3 or not self._remaining:
             return
         headers, body, trailers = events
         if not (
@@ -62,12 +67,12 @@ class Layouts:
         if at != len(data) or numbers != {headers.stream} or kinds != _KINDS:
             return
         first, second, third = lengths
-        form = Struct(f">5sL{first + 5}sL{second}s5sL{third}s")
-        start, _, middle, _, _, end, _, block = form.unpack(data)
+        layout = Struct(f">5sL{first + 5}sL{second}s5sL{third}s")
+        start, _, middle, _, _, end, _, block = layout.unpack(data)
         if middle[:first] not in known or block not in known:
             return
-        self._left -= 1
-        self.by_size[len(data)] = Layout(form.unpack, start, middle, end, block, headers.headers, trailers.headers)
+        self._remaining -= 1
+        self.by_size[len(data)] = Layout(layout.unpack, start, middle, end, block, headers.headers, trailers.headers)
 
 
 _KINDS = [(HEADERS, END_HEADERS), (DATA, 0), (HEADERS, END_HEADERS | END_STREAM)]

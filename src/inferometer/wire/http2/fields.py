@@ -1,7 +1,7 @@
-"""What the fields of an answer's header block mean, remembered by the block that said it.
+"""Validation of the header fields of responses, cached by header block.
 
-Servers send the same few blocks again and again: as long as the dynamic table does not change, the second time is one
-look-up. Checked is what RFC 9113 calls malformed, with one leniency: spaces around a value are the server's own affair.
+Servers send the same few blocks again and again: as long as the dynamic table does not change, a repeated block costs one
+look-up. The checks are those that RFC 9113 requires, with one exception: spaces around a value are accepted.
 """
 
 import re
@@ -16,7 +16,7 @@ from inferometer.wire.http2.hpack import HpackDecoder
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
-_OF_CONNECTIONS = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_CONNECTION_HEADERS = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 
 _MAX_KNOWN = 256
 _MAX_KNOWN_BYTES = 1024
@@ -25,14 +25,14 @@ _MAX_KNOWN_BYTES = 1024
 class Block(msgspec.Struct, frozen=True, gc=False):
     headers: Fields
     status: int
-    """0: there is none, so these are trailers."""
+    """The :status; 0 if there is none, as in trailers."""
     fault: str = ""
-    """What is wrong with them."""
+    """Why the headers are not acceptable; empty if they are."""
     code: int = NO_ERROR
 
 
 class HeaderReader:
-    """One connection's header blocks, in the order in which they came."""
+    """Reads the header blocks of one connection, in the order of their arrival."""
 
     __slots__ = ("_decoder", "_limit", "known")
 
@@ -40,13 +40,13 @@ class HeaderReader:
         self._decoder = HpackDecoder()
         self._limit = limit
         self.known: dict[bytes, Block] = {}
-        """What needs no `read` again. Emptied when the table changes."""
+        """Blocks that need no second `read`. Emptied when the dynamic table changes."""
 
     def read(self, raw: bytes) -> Block:
-        """Raises HpackError."""
+        """Decode and validate a block; raises HpackError."""
         changes = self._decoder.changes
         headers = self._decoder.decode(raw, self._limit)
-        block = too_large(self._limit) if headers is None else understood(headers)
+        block = too_large(self._limit) if headers is None else validate(headers)
         if self._decoder.changes != changes or len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         if self._decoder.changes == changes and len(raw) <= _MAX_KNOWN_BYTES:
@@ -59,13 +59,16 @@ def too_large(limit: int) -> Block:
 
 
 @lru_cache(_MAX_KNOWN)
-def understood(headers: Fields) -> Block:
-    """The same object for the same fields, whichever connection they came on: who has seen it need not look again."""
+def validate(headers: Fields) -> Block:
+    """Check the fields of a block.
+
+    Equal fields give the same object, whichever connection they arrived on, so that callers can compare by identity.
+    """
     status, fault, seen_regular = 0, "", False
     for name, value in headers:
         if name == b":status":
             if status or seen_regular or not _STATUS.fullmatch(value):
-                fault = fault or f"a :status that is no number, not first or there twice: {value[:40]!r}"
+                fault = fault or f":status is not a number, not first, or sent twice: {value[:40]!r}"
             else:
                 status = int(value)
         else:
@@ -80,9 +83,9 @@ def understood(headers: Fields) -> Block:
 
 def _fault(name: bytes, value: bytes) -> str:
     if name[:1] == b":":
-        return f"{name[:40]!r} in an answer"
+        return f"{name[:40]!r} is not allowed in a response"
     if not _NAME.fullmatch(name):
-        return f"the name {name[:40]!r}"
-    if name in _OF_CONNECTIONS:
+        return f"the name {name[:40]!r} is not valid"
+    if name in _CONNECTION_HEADERS:
         return f"{name!r} belongs to HTTP/1.1"
-    return f"a line end or a zero byte in the value of {name[:40]!r}" if _BAD_VALUE.search(value) else ""
+    return f"the value of {name[:40]!r} contains a line break or a zero byte" if _BAD_VALUE.search(value) else ""

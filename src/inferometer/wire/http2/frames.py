@@ -1,4 +1,4 @@
-"""Frames: their kinds, flags, codes and limits, and how they are packed. Names are RFC 9113's."""
+"""Frames: their kinds, flags, codes and limits, and how they are packed. The names follow RFC 9113."""
 
 from struct import Struct
 
@@ -43,20 +43,20 @@ MAX_FRAME_SIZE = 0x05
 MAX_HEADER_LIST_SIZE = 0x06
 
 HEAD = 9
-"""Bytes of a frame's head."""
+"""Size of a frame's head in bytes."""
 MAX_NUMBER = 2**31 - 1
 """The largest stream id and the largest window: 31 bits."""
 DEFAULT_WINDOW = 65_535
 DEFAULT_TABLE = 4_096
 MIN_MAX_FRAME = 16_384
-"""What MAX_FRAME_SIZE is until a peer says otherwise, and the least that it may say: always right for what we send."""
+"""The default and the smallest allowed value of MAX_FRAME_SIZE: frames of this size can always be sent."""
 MAX_MAX_FRAME = 2**24 - 1
 
 _HEAD = Struct(">LBL")
 head = _HEAD.pack
-"""The head of a frame from (length << 8 | kind, flags, stream)."""
+"""Packs the head of a frame from (length << 8 | kind, flags, stream)."""
 unpack_head = _HEAD.unpack_from
-"""(length << 8 | kind, flags, stream) at an offset; the stream's top bit is reserved and to be ignored."""
+"""Unpacks (length << 8 | kind, flags, stream) at an offset; the top bit of the stream is reserved and must be ignored."""
 _SETTING = Struct(">HL")
 iter_settings = _SETTING.iter_unpack
 _NUMBER = Struct(">L")
@@ -64,11 +64,11 @@ unpack_number = _NUMBER.unpack_from
 
 
 def kind_name(kind: int) -> str:
-    return _KINDS[kind] if kind < len(_KINDS) else f"a frame of the unknown kind {kind:#x}"
+    return _KINDS[kind] if kind < len(_KINDS) else f"a frame of unknown type {kind:#x}"
 
 
 def code_name(code: int) -> str:
-    """REFUSED_STREAM for 7; the number itself where it has no name."""
+    """The name of an error code, such as REFUSED_STREAM for 7; the number itself if the code has no name."""
     return _CODES[code] if code < len(_CODES) else f"error {code:#x}"
 
 
@@ -77,7 +77,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def headers(stream: int, block: bytes, end: bool) -> bytes:
-    """HEADERS and as many CONTINUATION frames as the block needs."""
+    """Encode a HEADERS frame and as many CONTINUATION frames as the block needs."""
     flags = END_STREAM if end else 0
     if len(block) <= MIN_MAX_FRAME:
         return frame(HEADERS, flags | END_HEADERS, stream, block)
@@ -101,7 +101,7 @@ def rst_stream(stream: int, code: int) -> bytes:
 
 
 def goaway(code: int, debug: bytes) -> bytes:
-    """Ours never names a stream: a server without push opens none."""
+    """Encode a GOAWAY. Its last stream id is always 0, because the server opens no streams while push is disabled."""
     return frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code) + debug)
 
 

@@ -1,5 +1,7 @@
-"""HPACK (RFC 7541): header blocks to lists of fields, with all that a server may use; and lists of fields to blocks that
-use no state, so that one block can be made ahead and sent on any connection.
+"""HPACK (RFC 7541): header blocks <-> lists of fields.
+
+The decoder supports everything that a server may use. The encoder uses no connection state, so that a block can be made
+ahead of time and sent on any connection.
 """
 
 from collections.abc import Iterable
@@ -9,9 +11,9 @@ from inferometer.wire.http2.events import Fields
 from inferometer.wire.http2.frames import DEFAULT_TABLE
 
 ENTRY_OVERHEAD = 32
-"""What a field counts beside its name and value, in tables and in limits on lists."""
+"""Bytes that a field counts in addition to its name and value, in tables and in limits on header lists."""
 NO_TABLE = b"\x20"
-"""A dynamic table size update to 0: with it at the start of a block, an encoder says that it gave up its table."""
+"""A dynamic table size update to 0: at the start of a block it announces that the encoder has dropped its table."""
 
 STATIC: Fields = (
     (b":authority", b""), (b":method", b"GET"), (b":method", b"POST"), (b":path", b"/"), (b":path", b"/index.html"),
@@ -33,20 +35,21 @@ _STATIC_COUNT = len(STATIC)
 _FIELD_AT = {entry: index for index, entry in enumerate(STATIC, 1) if entry[1]}
 _NAME_AT = {name: index for index, (name, _) in reversed(list(enumerate(STATIC, 1)))}
 _SECRET = {b"authorization", b"proxy-authorization", b"cookie"}
-"""Never to be put into a table by a proxy either: what is in a table can be guessed from sizes."""
+"""Headers that no proxy may put into a table either: the contents of a table can be guessed from message sizes."""
 
 
 class HpackError(ValueError):
-    """The block is not HPACK: in words."""
+    """The block is not valid HPACK; the message says why."""
 
 
 # --- encoding --------------------------------------------------------------------------------------------------------
 
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block of static references and plain literals that are not indexed. Two such blocks, one after the other, are one.
+    """Encode fields with references to the static table and plain literals without indexing.
 
-    Names have to be lower case, pseudo-headers first: ValueError otherwise.
+    Two such blocks in a row form one valid block. Raises ValueError unless names are in lower case and pseudo-headers come
+    first.
     """
     block = bytearray()
     seen_regular = False
@@ -59,20 +62,22 @@ def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def _check_field(name: bytes, value: bytes, seen_regular: bool) -> None:
     if not name or name != name.lower() or any(byte <= 0x20 or byte >= 0x7F for byte in name) or b":" in name[1:]:
-        raise ValueError(f"{name!r} is no name for an HTTP/2 header: it has to be lower case, without spaces")
+        raise ValueError(f"{name!r} is not a valid HTTP/2 header name: it must be in lower case and without spaces")
     if seen_regular and name[0] == 0x3A:
-        raise ValueError(f"{name!r} has to stand before all headers without a colon")
+        raise ValueError(f"{name!r} must come before all headers without a colon")
     if value != value.strip(b" \t") or any(byte in b"\0\r\n" for byte in value):
-        raise ValueError(f"{value!r} is no value for the header {name!r}: line ends or spaces around it")
+        raise ValueError(
+            f"{value!r} is not a valid value for the header {name!r}: line breaks, zero bytes and outer spaces are not allowed"
+        )
 
 
 def _field(name: bytes, value: bytes) -> bytes:
-    whole = _FIELD_AT.get((name, value))
-    if whole is not None:
-        return _pack_integer(whole, 7, 0x80)
-    known = _NAME_AT.get(name, 0)
-    first = _pack_integer(known, 4, 0x10 if name in _SECRET else 0x00)
-    return first + (_string(value) if known else _string(name) + _string(value))
+    field_index = _FIELD_AT.get((name, value))
+    if field_index is not None:
+        return _pack_integer(field_index, 7, 0x80)
+    name_index = _NAME_AT.get(name, 0)
+    first = _pack_integer(name_index, 4, 0x10 if name in _SECRET else 0x00)
+    return first + (_string(value) if name_index else _string(name) + _string(value))
 
 
 def _string(text: bytes) -> bytes:
@@ -80,11 +85,11 @@ def _string(text: bytes) -> bytes:
 
 
 def _pack_integer(value: int, bits: int, pattern: int) -> bytes:
-    most = (1 << bits) - 1
-    if value < most:
+    limit = (1 << bits) - 1
+    if value < limit:
         return bytes((pattern | value,))
-    packed = bytearray((pattern | most,))
-    value -= most
+    packed = bytearray((pattern | limit,))
+    value -= limit
     while value >= 0x80:
         packed.append(value & 0x7F | 0x80)
         value >>= 7
@@ -96,17 +101,17 @@ def _pack_integer(value: int, bits: int, pattern: int) -> bytes:
 
 
 class HpackDecoder:
-    """One connection's blocks, in the order in which they came, to lists of fields."""
+    """Decodes the blocks of one connection, in the order of their arrival, to lists of fields."""
 
-    __slots__ = ("_max_size", "_most", "_size", "_table", "changes")
+    __slots__ = ("_allowed_size", "_max_size", "_size", "_table", "changes")
 
     def __init__(self, max_table: int = DEFAULT_TABLE) -> None:
-        self._most = max_table  # what we allow
-        self._max_size = max_table  # what the encoder chose
-        self._table: list[tuple[bytes, bytes]] = []  # the newest last
+        self._allowed_size = max_table  # the limit that we set
+        self._max_size = max_table  # the limit that the server's encoder chose
+        self._table: list[tuple[bytes, bytes]] = []  # the newest entry is last
         self._size = 0
         self.changes = 0
-        """Goes up whenever the table changes: a block means the same for as long as it does not."""
+        """Incremented whenever the table changes: until then, a block keeps its meaning."""
 
     @property
     def table(self) -> Fields:
@@ -118,19 +123,19 @@ class HpackDecoder:
         return self._size
 
     def decode(self, block: bytes, limit: int) -> Fields | None:
-        """The fields; None where the list is larger than `limit` (the table is kept in step all the same)."""
+        """Return the fields, or None if the list is larger than `limit` (the table is updated in either case)."""
         fields: list[tuple[bytes, bytes]] = []
         at, end, size = self._size_updates(block), len(block), 0
         while at < end:
             byte = block[at]
-            if byte & 0x80:  # a reference
+            if byte & 0x80:  # a reference to an entry
                 index, at = _integer(block, at, 7)
                 entry = self._entry(index)
-            elif byte & 0x40:  # a literal that enters the table
+            elif byte & 0x40:  # a literal that is added to the table
                 entry, at = self._literal(block, at, 6)
                 self._add(entry)
             elif byte & 0x20:
-                raise HpackError("a table size update stands behind a field, or is the third of its block")
+                raise HpackError("a table size update follows a field, or is the third one in its block")
             else:
                 entry, at = self._literal(block, at, 4)
             size += len(entry[0]) + len(entry[1]) + ENTRY_OVERHEAD
@@ -139,13 +144,14 @@ class HpackDecoder:
         return tuple(fields) if size <= limit else None
 
     def _size_updates(self, block: bytes) -> int:
-        """At most two at a block's start: the least size since the last block, and the size now."""
+        """Apply the size updates at the start of a block: at most two, the smallest size since the last block and the size
+        now. Return the position after them."""
         at = 0
         for _ in range(2):
             if at < len(block) and block[at] & 0xE0 == 0x20:
                 size, at = _integer(block, at, 5)
-                if size > self._most:
-                    raise HpackError(f"a table size update to {size} where {self._most} are allowed")
+                if size > self._allowed_size:
+                    raise HpackError(f"a table size update to {size}, but at most {self._allowed_size} is allowed")
                 self._max_size = size
                 self.changes += 1
                 self._evict(0)
@@ -163,10 +169,12 @@ class HpackDecoder:
     def _entry(self, index: int) -> tuple[bytes, bytes]:
         if 0 < index <= _STATIC_COUNT:
             return STATIC[index - 1]
-        back = index - _STATIC_COUNT
-        if index and back <= len(self._table):
-            return self._table[-back]
-        raise HpackError(f"a reference to entry {index} of a table that has {_STATIC_COUNT + len(self._table)}")
+        age = index - _STATIC_COUNT
+        if index and age <= len(self._table):
+            return self._table[-age]
+        raise HpackError(
+            f"a reference to entry {index}, but the table has only {_STATIC_COUNT + len(self._table)} entries"
+        )
 
     def _add(self, entry: tuple[bytes, bytes]) -> None:
         size = len(entry[0]) + len(entry[1]) + ENTRY_OVERHEAD
@@ -176,21 +184,21 @@ class HpackDecoder:
             self._table.append(entry)
             self._size += size
 
-    def _evict(self, wanted: int) -> None:
-        """Drop the oldest until `wanted` more fit, or nothing is left."""
-        gone = 0
-        while self._size + wanted > self._max_size and gone < len(self._table):
-            name, value = self._table[gone]
+    def _evict(self, needed: int) -> None:
+        """Drop the oldest entries until `needed` more bytes fit or the table is empty."""
+        count = 0
+        while self._size + needed > self._max_size and count < len(self._table):
+            name, value = self._table[count]
             self._size -= len(name) + len(value) + ENTRY_OVERHEAD
-            gone += 1
-        del self._table[:gone]
+            count += 1
+        del self._table[:count]
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    most = (1 << bits) - 1
-    value = block[at] & most
+    limit = (1 << bits) - 1
+    value = block[at] & limit
     at += 1
-    if value < most:
+    if value < limit:
         return value, at
     for shift in range(0, 35, 7):
         if at >= len(block):
@@ -210,7 +218,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
     length, at = _integer(block, at, 7)
     end = at + length
     if end > len(block):
-        raise HpackError(f"a string of {length} bytes where the block has {len(block) - at} left")
+        raise HpackError(f"a string of {length} bytes, but only {len(block) - at} bytes of the block are left")
     if not is_huffman:
         return block[at:end], end
     try:

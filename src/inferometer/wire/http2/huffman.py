@@ -1,7 +1,8 @@
-r"""HPACK's string code (RFC 7541, appendix B), decoding only: what we send is plain.
+r"""HPACK's Huffman code for strings (RFC 7541, appendix B). Only decoding: the strings that we send are not compressed.
 
-The code is canonical, so the symbols in order of their codes' lengths say it all. Decoding goes a byte at a time: a step
-(where in the tree, which byte) gives symbols and a new place; steps are worked out when they first occur.
+The code is canonical, so the symbols ordered by the length of their codes define it completely. Decoding works byte by
+byte: the current node of the tree and the next byte give the decoded symbols and the next node. Each such transition is
+computed when it first occurs.
 """
 
 _BY_LENGTH = {
@@ -25,26 +26,26 @@ _BY_LENGTH = {
     26: bytes.fromhex("c0 c1 c8 c9 ca cd d2 d5 da db ee f0 f2 f3 ff"),
     27: bytes.fromhex("cb cc d3 d4 d6 dd de df f1 f4 f5 f6 f7 f8 fa fb fc fd fe"),
     28: bytes.fromhex("02 03 04 05 06 07 08 0b 0c 0e 0f 10 11 12 13 14 15 17 18 19 1a 1b 1c 1d 1e 1f 7f dc f9"),
-    30: b"\n\r\x16",  # and, last of all, the end of string, which must not occur
+    30: b"\n\r\x16",  # followed by the end-of-string symbol, which must not occur
 }
 _END = 256
 
 
 def _tree() -> list[list[int]]:
-    """Nodes as [where 0 leads, where 1 leads]: another node, or ~symbol. The root is node 0."""
+    """Build the nodes as [successor for bit 0, successor for bit 1]: another node, or ~symbol. The root is node 0."""
     nodes = [[0, 0]]
     code = length = 0
-    for longer, symbols in _BY_LENGTH.items():
-        code <<= longer - length
-        length = longer
+    for next_length, symbols in _BY_LENGTH.items():
+        code <<= next_length - length
+        length = next_length
         for symbol in (*symbols, _END) if length == 30 else symbols:
             node = 0
             for bit in range(length - 1, 0, -1):
-                way = code >> bit & 1
-                if not nodes[node][way]:
-                    nodes[node][way] = len(nodes)
+                branch = code >> bit & 1
+                if not nodes[node][branch]:
+                    nodes[node][branch] = len(nodes)
                     nodes.append([0, 0])
-                node = nodes[node][way]
+                node = nodes[node][branch]
             nodes[node][code & 1] = ~symbol
             code += 1
     return nodes
@@ -53,45 +54,45 @@ def _tree() -> list[list[int]]:
 _NODES = _tree()
 
 
-def _places_of_padding() -> set[int]:
-    """Where a string may end: fewer than eight ones after its last symbol."""
-    places, node = {0}, 0
+def _final_states() -> set[int]:
+    """The states in which a string may end: at most seven 1 bits of padding after its last symbol."""
+    states, node = {0}, 0
     for _ in range(7):
         node = _NODES[node][1]
-        places.add(node << 8)
-    return places
+        states.add(node << 8)
+    return states
 
 
-_MAY_END = _places_of_padding()
+_FINAL_STATES = _final_states()
 
 
-class _Steps(dict[int, tuple[bytes, int]]):
+class _Transitions(dict[int, tuple[bytes, int]]):
     """(node << 8 | byte) -> (symbols, next node << 8)."""
 
-    def __missing__(self, place: int) -> tuple[bytes, int]:
-        node, symbols = place >> 8, bytearray()
+    def __missing__(self, state: int) -> tuple[bytes, int]:
+        node, symbols = state >> 8, bytearray()
         for bit in range(7, -1, -1):
-            node = _NODES[node][place >> bit & 1]
+            node = _NODES[node][state >> bit & 1]
             if node < 0:
                 if ~node == _END:
                     raise ValueError("a Huffman string contains the end-of-string symbol")
                 symbols.append(~node)
                 node = 0
-        step = self[place] = (bytes(symbols), node << 8)
-        return step
+        transition = self[state] = (bytes(symbols), node << 8)
+        return transition
 
 
-_STEPS = _Steps()
+_TRANSITIONS = _Transitions()
 
 
 def decode(data: bytes) -> bytes:
-    """Raises ValueError, in words."""
-    place = 0
-    found = []
-    steps = _STEPS
+    """Decode a string; raises ValueError with a message that says what is wrong with it."""
+    state = 0
+    decoded = []
+    transitions = _TRANSITIONS
     for byte in data:
-        symbols, place = steps[place | byte]
-        found.append(symbols)
-    if place not in _MAY_END:
+        symbols, state = transitions[state | byte]
+        decoded.append(symbols)
+    if state not in _FINAL_STATES:
         raise ValueError("a Huffman string ends in the middle of a symbol")
-    return b"".join(found)
+    return b"".join(decoded)

@@ -1,13 +1,13 @@
-"""What is to be written: the streams, the server's windows, and the order of frames.
+"""The bytes to send: the open streams, the server's flow-control windows, and the order of frames.
 
-Three queues, emptied in this order:
+There are three queues, emptied in this order:
 
-    urgent    answers to pings, updates of our windows, the GOAWAY: they depend on nothing
-    ordered   HEADERS with small bodies, RST_STREAM, and the acknowledgement of SETTINGS. A stream is opened before it is
-              reset; what was made under the old settings goes before the acknowledgement of the new ones
-    ready     streams whose bodies are large or had to wait, in turns of one frame, as far as the windows allow
+    urgent    replies to PING, updates of our windows, GOAWAY: they depend on nothing else
+    ordered   HEADERS with small bodies, RST_STREAM and the acknowledgement of SETTINGS. The order matters: a stream is opened
+              before it is reset, and frames made under the old settings precede the acknowledgement of the new ones
+    ready     streams with bodies that are large or had to wait; they take turns, one frame each, as far as the windows allow
 
-A body in `ready` is never copied but into the bytes that `take` returns.
+A body in `ready` is copied only once, into the bytes that `take` returns.
 """
 
 from collections import OrderedDict, deque
@@ -20,28 +20,32 @@ from inferometer.wire.http2.frames import DATA, DEFAULT_TABLE, DEFAULT_WINDOW, M
 from inferometer.wire.http2.hpack import NO_TABLE
 
 _TURN = 64 << 10
-"""Bytes that a stream may send before the next has its turn, where the server's frame size allows more."""
+"""Maximum number of bytes per turn of a stream while others wait, even if the server allows larger frames."""
 _SLIVER = 1 << 10
-"""Room at the end of a take that is not worth a frame."""
-_MAX_ANSWERS = 10_000
-"""Answers that wait to be written. A server that asks for more without reading means no good."""
+"""Remaining room in a take that is too small to be worth another frame."""
+_MAX_REPLIES = 10_000
+"""Maximum number of replies waiting to be sent. A server that demands more without reading any is misbehaving."""
 
 
 class OutgoingStream(msgspec.Struct, gc=False):
+    """An open stream."""
+
     number: int
     window: int
-    """Bytes of body that the server still allows; below 0 after it lowered INITIAL_WINDOW_SIZE."""
+    """Bytes of body that the server still accepts; negative after it lowered INITIAL_WINDOW_SIZE."""
     is_ended: bool
-    """No more body will be given (there may still be some in the queue)."""
+    """Whether the end of the request body was passed in (part of the body may still be in the queue)."""
     queue: deque[memoryview] | None = None
-    """Body that waits, never empty pieces."""
-    is_answered: bool = False
-    """The answer's headers have come."""
+    """Parts of the body that wait to be sent; none of them is empty."""
+    has_headers: bool = False
+    """Whether the headers of the response have arrived."""
     received: int = 0
-    """Bytes of the answer that our window was not yet topped up for."""
+    """Bytes of the response for which our window was not yet topped up."""
 
 
 class Outbox:
+    """The queues of one connection and the state that decides what may be sent."""
+
     __slots__ = (
         *("_has_table", "_ordered", "_ordered_size", "_prefix", "_ready", "_urgent", "_window"),
         *("blocked", "initial_window", "is_closing", "max_frame", "max_streams", "next", "streams"),
@@ -55,19 +59,19 @@ class Outbox:
         self.max_streams = MAX_NUMBER
         self.max_frame = MIN_MAX_FRAME
         self.initial_window = DEFAULT_WINDOW
-        self._window = DEFAULT_WINDOW  # of the connection
+        self._window = DEFAULT_WINDOW  # the connection's window, as opposed to those of the streams
         self._urgent: list[bytes] = []
         self._ordered: deque[bytes] = deque()
         self._ordered_size = 0
         self._ready: OrderedDict[int, OutgoingStream] = OrderedDict()
-        self._has_table = True  # the server believes that our encoder uses a table of the default size
-        self._prefix = b""  # of the next header block
+        self._has_table = True  # the server assumes that our encoder has a dynamic table of the default size
+        self._prefix = b""  # bytes that the next header block must start with
 
-    # --- what is asked for ---
+    # --- requests ---
 
     def request(self, block: bytes, body: bytes, end: bool) -> int:
         if self.is_closing:
-            raise RuntimeError("no new request on a connection that is closing")
+            raise RuntimeError("cannot start a request on a connection that is closing")
         number = self.next
         self.next = number + 2
         if number + 2 > MAX_NUMBER:
@@ -92,7 +96,7 @@ class Outbox:
         stream = self.streams[number] = OutgoingStream(number, self.initial_window, is_ended=False)
         self.put(frames.headers(number, block, end and not size))
         if size:
-            self._body(stream, body, end)
+            self._send_body(stream, body, end)
         else:
             stream.is_ended = end
         return number
@@ -101,16 +105,16 @@ class Outbox:
         stream = self.streams.get(number)
         if stream is not None:
             if stream.is_ended:
-                raise RuntimeError("the body of this stream was ended before")
-            self._body(stream, body, end)
+                raise RuntimeError("the body of this stream has already ended")
+            self._send_body(stream, body, end)
         elif not 0 < number < self.next or not number & 1:
-            raise RuntimeError(f"there never was a stream {number}")
+            raise RuntimeError(f"stream {number} was never opened")
 
-    def _body(self, stream: OutgoingStream, body: bytes, end: bool) -> None:
+    def _send_body(self, stream: OutgoingStream, body: bytes, end: bool) -> None:
         size = len(body)
         stream.is_ended = end
         if stream.queue:
-            self._wait(stream, body)
+            self._enqueue(stream, body)
         elif not size:
             if end:
                 self.put(head(DATA, frames.END_STREAM, stream.number))
@@ -119,41 +123,41 @@ class Outbox:
             stream.window -= size
             self.put(head(size << 8, end, stream.number) + body)
         else:
-            self._wait(stream, body)
+            self._enqueue(stream, body)
 
-    def _wait(self, stream: OutgoingStream, body: bytes) -> None:
+    def _enqueue(self, stream: OutgoingStream, body: bytes) -> None:
         if body:
             if stream.queue is None:
                 stream.queue = deque()
             stream.queue.append(memoryview(body))
             self.blocked += len(body)
-            self._wake(stream)
+            self._mark_ready(stream)
 
-    def _wake(self, stream: OutgoingStream) -> None:
+    def _mark_ready(self, stream: OutgoingStream) -> None:
         if stream.window > 0 and stream.queue:
             self._ready[stream.number] = stream
 
     def put(self, piece: bytes) -> None:
-        """To be written in order."""
+        """Append to the ordered queue."""
         self._ordered.append(piece)
         self._ordered_size += len(piece)
 
-    def hurry(self, piece: bytes) -> None:
-        """To be written first."""
-        if len(self._urgent) >= _MAX_ANSWERS:
+    def put_urgent(self, piece: bytes) -> None:
+        """Append to the urgent queue, which is sent first."""
+        if len(self._urgent) >= _MAX_REPLIES:
             raise _flood()
         self._urgent.append(piece)
 
     def acknowledge(self) -> None:
-        """SETTINGS were applied."""
-        if len(self._ordered) >= _MAX_ANSWERS and self._ordered.count(frames.SETTINGS_ACK) >= _MAX_ANSWERS:
+        """Acknowledge SETTINGS that were applied."""
+        if len(self._ordered) >= _MAX_REPLIES and self._ordered.count(frames.SETTINGS_ACK) >= _MAX_REPLIES:
             raise _flood()
         self.put(frames.SETTINGS_ACK)
 
     # --- the end of a stream ---
 
     def finish(self, stream: OutgoingStream) -> None:
-        """The answer is complete. What is left of the request is of no use any more, and the server may forget it."""
+        """Close a stream whose response is complete; drop the rest of the request, if any, and reset the stream then."""
         if stream.queue or not stream.is_ended:
             self.reset(stream, frames.NO_ERROR)
         else:
@@ -170,7 +174,7 @@ class Outbox:
             self._ready.pop(stream.number, None)
 
     def fail(self, code: int, message: str) -> None:
-        """The connection is over: nothing but the GOAWAY is left to say."""
+        """Give up the connection: drop everything that waits and send a GOAWAY."""
         self.is_closing = True
         self._ordered.clear()
         self._ready.clear()
@@ -180,18 +184,20 @@ class Outbox:
     # --- what the server allows ---
 
     def widen(self, increment: int) -> None:
-        """The connection's window."""
+        """Enlarge the connection's window."""
         self._window += increment
         if self._window > MAX_NUMBER:
-            raise Http2Error(frames.FLOW_CONTROL_ERROR, "the server opened the connection's window beyond 2^31-1 bytes")
+            raise Http2Error(
+                frames.FLOW_CONTROL_ERROR, "the server enlarged the connection's window beyond 2^31-1 bytes"
+            )
 
     def widen_stream(self, stream: OutgoingStream, increment: int) -> bool:
-        """False: more than a window may be."""
+        """Enlarge the window of a stream; return False if it exceeds the largest allowed window."""
         stream.window += increment
         if stream.window > MAX_NUMBER:
             return False
         if stream.queue:
-            self._wake(stream)
+            self._mark_ready(stream)
         return True
 
     def set_initial_window(self, size: int) -> None:
@@ -200,22 +206,22 @@ class Outbox:
         for stream in self.streams.values():
             if not self.widen_stream(stream, difference):
                 raise Http2Error(
-                    frames.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {size} makes a window of more than 2^31-1 bytes"
+                    frames.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {size} enlarges a window beyond 2^31-1 bytes"
                 )
             if stream.window <= 0 and stream.queue:
                 self._ready.pop(stream.number, None)
 
     def set_table_size(self, size: int) -> None:
-        """An encoder has to say so when it may no longer have the table that it had. Ours has none to lose."""
+        """Apply HEADER_TABLE_SIZE. An encoder must announce a smaller table; ours never uses one, so it announces 0."""
         if size < DEFAULT_TABLE and self._has_table:
             self._has_table = False
             self._prefix = NO_TABLE
 
-    # --- what is written ---
+    # --- sending ---
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` may give something."""
+        """Whether `take` may return bytes (streams in `ready` may still be blocked by the connection's window)."""
         return bool(self._ordered or self._urgent or self._ready)
 
     def take(self, limit: int) -> bytes:
@@ -263,10 +269,10 @@ class Outbox:
             self._window -= size
             self.blocked -= size
             stream.window -= size
-            self._wake(stream)
+            self._mark_ready(stream)
 
 
 def _flood() -> Http2Error:
     return Http2Error(
-        frames.ENHANCE_YOUR_CALM, f"the server asked for more than {_MAX_ANSWERS} answers without reading one"
+        frames.ENHANCE_YOUR_CALM, f"the server demanded more than {_MAX_REPLIES} replies without reading any of them"
     )

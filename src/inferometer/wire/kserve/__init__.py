@@ -1,1 +1,1 @@
-"""KServe v2 (the open inference protocol, as Triton and MLServer speak it): tensors, infer, generate, control."""
+"""KServe v2, the Open Inference Protocol as Triton and MLServer speak it: tensors, infer, generate, control."""

@@ -1,8 +1,8 @@
 """Triton's generate extension: text in, text out, in one piece or as server-sent events.
 
-A message with text is one token's chunk; models send an empty one at their end. There is no [DONE]: a stream is over when
-the body is. After the first message an error can only come inside the stream. Tokens are not counted by the server: `text`
-keeps the answer, to be counted after the run.
+A message with text counts as a chunk of one token; models send an empty message at the end. There is no [DONE]: the stream
+ends with the body. After the first message, the server can report an error only inside the stream. The server does not
+count tokens: `text` keeps the generated text, so that they can be counted after the run.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import msgspec
 
 from inferometer.types import ONE_TOKEN, Event, Fail
 from inferometer.wire.http1 import error_message, not_json
-from inferometer.wire.kserve.control import model_path
+from inferometer.wire.kserve.http_control import model_path
 from inferometer.wire.openai import StreamedResponse
 
 
@@ -23,7 +23,7 @@ def generate_path(model: str, version: str = "", stream: bool = False) -> str:
 def request_body(
     prompt: str, max_tokens: int = 0, stream: bool = False, extra: Mapping[str, object] | None = None
 ) -> bytes:
-    """The JSON to post; 0 leaves the length to the model, and `extra` has the last word."""
+    """Encode the JSON body; `max_tokens` 0 leaves the length to the model, and `extra` overrides everything else."""
     body: dict[str, object] = {"text_input": prompt}
     if max_tokens:
         body["max_tokens"] = max_tokens
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_GenerateJson).decode
 
 
 def _text(output: Any) -> str:
-    """An output of several elements is a list of them."""
+    """The text of an output; an output with several elements is a list."""
     if isinstance(output, str):
         return output
     if isinstance(output, list):
@@ -49,7 +49,7 @@ def _text(output: Any) -> str:
 
 
 class StreamedText(StreamedResponse):
-    """The body of a streamed answer: events as of OpenAI's, which mean something else."""
+    """The body of a streamed response: server-sent events as OpenAI's API uses them, with different messages."""
 
     __slots__ = ()
 
@@ -62,21 +62,21 @@ class StreamedText(StreamedResponse):
             events.append(Fail("error_frame", error_message(data)))
             return
         try:
-            answer = _decode(data)
+            message = _decode(data)
         except msgspec.MsgspecError as error:
             events.append(not_json(data, str(error)))
             return
-        if answer.error is not None:
+        if message.error is not None:
             events.append(Fail("error_frame", error_message(data)))
             return
-        text = _text(answer.text_output)
+        text = _text(message.text_output)
         if text:
             self._texts.append(text)
             events.append(ONE_TOKEN)
 
 
 class WholeText:
-    """The body of an answer in one piece."""
+    """The body of a response that is not streamed."""
 
     __slots__ = ("_body", "_text")
 
@@ -99,25 +99,25 @@ class WholeText:
         if not body.strip():
             return Fail("truncated", "the body is empty")
         try:
-            answer = _decode(body)
+            response = _decode(body)
         except msgspec.MsgspecError as error:
             return not_json(body, str(error))
-        if answer.error is not None:
+        if response.error is not None:
             return Fail("error_body", error_message(body))
-        if answer.text_output is None:
+        if response.text_output is None:
             return not_json(body, "no text_output")
-        self._text = _text(answer.text_output)
+        self._text = _text(response.text_output)
         return None
 
 
 def _not_a_stream(head: bytes) -> Fail:
-    """What came in place of an event stream."""
+    """Describe a body that is not an event stream."""
     if not head.strip():
         return Fail("truncated", "the body is empty")
     try:
-        answer = _decode(head)
+        response = _decode(head)
     except msgspec.MsgspecError as error:
         return not_json(head, str(error))
-    if answer.text_output is not None and answer.error is None:
-        return Fail("not_streamed", "set server.stream to false to measure it so")
+    if response.text_output is not None and response.error is None:
+        return Fail("not_streamed", "set server.stream to false to measure it without streaming")
     return Fail("error_body", error_message(head))

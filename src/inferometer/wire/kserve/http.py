@@ -1,8 +1,8 @@
-"""POST /v2/models/M/infer: requests as bytes, and what answers say, in JSON and with the binary tensor extension.
+"""Inference of KServe v2 over HTTP (POST /v2/models/M/infer), in JSON and with the binary tensor extension.
 
-With the extension a body is the JSON object and then the raw tensors, in the JSON's order; the header
-Inference-Header-Content-Length says where the JSON ends. An answer may have some tensors in the JSON and others behind it.
-`decode` reads an answer whole; `CountedAnswer` is for the hot path, where it is enough to know that it is no error.
+With the extension, a body is the JSON object followed by the raw tensors in the same order; the header
+Inference-Header-Content-Length says where the JSON ends. A response may have some tensors in the JSON and others after it.
+`decode` reads a complete response; `CountedResponse` is for the hot path, which only needs to know whether it is an error.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from inferometer.tensors import Tensor, check, datatype_of, elements, from_json,
 from inferometer.types import Event, Fail
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import error_message
-from inferometer.wire.kserve.control import model_path, whole_number
+from inferometer.wire.kserve.http_control import model_path, whole_number
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -27,7 +27,7 @@ Parameter = bool | int | float | str
 
 
 class ShmRef(msgspec.Struct, frozen=True):
-    """A piece of a registered region of shared memory."""
+    """A part of a registered region of shared memory."""
 
     region: str
     byte_size: int
@@ -35,7 +35,7 @@ class ShmRef(msgspec.Struct, frozen=True):
 
 
 class ShmOutput(msgspec.Struct, frozen=True):
-    """An output that the server wrote into shared memory."""
+    """An output that the server wrote to shared memory."""
 
     name: str
     datatype: str
@@ -44,19 +44,19 @@ class ShmOutput(msgspec.Struct, frozen=True):
 
 
 class InferOptions(msgspec.Struct, frozen=True):
-    """What a request says beside its tensors. sequence_id, sequence_start and sequence_end are parameters like others."""
+    """Everything in a request except its tensors. sequence_id, sequence_start and sequence_end are ordinary parameters."""
 
     id: str = ""
     parameters: dict[str, Parameter] = {}
     outputs: tuple[str, ...] = ()
-    """The outputs to send back; none named: all of them."""
+    """The requested outputs; empty: all of them."""
     classification: int = 0
-    """The k best classes of each named output in place of its values; 0: the values."""
+    """Request the k best classes of each named output instead of its values; 0: the values."""
     binary: bool = True
     shm_inputs: dict[str, ShmRef] = {}
     """Inputs whose data is in shared memory; the tensor's own data is not sent."""
     shm_outputs: dict[str, ShmRef] = {}
-    """Outputs to be written into shared memory. Naming one asks for it."""
+    """Outputs that the server writes to shared memory. Naming an output here requests it."""
 
 
 class InferResponse(msgspec.Struct, frozen=True):
@@ -75,10 +75,10 @@ def infer_path(model: str, version: str = "") -> str:
 
 
 def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, str], bytes]:
-    """Headers (without Content-Length) and body."""
+    """Encode a request: its headers (without Content-Length) and its body."""
     unknown = set(options.shm_inputs) - {tensor.name for tensor in tensors}
     if unknown:
-        raise UserError(f"shared memory is named for {', '.join(sorted(unknown))}, which the request has no tensor for")
+        raise UserError(f"shared memory is given for {', '.join(sorted(unknown))}, but the request has no such tensor")
     parts = [_input(tensor, options) for tensor in tensors]
     tree: dict[str, Any] = {"id": options.id} if options.id else {}
     tree["inputs"] = [part for part, _ in parts]
@@ -98,7 +98,7 @@ def encode(tensors: Sequence[Tensor], options: InferOptions) -> tuple[dict[str, 
 
 
 def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes | memoryview]:
-    """An input's JSON, and what follows the JSON for it."""
+    """The JSON of an input, and its raw data after the JSON."""
     tree: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     ref = options.shm_inputs.get(tensor.name)
     if ref is not None:
@@ -114,14 +114,14 @@ def _input(tensor: Tensor, options: InferOptions) -> tuple[dict[str, Any], bytes
 def _requested(options: InferOptions) -> list[dict[str, Any]]:
     names = [*options.outputs, *(name for name in options.shm_outputs if name not in options.outputs)]
     if options.classification and not names:
-        raise UserError("classes are asked for, but of no output", "name the outputs")
+        raise UserError("classification is requested, but no output is named", "name the outputs")
     return [_output(name, options) for name in names]
 
 
 def _output(name: str, options: InferOptions) -> dict[str, Any]:
     ref = options.shm_outputs.get(name)
     if ref is not None and options.classification:
-        raise UserError(f"output {name}: classes cannot be written into shared memory", "ask for one of the two")
+        raise UserError(f"output {name}: classes cannot be written to shared memory", "request one or the other")
     parameters: dict[str, Any] = _shm(ref) if ref is not None else {}
     if options.classification:
         parameters["classification"] = options.classification
@@ -139,57 +139,60 @@ def _shm(ref: ShmRef) -> dict[str, Any]:
 
 
 def compressed(body: bytes, how: str) -> tuple[dict[str, str], bytes]:
-    """The body as `how` ("gzip", "deflate", "none") has it, with the header for it. Deflate is zlib's format."""
+    """Compress a body with `how` ("gzip", "deflate" or "none"); return the header for it and the body.
+
+    "deflate" is zlib's format, as HTTP defines it.
+    """
     if how == "none":
         return {}, body
     if how == "gzip":
         return {"Content-Encoding": how}, gzip.compress(body, mtime=0)
     if how == "deflate":
         return {"Content-Encoding": how}, zlib.compress(body)
-    raise UserError(f"the compression {how!r} is not known", "it is gzip, deflate or none")
+    raise UserError(f"unknown compression {how!r}", "use gzip, deflate or none")
 
 
-_BOTH_FORMATS = zlib.MAX_WBITS | 32
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
-def _plain(encoding: str, body: bytes) -> bytes:
+def _decompressed(encoding: str, body: bytes) -> bytes:
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "deflate"):
-        raise UserError(f"the answer is compressed with {encoding!r}, which is not known here")
-    stream = zlib.decompressobj(_BOTH_FORMATS)
+        raise UserError(f"the response is compressed with {encoding!r}, which is not supported")
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = stream.decompress(body)
     except zlib.error as error:
-        raise UserError(f"the answer says that it is compressed with {encoding}, but it is not: {error}") from None
+        raise UserError(f"the response claims to be compressed with {encoding}, but is not: {error}") from None
     if not stream.eof:
-        raise UserError(f"the answer, compressed with {encoding}, is cut short after {len(body)} bytes")
+        raise UserError(f"the response, compressed with {encoding}, is cut short after {len(body)} bytes")
     return plain
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def decode(
     status: int, headers: Mapping[str, str], body: bytes, shm_outputs: Mapping[str, ShmRef] | None = None
 ) -> InferResponse:
-    """The whole answer; UserError with the server's words, or with what is wrong about its bytes.
+    """Decode a complete response; raises UserError with the server's error message or the reason why it is malformed.
 
-    `shm_outputs` are those of the request: Triton's answer names an output in shared memory, but not where it is.
+    `shm_outputs` are those of the request: Triton's response names an output in shared memory, but not its location.
     """
     fields = {name.lower(): value.strip() for name, value in headers.items()}
-    body = _plain(fields.get("content-encoding", "").lower(), body)
+    body = _decompressed(fields.get("content-encoding", "").lower(), body)
     if status != 200:
-        raise UserError(f"the server answered {status}: {error_message(body)}")
+        raise UserError(f"the server responded with status {status}: {error_message(body)}")
     end = _json_length(fields.get(JSON_LENGTH.lower(), ""), len(body))
     try:
         tree = json.loads(body[:end])
     except (ValueError, RecursionError) as error:
-        raise _malformed(f"no JSON ({error})", body) from None
+        raise _malformed(f"not JSON ({error})", body) from None
     if not isinstance(tree, dict):
-        raise _malformed("no JSON object", body)
+        raise _malformed("not a JSON object", body)
     if tree.get("error") is not None:
-        raise UserError(f"the server answered 200 with an error: {error_message(body[:end])}")
+        raise UserError(f"the server returned status 200 with an error: {error_message(body[:end])}")
     try:
         return InferResponse(
             model=str(tree.get("model_name") or ""),
@@ -207,7 +210,8 @@ def decode(
 def _malformed(what: str, body: bytes) -> UserError:
     start = bounded(body[:200].decode("utf-8", "replace"))
     return UserError(
-        f"the answer is no inference answer: {bounded(what)}; it starts with {start}", "is it a KServe v2 server?"
+        f"the response is not an inference response: {bounded(what)}; it starts with {start}",
+        "check that it is a KServe v2 server",
     )
 
 
@@ -215,34 +219,34 @@ def _json_length(field: str, size: int) -> int:
     if not field:
         return size
     if not (field.isascii() and field.isdigit()):
-        raise UserError(f"the answer's {JSON_LENGTH} is {field!r:.40}, not a number")
+        raise UserError(f"the response's {JSON_LENGTH} is {field!r:.40}, not a number")
     if len(field) > 18 or int(field) > size:
-        raise UserError(f"the answer's {JSON_LENGTH} is {field:.40}, but the whole answer has {size} bytes")
+        raise UserError(f"the response's {JSON_LENGTH} is {field:.40}, but the complete response has {size} bytes")
     return int(field)
 
 
-def _outputs(trees: Any, body: bytes, place: int, shm_outputs: Mapping[str, ShmRef]) -> list[Tensor | ShmOutput]:
-    """The outputs, those behind the JSON from `place` on."""
+def _outputs(trees: Any, body: bytes, at: int, shm_outputs: Mapping[str, ShmRef]) -> list[Tensor | ShmOutput]:
+    """Read the outputs; the raw ones start at position `at` of the body."""
     outputs: list[Tensor | ShmOutput] = []
     for tree in trees:
         name, datatype, shape = str(tree["name"]), str(tree["datatype"]), tuple(map(whole_number, tree["shape"]))
         parameters = tree.get("parameters") or {}
         if "binary_data_size" in parameters:
             size = whole_number(parameters["binary_data_size"])
-            if size < 0 or place + size > len(body):
+            if size < 0 or at + size > len(body):
                 raise UserError(
-                    f"output {name}: {size} bytes are promised, but {len(body) - place} bytes are left of the answer"
+                    f"output {name}: {size} bytes are announced, but {len(body) - at} bytes of the response are left"
                 )
-            outputs.append(Tensor(name, datatype, shape, body[place : place + size]))
-            place += size
+            outputs.append(Tensor(name, datatype, shape, body[at : at + size]))
+            at += size
         elif "shared_memory_region" in parameters:
             outputs.append(ShmOutput(name, datatype, shape, _shm_ref(parameters)))
         elif "data" not in tree and name in shm_outputs:
             outputs.append(ShmOutput(name, datatype, shape, shm_outputs[name]))
         else:
             outputs.append(from_json(name, datatype, shape, tree["data"]))
-    if place != len(body):
-        raise UserError(f"the answer has {len(body) - place} bytes more than its outputs")
+    if at != len(body):
+        raise UserError(f"the response has {len(body) - at} bytes after its last output")
     for output in outputs:
         if isinstance(output, Tensor):
             check(output)
@@ -259,15 +263,15 @@ def _shm_ref(parameters: Mapping[str, Any]) -> ShmRef:
 
 # --- the hot path ----------------------------------------------------------------------------------------------------
 
-_KEPT = 4096
-_ERROR_FIRST = re.compile(rb'\s*\{\s*"error"\s*:\s*[^n\s]')  # null is no error
+_MAX_KEPT = 4096
+_ERROR_FIRST = re.compile(rb'\s*\{\s*"error"\s*:\s*[^n\s]')  # null is not an error
 
 
 class CountedResponse:
-    """The body of an answer, JSON or binary, that nobody wants to read: its size, and whether it is an error.
+    """The body of a response, JSON or binary, whose outputs are not read: only its size, and whether it is an error.
 
-    Only its start is kept. An unescaped `"outputs"` in it is the key of an inference answer, since a quoted one would have
-    backslashes.
+    Only the start of the body is kept. An unescaped `"outputs"` in it is the key of an inference response, because inside a
+    string it would have backslashes.
     """
 
     __slots__ = ("_head", "received")
@@ -284,33 +288,34 @@ class CountedResponse:
         return ""
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
-        if self.received < _KEPT:
-            self._head += piece[: _KEPT - self.received]
+        if self.received < _MAX_KEPT:
+            self._head += piece[: _MAX_KEPT - self.received]
         self.received += len(piece)
 
     def finish(self, events: list[Event]) -> Fail | None:
-        head, whole = self._head, self.received <= _KEPT
+        head, is_complete = self._head, self.received <= _MAX_KEPT
         if head[:2] == b"\x1f\x8b" or head[:1] == b"\x78":
-            head, whole = _start_of(head, whole)
+            head, is_complete = _decompressed_start(head, is_complete)
         is_object = head.lstrip()[:1] == b"{"
         if is_object and b'"outputs"' in head and not _ERROR_FIRST.match(head):
             return None
-        if is_object and not whole and b'"model_name"' in head:
-            return None  # what comes before the outputs is longer than what is kept
-        return _no_answer(head, whole)
+        if is_object and not is_complete and b'"model_name"' in head:
+            return None  # the part before the outputs is longer than what is kept
+        return _failure(head, is_complete)
 
 
-def _start_of(head: bytes, whole: bool) -> tuple[bytes, bool]:
-    """The start of a compressed body in plain, and whether that is all of it."""
-    stream = zlib.decompressobj(_BOTH_FORMATS)
+def _decompressed_start(head: bytes, is_complete: bool) -> tuple[bytes, bool]:
+    """Decompress the start of a body; also return whether it is the complete body."""
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        plain = stream.decompress(head, _KEPT)
+        plain = stream.decompress(head, _MAX_KEPT)
     except zlib.error:
-        return head, whole
-    return plain, whole and stream.eof
+        return head, is_complete
+    return plain, is_complete and stream.eof
 
 
-def _no_answer(head: bytes, whole: bool) -> Fail:
+def _failure(head: bytes, is_complete: bool) -> Fail:
+    """Describe a body that is not an inference response."""
     if not head.strip():
         return Fail("truncated", "the body is empty")
     if head.lstrip()[:1] not in (b"{", b"["):
@@ -320,7 +325,7 @@ def _no_answer(head: bytes, whole: bool) -> Fail:
     try:
         tree = json.loads(head)
     except (ValueError, RecursionError) as error:
-        what = str(error) if whole else "no outputs"
+        what = str(error) if is_complete else "no outputs"
         return Fail("malformed_json", bounded(f"{what}: {head[:200].decode('utf-8', 'replace')}"))
     if isinstance(tree, dict) and tree.get("error") is not None:
         return Fail("error_body", error_message(head))
