@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from inferometer.config.schema import Synthetic
 from inferometer.errors import UserError
+from inferometer.random_numbers import random_bits, shuffled
 from inferometer.types import Request
 from inferometer.workload import tokenizer as tokenizers
-from inferometer.workload.random_streams import draw, shuffled
 from inferometer.workload.tokenizer import Tokenizer
 
 HEAD = 3
@@ -143,12 +143,12 @@ def _compose(made_of: _Material, n: int, seed: int, ids: NDArray[np.uint64]) -> 
     """Prompts whose words' tokens sum up to n."""
     heads, used = _heads(made_of, min(HEAD, n), seed, ids)
     budget = np.maximum(n - used, 0)
-    first = made_of.sentences[draw(seed, ids, "body") % np.uint64(len(made_of.sentences))]
+    first = made_of.sentences[random_bits(seed, ids, "body") % np.uint64(len(made_of.sentences))]
     last = np.searchsorted(made_of.tokens, made_of.tokens[first] + budget, side="right") - 1
     missing = budget - (made_of.tokens[last] - made_of.tokens[first])
     text, singles = made_of.text, made_of.singles
     bodies = [text[a:b] for a, b in zip(made_of.places[first], made_of.places[last], strict=True)]
-    filling = draw(seed, ids, "filling") % np.uint64(max(1, len(singles)))
+    filling = random_bits(seed, ids, "filling") % np.uint64(max(1, len(singles)))
     return [
         head + body + "".join(f" {singles[(at + j) % len(singles)]}" for j in range(count)) if count and singles else head + body
         for head, body, at, count in zip(heads, bodies, filling.tolist(), missing.tolist(), strict=True)
@@ -188,7 +188,7 @@ def _mend(tokenizer: Tokenizer, n: int, seed: int, id: NDArray[np.uint64]) -> st
         if len(ends) < n:
             continue
         nearest = sorted(range(max(0, ends[n - 1] - 12), ends[n - 1] + 12), key=lambda cut: abs(cut - ends[n - 1]))
-        endings = _endings(tokenizer, int(draw(seed, id, "ending")[0]))
+        endings = _endings(tokenizer, int(random_bits(seed, id, "ending")[0]))
         for cuts, ends_with in ((nearest[:1], [""]), (nearest[1:], [""]), *(([cut], endings) for cut in nearest)):
             tries = [(text[:cut].rstrip() + ending).lstrip() for cut in cuts for ending in ends_with]
             counts = tokenizer.count_batch(tries)
