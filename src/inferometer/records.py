@@ -23,7 +23,7 @@ MISSING = -(1 << 63)
 
 ROW = np.dtype(
     [
-        ("id", "<i8"),  # position in the plan, from 0; the same id is the same request in every run of the config
+        ("id", "<i8"),  # position in the plan, counted from 0 over all stages
         # Times
         ("intended", "<i8"),  # when the plan wanted it sent; closed loop: when its user was ready to send it
         ("sent", "<i8"),  # just before the first byte was handed to the kernel
