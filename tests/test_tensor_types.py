@@ -1,4 +1,4 @@
-"""Tensors: every datatype from numpy to bytes and JSON and back; sizes that do not fit are refused with both of them named."""
+"""Every datatype converts from numpy to bytes and JSON and back; data of the wrong size is an error that names both sizes."""
 
 import contextlib
 import json

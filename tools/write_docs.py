@@ -1,4 +1,4 @@
-"""`make docs`: the parts of docs/ that the code knows best, written anew: the configuration, the metrics, the checks, the failures."""
+"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks and failures."""
 
 from pathlib import Path
 
