@@ -53,7 +53,7 @@ ROW = np.dtype(
         ("status", "<i2"),  # status of the protocol: HTTP 200, 503 ...; 0: no response
         ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
         ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
-        ("attempts", "<i1"),  # times it was sent; 2 if the server had closed the idle connection of the first attempt
+        ("attempts", "<i1"),  # times it was sent; 2 if the server closed or refused the first attempt unprocessed
         ("open_loop", "<i1"),  # 1: open loop, the plan set `intended`; 0: closed loop
     ]
 )
