@@ -237,6 +237,6 @@ def test_running_out_of_memory_while_computing_the_digest_is_a_user_error(
 def test_running_out_of_memory_in_infer_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
     monkeypatch.setattr(tensors, "random", run_out_of_memory)
-    asked: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
+    endpoint: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.ask(asked, InferFlags("grpc://x"))
+        by_hand.ask(endpoint, InferFlags("grpc://x"))

@@ -1,4 +1,4 @@
-"""Plans are pure functions of (load, seed): exact where they promise it, and with the distributions that they promise."""
+"""Plans are pure functions of (load, seed), with exact counts and the promised distributions."""
 
 import hashlib
 from fractions import Fraction
