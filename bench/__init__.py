@@ -1,5 +1,5 @@
 """The benchmarks behind the claims: `python -m bench [NAME ...]`.
 
-Each takes its ratios side by side in one run, because machines differ and are shared, and prints what it holds against what
-was found. Results go to bench/results/. The client has one core and the server another.
+Each measures its ratios side by side in one run, because machines differ and are shared, and prints each result next to its
+target. Results go to bench/results/. The client has one core and the server another.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench [truth ceiling pacing report grpc triton server soak]`: all of them, or those named."""
+"""`python -m bench [truth ceiling pacing report grpc triton server soak]`: runs all benchmarks, or those named."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ NAMES = ("truth", "ceiling", "pacing", "report", "grpc", "triton", "server", "so
 def main() -> int:
     wanted = sys.argv[1:] or NAMES
     if unknown := set(wanted) - set(NAMES):
-        print(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}", file=sys.stderr)
+        print(f"unknown benchmark {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}", file=sys.stderr)
         return 2
     return max(importlib.import_module(f"bench.{name}").main() for name in wanted)
 

@@ -1,4 +1,4 @@
-"""The peer: a closed loop in aiohttp on uvloop, as load generators write it. `aiohttp_client.py URL TASKS SECONDS` prints requests/s."""
+"""A peer: a typical closed loop with aiohttp on uvloop. `aiohttp_client.py URL TASKS SECONDS` prints requests/s."""
 
 import asyncio
 import json

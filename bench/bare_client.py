@@ -1,7 +1,7 @@
-"""The ceiling for what Python can do here: raw sockets on uvloop, recvmsg with kernel stamps, httptools, and nothing else.
+"""The limit of what Python can do: raw sockets on uvloop, recvmsg with kernel timestamps, httptools, and nothing else.
 
-`bare_client.py URL STREAMS REQUESTS` asks for streams and prints the CPU microseconds a read: what inferometer does besides
-(server-sent events, JSON, tokens, records, metrics, report) comes on top of this.
+`bare_client.py URL STREAMS REQUESTS` requests streams and prints the CPU microseconds per read. Everything else that
+inferometer does (server-sent events, JSON, tokens, records, metrics, report) comes on top.
 """
 
 import asyncio

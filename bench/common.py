@@ -1,4 +1,4 @@
-"""What the benchmarks share: a core each for client and server, the null server, one run of the CLI, and the table."""
+"""Shared by the benchmarks: a core each for client and server, the null server, one run of the CLI, and the table."""
 
 import contextlib
 import json
@@ -25,16 +25,19 @@ SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 
 
 class Line(msgspec.Struct):
-    """One thing that was measured. `ok` is None where nothing is held."""
+    """One result of a benchmark."""
 
     what: str
     found: str
+    """The measured value."""
     hold: str = ""
+    """Its target, or a note."""
     ok: bool | None = None
+    """Whether the target was met; None if there is none."""
 
 
 def show(name: str, lines: list[Line], **facts: object) -> int:
-    """Print and store; 1 where something does not hold."""
+    """Print and store the results. Returns 1 if a target was missed, otherwise 0."""
     print(f"\n{name}")
     for line in lines:
         mark = {True: "ok  ", False: "MISS", None: "    "}[line.ok]
@@ -50,20 +53,20 @@ def show(name: str, lines: list[Line], **facts: object) -> int:
 
 
 def pinned(core: int, *command: object) -> list[str]:
-    """The command, on this core alone."""
+    """The command, restricted to this core."""
     return ["taskset", "-c", str(core), *map(str, command)]
 
 
 @contextlib.contextmanager
 def null_server(interval_us: int = 0, chunks: int = 100) -> Iterator[str]:
-    """The C server that is never the limit; its URL."""
+    """Run the C server, which is never the bottleneck; yields its URL."""
     with compiled_server("null_server.c", 0, interval_us, chunks) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
 def compiled_server(source: str, *arguments: int) -> Iterator[int]:
-    """A server of this folder, compiled and started on the server's core; the port, which it prints."""
+    """Compile a server of this folder and run it on the server's core; yields the port that it prints."""
     with (
         compiled(source) as binary,
         subprocess.Popen(pinned(SERVER_CORE, binary, *arguments), stdout=subprocess.PIPE, text=True) as process,
@@ -77,10 +80,10 @@ def compiled_server(source: str, *arguments: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def compiled(source: str) -> Iterator[Path]:
-    """A program of this folder."""
+    """Compile a program of this folder; yields the binary."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise SystemExit(f"this benchmark wants a C compiler (cc) for {source}")
+        raise SystemExit(f"this benchmark needs a C compiler (cc) for {source}")
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         binary = Path(folder) / Path(source).stem
         subprocess.run([compiler, "-O2", "-o", binary, HERE / source, "-lm"], check=True)
@@ -89,11 +92,11 @@ def compiled(source: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def awake(core: int, apart: bool = False) -> Iterator[None]:
-    """Keep a virtual core from being put to sleep by its host, whose waking it up would be charged to client or server.
+    """Keep the host from putting a virtual core to sleep: the time to wake it up would count as the client's or the server's.
 
-    What keeps it awake runs at idle priority, which gives way at once; but where the kernel groups tasks by session (autogroup), only
-    to its own session, and shares the core with others. `apart` is for a core on which those of other sessions run: it gives
-    way to them as far as niceness goes.
+    A busy loop at idle priority keeps the core awake. It yields at once, but if the kernel groups tasks by session
+    (autogroup), only to its own session, and shares the core with others. `apart` is for a core on which processes of other
+    sessions run: the loop then has its own session with the highest niceness.
     """
     command = pinned(core, "chrt", "-i", 0, sys.executable, "-c", "while True: pass")
     with subprocess.Popen(command, start_new_session=apart) as process:
@@ -107,18 +110,18 @@ def awake(core: int, apart: bool = False) -> Iterator[None]:
 
 
 class Measured(msgspec.Struct):
-    """One run of the CLI, with what it cost."""
+    """One run of the CLI and its cost in seconds."""
 
     run: Run
     summary: dict[str, Any]
     wall: float
     cpu: float
     after: float
-    """Seconds from the last answer to the end of the process: records, metrics and report."""
+    """Seconds from the last response to the end of the process: records, metrics and report."""
 
 
 def measure(folder: str, url: str, *options: str, **settings: object) -> Measured:
-    """`inferometer run URL` on the client's core; settings are `load_rate=500` for `--set load.rate=500`."""
+    """Run `inferometer run URL` on the client's core. A setting `load__rate=500` becomes `--set load.rate=500`."""
     json_path = Path(folder) / "summary.json"
     sets = [f"--set={key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()]
     inferometer = Path(sys.executable).with_name("inferometer")

@@ -1,10 +1,10 @@
-"""The ceiling: servers in plain Python that have an answer before they are asked, with nothing of a model, a queue or a check.
+"""The upper limit for Python servers: they send a fixed response, without a model, a queue or any checks.
 
-`echo_server.py aio|threads|http` prints the port that it listens on and ends when standard input does.
+`echo_server.py aio|threads|http` prints the port that it listens on and ends when its standard input is closed.
 
-aio      grpc.aio on uvloop: bytes in, the bytes of a ModelInferResponse out
-threads  grpcio's threads, eight of them: the same
-http     an asyncio.Protocol on uvloop with httptools: the bytes of an answer with one binary tensor out
+    aio       grpc.aio on uvloop: responds with the bytes of a ModelInferResponse
+    threads   grpcio with eight threads: the same
+    http      an asyncio.Protocol on uvloop with httptools: responds with one binary tensor
 """
 
 import asyncio
@@ -39,13 +39,13 @@ def _ready(port: int) -> None:
 # --- gRPC ------------------------------------------------------------------------------------------------------------
 
 
-def _answers() -> dict[str, bytes]:
-    """By path: the inference, and what our client asks before it."""
+def _responses() -> dict[str, bytes]:
+    """Responses by path: for inference, and for what our client requests before it."""
     schema = protobuf.bundled("kserve")
 
     def message(kind: str, /, **fields: Any) -> bytes:
-        made: bytes = schema.message(f"inference.{kind}Response")(**fields).SerializeToString()
-        return made
+        encoded: bytes = schema.message(f"inference.{kind}Response")(**fields).SerializeToString()
+        return encoded
 
     tensor = {"datatype": "FP32", "shape": [1, ELEMENTS]}
     described = {"datatype": "FP32", "shape": [-1, -1]}
@@ -78,19 +78,21 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._handlers.get(handler_call_details.method)
 
 
-def _coroutine(answer: bytes) -> Any:
+def _coroutine(response: bytes) -> Any:
     async def call(request: bytes, context: Any) -> bytes:
-        return answer
+        return response
 
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _function(answer: bytes) -> Any:
-    return grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
+def _function(response: bytes) -> Any:
+    return grpc.unary_unary_rpc_method_handler(lambda request, context: response)
 
 
 async def _serve_with_aio() -> None:
-    server = grpc.aio.server(handlers=(_Handlers({path: _coroutine(made) for path, made in _answers().items()}),))
+    server = grpc.aio.server(
+        handlers=(_Handlers({path: _coroutine(response) for path, response in _responses().items()}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     _ready(port)
@@ -99,7 +101,7 @@ async def _serve_with_aio() -> None:
 
 
 def _serve_with_threads() -> None:
-    handlers = _Handlers({path: _function(made) for path, made in _answers().items()})
+    handlers = _Handlers({path: _function(response) for path, response in _responses().items()})
     server = grpc.server(ThreadPoolExecutor(THREADS), handlers=(handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -112,7 +114,7 @@ def _serve_with_threads() -> None:
 
 
 def _pages() -> dict[bytes, bytes]:
-    """Whole responses by path, alike."""
+    """Complete HTTP responses by path, for the same requests."""
     described = {"datatype": "FP32", "shape": [-1, -1]}
     tensor = {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, ELEMENTS]}
     head = json.dumps(

@@ -1,7 +1,8 @@
-"""gRPC unary calls: beside grpcio (threads and asyncio) on the same null server, in turn.
+"""gRPC unary calls, compared with grpcio (threads and asyncio), in turn on the same null server.
 
-`calls a CPU second` counts all processes of `inferometer run`, from its start to the printed report, less what a run of one
-request costs; for grpcio it counts the client's process while it calls, which has no records, metrics or report to make.
+`calls per CPU second` counts the CPU time of all processes of `inferometer run`, from its start to the printed report, minus
+that of a run with one request per user. For grpcio it counts the client's process while it makes calls; it has no records,
+metrics or report to produce.
 """
 
 import json
@@ -37,7 +38,7 @@ def main() -> int:
 
 
 def _load(folder: str, port: int, connections: int, facts: dict[str, object]) -> list[Line]:
-    """Calls a CPU second with 64 in flight, over so many connections: the same for all."""
+    """Calls per CPU second with 64 calls in flight, over the same number of connections for all clients."""
     per_cpu: dict[str, list[float]] = {name: [] for name in (*PEERS, "inferometer")}
     for _ in range(ROUNDS):
         for kind in PEERS:
@@ -48,13 +49,13 @@ def _load(folder: str, port: int, connections: int, facts: dict[str, object]) ->
     ratio = median(per_cpu["inferometer"]) / max(median(per_cpu[kind]) for kind in PEERS)
     over = f"{CONCURRENCY} in flight, {connections} connection{'s' * (connections > 1)}"
     return [
-        *(Line(f"{name}, {over}", f"{median(found):,.0f} calls a CPU second") for name, found in per_cpu.items()),
-        Line("inferometer / the better grpcio", f"{ratio:.1f}", ">= 5", ratio >= 5),
+        *(Line(f"{name}, {over}", f"{median(found):,.0f} calls per CPU second") for name, found in per_cpu.items()),
+        Line("inferometer / the better grpcio client", f"{ratio:.1f}", ">= 5", ratio >= 5),
     ]
 
 
 def _latency(folder: str, port: int, facts: dict[str, object]) -> list[Line]:
-    """What a client adds to an answer that takes next to nothing."""
+    """The latency that a client adds to a response that takes almost no time."""
     latency: dict[str, list[float]] = {name: [] for name in (*PEERS, "inferometer")}
     for _ in range(ROUNDS):
         for kind in PEERS:
@@ -65,7 +66,7 @@ def _latency(folder: str, port: int, facts: dict[str, object]) -> list[Line]:
     ratio = median(latency["inferometer"]) / min(median(latency[kind]) for kind in PEERS)
     return [
         *(Line(f"{name}, 1 in flight", f"{median(found) * 1e6:.0f} us p50") for name, found in latency.items()),
-        Line("inferometer / the quicker grpcio", f"{ratio:.2f}", "<= 0.33", ratio <= 1 / 3),
+        Line("inferometer / the faster grpcio client", f"{ratio:.2f}", "<= 0.33", ratio <= 1 / 3),
     ]
 
 
@@ -95,9 +96,9 @@ def _inferometer(folder: str, port: int, connections: int, *options: str) -> Mea
 
 def _calls_per_cpu(folder: str, port: int, connections: int) -> float:
     options = ("--concurrency", str(CONCURRENCY))
-    nothing = _inferometer(folder, port, connections, *options, "--requests", str(CONCURRENCY))
+    startup = _inferometer(folder, port, connections, *options, "--requests", str(CONCURRENCY))
     found = _inferometer(folder, port, connections, *options, "--duration", f"{SECONDS}s")
-    return (len(found.run.records.rows) - CONCURRENCY) / (found.cpu - nothing.cpu)
+    return (len(found.run.records.rows) - CONCURRENCY) / (found.cpu - startup.cpu)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""When are requests really sent? Lag at Poisson rates, and whether the gaps between sends are still exponential.
+"""When are requests really sent? The lag at Poisson rates, and whether the gaps between sends are still exponential.
 
-The KS tests take 2 000 gaps between actual sends, evenly spread over the run: more would find any timer's microseconds.
+The KS tests use 2,000 gaps between actual sends, evenly spread over the run: with more, they would detect the microseconds
+of any timer.
 
-A send takes its time, c, and two requests that are due closer together than that are sent c apart, by any client of one thread. So
-of all gaps a share of rate x c is c, and D is at least that. What comes after is exact again: a client that is idle when a
-request comes due sends it there and then, and since the exponential has no memory, what a gap has beyond a time by which all is done
-that a send leads to, its answer read included, is exponential whatever c is (the departures of an M/G/1 queue). Both are tested;
-the first is held where c leaves it room.
+Sending a request takes a time c, so any single-threaded client sends two requests that are due within c of each other c
+apart. A share of rate * c of all gaps is therefore c, and the KS statistic D is at least that. Longer gaps are exact: an idle
+client sends a request as soon as it is due. As the exponential distribution has no memory, the part of a gap beyond a time by
+which everything that a send causes is done, including reading its response, is exponential for any c (the departures of an
+M/G/1 queue). Both are tested; the first has a target only if c is small enough.
 
-Beside each rate stands the lag of a loop in C that never sleeps (bare_pacer.c), taken just before: where that has more than
-0.1 ms, the machine is not idle, and the 0.2 ms are not held but twice the loop's.
+Next to each rate is the lag of a busy loop in C (bare_pacer.c), measured just before. If its p99 is above 0.1 ms, the machine
+is not idle, and the target is twice the loop's lag instead of 0.2 ms.
 """
 
 import subprocess
@@ -27,9 +28,9 @@ from bench.common import CLIENT_CORE, Line, Measured, awake, compiled, measure, 
 RATES = (500, 5_000, 20_000)
 GAPS = 2_000
 BEYOND_S = 100e-6
-"""The send before is over by then, and its answer, which comes after 30 to 60 us here, is read."""
+"""By then the previous request is sent and its response, which takes 30 to 60 us here, is read."""
 ROOM = 0.02
-"""Of rate x c: D = 0.036 has p = 0.01 for 2 000 gaps."""
+"""Maximum of rate * c for a target: with 2,000 gaps, D = 0.036 has p = 0.01."""
 
 
 def main() -> int:
@@ -49,11 +50,11 @@ def main() -> int:
 
 
 def _bare(pacer: Path, url: str, rate: int) -> tuple[float, float]:
-    """The lag of the loop in C, p50 and p99 in us."""
-    said = subprocess.run(
+    """The lag of the loop in C: p50 and p99 in us."""
+    done = subprocess.run(
         pinned(CLIENT_CORE, pacer, urlsplit(url).port, rate, 4), capture_output=True, text=True, check=True, timeout=60
     )
-    p50, p99 = map(float, said.stdout.split())
+    p50, p99 = map(float, done.stdout.split())
     return p50, p99
 
 
@@ -73,14 +74,14 @@ def _gaps(rate: int, found: Measured) -> list[Line]:
     order = np.argsort(rows["sent"], kind="stable")
     sent, intended = rows["sent"][order] / 1e9, rows["intended"][order] / 1e9
     gaps = np.diff(sent)
-    takes = float(np.median(gaps[intended[1:] < sent[:-1]]))  # the next was due already
+    takes = float(np.median(gaps[intended[1:] < sent[:-1]]))  # the next one was already due
     beyond = gaps[gaps > BEYOND_S] - BEYOND_S
     valid = found.summary["verdict"] == "VALID"
     room = rate * takes <= ROOM
     why_not = "INVALID" if not valid else "" if room else f"a send takes {takes * 1e6:.0f} us: D >= {rate * takes:.3f}"
     return [
         _exponential(f"gaps at {rate:,}/s against the exponential", gaps, rate, why_not),
-        _exponential(f"what they have beyond {BEYOND_S * 1e6:.0f} us", beyond, rate, "" if valid else "INVALID"),
+        _exponential(f"their parts beyond {BEYOND_S * 1e6:.0f} us", beyond, rate, "" if valid else "INVALID"),
     ]
 
 
@@ -89,7 +90,7 @@ def _exponential(what: str, gaps: "np.ndarray[Any, Any]", rate: int, why_not: st
     test = stats.kstest(few, "expon", args=(0, 1 / rate))
     words = f"D = {test.statistic:.3f}, p = {test.pvalue:.2g}"
     if why_not:
-        return Line(what, words, f"not held: {why_not}")
+        return Line(what, words, f"no target: {why_not}")
     return Line(what, words, "p > 0.01", bool(test.pvalue > 0.01))
 
 

@@ -1,8 +1,8 @@
-"""`inferometer report` on 1 M requests x 100 chunks: wall time and peak memory. To hold: under 10 s and under 2 GiB.
+"""`inferometer report` on 1 M requests x 100 chunks: wall time and peak memory. Targets: less than 10 s and 2 GiB.
 
     python bench/report.py [--requests 1000000] [--chunks 100] [--keep FOLDER]
 
-The run is made up and streamed to a temporary folder; the report runs in a process of its own, whose peak is the one shown.
+The run is generated and streamed to a temporary folder. The report runs in its own process, whose peak memory is shown.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--chunks", type=int, default=100)
     parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="make the run here, and leave it")
+    parser.add_argument("--keep", type=Path, help="generate the run in this folder and keep it")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="inferometer-bench-") as temporary:
         folder = options.keep or Path(temporary)
@@ -46,13 +46,15 @@ def main(arguments: Sequence[str] = ()) -> int:
     what = f"{options.requests:,} requests x {options.chunks} chunks, {size / 1e6:,.0f} MB"
     lines = [
         Line(f"report of {what}", f"{wall:.1f} s", f"< {HOLD_SECONDS:.0f} s", wall < HOLD_SECONDS),
-        Line("its peak memory", f"{peak / 2**30:.2f} GiB", f"< {HOLD_BYTES / 2**30:.0f} GiB", peak < HOLD_BYTES),
+        Line(
+            "peak memory of the report", f"{peak / 2**30:.2f} GiB", f"< {HOLD_BYTES / 2**30:.0f} GiB", peak < HOLD_BYTES
+        ),
     ]
     return show("report", lines)
 
 
 def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
-    """Open loop at 10,000 requests/s: TTFT about 50 ms, then a chunk about every 10 ms."""
+    """Generate an open-loop run at 10,000 requests/s: TTFT about 50 ms, then a chunk about every 10 ms."""
     rate = 10_000
     rng = np.random.default_rng(0)
     rows = np.zeros(requests, ROW)
@@ -86,11 +88,11 @@ def make(folder: Path, requests: int, chunks: int, stages: int) -> None:
         host={},
     )
     records = Records(Columns(requests, rows), np.ones(requests, np.int8), (), samples)
-    store.write(folder, manifest, records, _answers(rows, chunks, rng))
+    store.write(folder, manifest, records, _chunks(rows, chunks, rng))
 
 
-def _answers(rows: np.ndarray, chunks: int, rng: np.random.Generator, piece: int = 10_000) -> Iterator[Chunks]:
-    """The chunks, and with them the ends of the requests."""
+def _chunks(rows: np.ndarray, chunks: int, rng: np.random.Generator, piece: int = 10_000) -> Iterator[Chunks]:
+    """Generate the chunks, and with them the ends of the requests."""
     for at in range(0, len(rows), piece):
         part = rows[at : at + piece]
         gaps = rng.normal(10e6, 1e6, (len(part), chunks)).astype(np.int64)

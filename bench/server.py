@@ -1,20 +1,20 @@
-"""Our reference server: beside the ceiling for Python, a real Triton and MLServer; what batching gains; what protocols cost.
+"""The reference server compared with the limit of Python, Triton and MLServer; the gain of batching; the cost of protocols.
 
     python -m bench.server [--seconds 2] [--rounds 3] [--only identity,batching,protocols]
 
-identity   The model that gives back what it is given (FP32 [1, 16]), over gRPC and over HTTP with binary tensors. Everyone has
-           the same one core for all of its threads and processes, our own client has the other and is the same for all. The
-           ceilings (echo_server.py) do no more than any Python server on that library must: they have their answer ready.
-           Triton and MLServer are beside it where they are installed; Triton's model runs in its python backend, which is a
-           process of its own and batches (this build has no other backend).
-batching   The built-in classifier (PyTorch, one thread, one instance) with 32 in flight, pixels by HTTP with binary tensors,
-           batched and not. Server and model share a core.
-protocols  `inferometer compare-protocols` on ours.
+identity    A model that returns its input (FP32 [1, 16]), over gRPC and over HTTP with binary tensors. Each server has the same
+            single core for all of its threads and processes; the client, the same for all, has the other core. The echo servers
+            (echo_server.py) do only what any Python server with that library must do: they send a fixed response. Triton and
+            MLServer are included if they are installed. Triton's model runs in its python backend, a separate process that
+            batches (this build has no other backend).
+batching    The built-in classifier (PyTorch, one thread, one instance) with 32 requests in flight over HTTP, with the pixels in
+            shared memory, batched and not batched. Server and model share a core.
+protocols   `inferometer compare-protocols` on the reference server.
 
-`CPU` is what all of the server's processes used, from the client's start to its end, by request. `server` and `client` are how
-busy the two cores were with them: where the server is well below 100 %, something else was the limit, and the rate is not the
-server's own. `VALID` counts the runs that our client itself trusts. Rounds are taken in turn; a ratio is the median of the
-rounds' ratios, and `by CPU` the same of the CPU that a request takes.
+`CPU` is the CPU time of all processes of the server from the start to the end of the client, per request. `server` and
+`client` show how busy the two cores were: if the server is well below 100 %, something else was the bottleneck, and the rate is
+not the server's limit. `VALID` counts the runs with that verdict. Servers take turns in each round. A ratio is the median of the
+ratios of the rounds, and `by CPU` is the same for the CPU time per request.
 """
 
 import argparse
@@ -45,45 +45,46 @@ OURS = "inferometer"
 IDENTITY = "identity", {"INPUT0": [1, 16]}
 IN_FLIGHT = (1, 16, 64)
 HELD = {"grpc.aio echo": 0.5}
-"""With 64 in flight, our requests a second by those of the ceiling on the same library."""
+"""Targets with 64 requests in flight: our requests per second divided by those of an echo server."""
 BATCHING_GAIN = 1.5
 BATCHED_IN_FLIGHT = 32
 SIZES = (1_000, 100_000, 10_000_000)
 JSON_S = 5.0
-"""10 MB as JSON take their time."""
+"""Minimum duration of a run: 10 MB as JSON take long."""
 
 
 class Server(msgspec.Struct):
-    """One that runs: where, as which process, and what it is asked for."""
+    """A running server, and the model that is requested."""
 
     name: str
     pid: int
     urls: dict[str, str]
-    """By protocol: grpc, http."""
+    """URLs by protocol: grpc, http."""
     model: str
     shape: dict[str, list[int]]
-    """Of its input."""
+    """Shape of its input."""
 
 
-class Found(msgspec.Struct):
-    """Of one run."""
+class Result(msgspec.Struct):
+    """The result of one run."""
 
     rate: float
     p50: float
     p99: float
     cpu: float
-    """Seconds of the server, a request."""
+    """CPU seconds of the server per request."""
     client: float
-    """Share of its core that the client used while it sent, as its own check has it."""
+    """Share of its core that the client used while it was sending, from its own check."""
     verdict: str
-    warned: list[str]
+    not_passed: list[str]
+    """Names of the checks that did not pass."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long each run is")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each server is asked")
-    parser.add_argument("--only", default=",".join(PARTS), help="which parts, with commas between")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of each run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per server")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
     lines: list[Line] = []
@@ -108,15 +109,15 @@ def _identity(folder: str, seconds: float, rounds: int, facts: dict[str, Any]) -
         missing = [name for name in REAL if not _is_installed(name)]
         lines += [Line(name, "not installed", f"tools/real_servers/install.sh {name}") for name in missing]
         for protocol in ("grpc", "http"):
-            asked = [server for server in servers if protocol in server.urls]
+            speaking = [server for server in servers if protocol in server.urls]
             for in_flight in IN_FLIGHT:
-                found = _in_turn(folder, asked, protocol, in_flight, seconds, rounds)
+                found = _in_turn(folder, speaking, protocol, in_flight, seconds, rounds)
                 facts[f"{protocol}, {in_flight} in flight"] = found
                 lines += _identity_lines(protocol, in_flight, found)
     return lines
 
 
-def _identity_lines(protocol: str, in_flight: int, found: dict[str, list[Found]]) -> list[Line]:
+def _identity_lines(protocol: str, in_flight: int, found: dict[str, list[Result]]) -> list[Line]:
     what = f"{protocol}, {in_flight} in flight"
     lines = [Line(f"{what}: {name}", _words(runs), _cores(runs)) for name, runs in found.items()]
     for peer in (name for name in found if name != OURS):
@@ -129,12 +130,12 @@ def _identity_lines(protocol: str, in_flight: int, found: dict[str, list[Found]]
     return lines
 
 
-def _words(runs: list[Found]) -> str:
+def _words(runs: list[Result]) -> str:
     rate, p99, cpu = (median([getattr(run, name) for run in runs]) for name in ("rate", "p99", "cpu"))
     return f"{rate:7,.0f}/s  p99 {p99 * 1e3:6.2f} ms  CPU {cpu * 1e6:4.0f} us"
 
 
-def _cores(runs: list[Found]) -> str:
+def _cores(runs: list[Result]) -> str:
     server, client = median([run.rate * run.cpu for run in runs]), median([run.client for run in runs])
     valid = sum(run.verdict == "VALID" for run in runs)
     return f"server {server:.0%} client {client:.0%} VALID {valid}/{len(runs)}"
@@ -142,17 +143,17 @@ def _cores(runs: list[Found]) -> str:
 
 def _in_turn(
     folder: str, servers: list[Server], protocol: str, in_flight: int, seconds: float, rounds: int, **more: object
-) -> dict[str, list[Found]]:
-    """Every server once a round; another one begins each time."""
-    found: dict[str, list[Found]] = {server.name: [] for server in servers}
+) -> dict[str, list[Result]]:
+    """Measure every server once per round, starting with another one each time."""
+    found: dict[str, list[Result]] = {server.name: [] for server in servers}
     for turn in range(rounds):
         first = turn % len(servers)
         for server in (*servers[first:], *servers[:first]):
-            found[server.name].append(_asked(folder, server, protocol, in_flight, seconds, **more))
+            found[server.name].append(_measure(folder, server, protocol, in_flight, seconds, **more))
     return found
 
 
-def _asked(folder: str, server: Server, protocol: str, in_flight: int, seconds: float, **more: object) -> Found:
+def _measure(folder: str, server: Server, protocol: str, in_flight: int, seconds: float, **more: object) -> Result:
     before = _cpu(server.pid)
     found = measure(
         folder,
@@ -171,11 +172,11 @@ def _asked(folder: str, server: Server, protocol: str, in_flight: int, seconds: 
     requests = len(found.run.records.rows)
     rate = summary["throughput"]["requests"] or 0.0
     client = next((check["value"] for check in summary["checks"] if check["name"] == "cpu"), None) or 0.0
-    return Found(rate, p50, p99, spent / requests, client, summary["verdict"], failed)
+    return Result(rate, p50, p99, spent / requests, client, summary["verdict"], failed)
 
 
 def _cpu(pid: int) -> float:
-    """Seconds that a process and its children have used."""
+    """CPU seconds that a process and its children have used."""
     top = psutil.Process(pid)
     total = 0.0
     for process in (top, *top.children(recursive=True)):
@@ -196,7 +197,7 @@ BATCHED = {
 
 def _batching(folder: str, seconds: float, rounds: int, facts: dict[str, Any]) -> list[Line]:
     if importlib.util.find_spec("torch") is None:
-        return [Line("batching", "left out: torch is not installed", "pip install 'inferometer[torch]'")]
+        return [Line("batching", "skipped: torch is not installed", "pip install 'inferometer[torch]'")]
     shape = {"pixels": [1, 3, 224, 224]}
     with contextlib.ExitStack() as held:
         servers = [held.enter_context(_ours(name, "classifier", shape, config)) for name, config in BATCHED.items()]
@@ -234,7 +235,7 @@ def _protocols(seconds: float, facts: dict[str, Any]) -> list[Line]:
 def _protocols_line(found: Any, size: int) -> Line:
     mean = {cell.protocol: cell.mean or cell.e2e.mean for cell in found.cells if cell.size == size}
     words = "  ".join(f"{name} {value / mean['grpc']:.2f}" for name, value in mean.items())
-    return Line(f"mean time, {protocols_report.size_words(size)}, by gRPC unary's", words)
+    return Line(f"mean time, {protocols_report.size_words(size)}, relative to gRPC unary", words)
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def _protocols_line(found: Any, size: int) -> Line:
 
 @contextlib.contextmanager
 def _on(core: int) -> Iterator[None]:
-    """What is started meanwhile has this core alone, with all of its threads and processes."""
+    """Restrict the processes that are started within the block, with all of their threads and children, to this core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -274,21 +275,22 @@ ECHOES = {"grpc.aio echo": "aio", "grpcio threads echo": "threads", "httptools e
 def _echo(name: str) -> Iterator[Server]:
     kind = ECHOES[name]
     protocol = "http" if kind == "http" else "grpc"
-    with _process(sys.executable, "-P", HERE / "echo_server.py", kind) as (said, pid):  # -P: this folder has a grpc.py
-        yield Server(name, pid, {protocol: f"{protocol}://127.0.0.1:{int(said)}"}, *IDENTITY)
+    with _process(sys.executable, "-P", HERE / "echo_server.py", kind) as (port, pid):  # -P: this folder has a grpc.py
+        yield Server(name, pid, {protocol: f"{protocol}://127.0.0.1:{int(port)}"}, *IDENTITY)
 
 
 @contextlib.contextmanager
 def _installed(name: str, model: str, shape: dict[str, list[int]]) -> Iterator[Server]:
-    """A real server out of tools/real_servers."""
+    """A real server from tools/real_servers."""
     script, models = ROOT / f"tools/real_servers/{name}/serve.py", ROOT / f"tests/real/{name}_models"
-    with _process(INSTALLED / name / "bin/python", script, "--models", models, model) as (said, _):
-        places = json.loads(said)
-        yield Server(name, places["pid"], {way: places[way] for way in REAL[name]}, model, shape)
+    with _process(INSTALLED / name / "bin/python", script, "--models", models, model) as (line, _):
+        started = json.loads(line)
+        urls = {protocol: started[protocol] for protocol in REAL[name]}
+        yield Server(name, started["pid"], urls, model, shape)
 
 
 REAL = {"triton": ("grpc", "http"), "mlserver": ("grpc",)}
-"""What they are asked over: MLServer answers a binary tensor over HTTP with 500."""
+"""The protocols that are measured: MLServer responds to a binary tensor over HTTP with 500."""
 
 
 def _real() -> list[contextlib.AbstractContextManager[Server]]:
@@ -302,7 +304,7 @@ def _is_installed(name: str) -> bool:
 
 @contextlib.contextmanager
 def _process(*command: object) -> Iterator[tuple[str, int]]:
-    """A process on the server's core that says one line once it is ready, and ends when its standard input does."""
+    """A process on the server's core that prints one line when it is ready, and ends when its standard input is closed."""
     with tempfile.TemporaryFile("w+") as log:
         with _on(SERVER_CORE):
             process = subprocess.Popen(
@@ -310,12 +312,12 @@ def _process(*command: object) -> Iterator[tuple[str, int]]:
             )
         with process:
             assert process.stdin is not None and process.stdout is not None
-            said = process.stdout.readline()
-            if not said:
+            line = process.stdout.readline()
+            if not line:
                 log.seek(0)
                 raise SystemExit(f"{command[-1]} did not start:\n{log.read()[-4000:]}")
             try:
-                yield said, process.pid
+                yield line, process.pid
             finally:
                 process.stdin.close()
 

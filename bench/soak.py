@@ -1,11 +1,11 @@
-"""The reference server under stress: 1 GiB tensors, 10 000 clients at a time, and minutes of everything at once.
+"""The reference server under stress: 1 GiB tensors, 10,000 clients at the same time, and minutes of mixed load.
 
     python -m bench soak              the mixed load runs for 5 minutes; SOAK_MINUTES=60 for an hour
 
-Large: a tensor there and back over HTTP, over gRPC in one message and in pieces; the most memory the server had meanwhile.
-Many: streams over 4 connections, and HTTP connections, all open at the same time; served or refused, none lost.
-Mixed: HTTP, gRPC, streams, requests that are wrong, clients that go away, models that are loaded and unloaded. Memory, open files
-and threads are looked at each second; after a quarter of the time they must be flat.
+Large: a tensor to the server and back over HTTP, over gRPC in one message and in chunks; the server's peak memory.
+Many: streams over 4 connections, and HTTP connections, all open at the same time. Each is served or refused; none may be lost.
+Mixed: HTTP, gRPC, streams, invalid requests, clients that disconnect, models that are loaded and unloaded. Memory, open files
+and threads are sampled every second; after a quarter of the time they must not grow.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.3}
 MANY = 10_000
 MINUTES = float(os.environ.get("SOAK_MINUTES", "5"))
 BLOCKS = 12
-"""The samples are cut into so many stretches, of which the least memory counts: what is held while little is under way."""
+"""Number of stretches that the samples are cut into. The minimum of each counts: the memory while little is in progress."""
 GROWTH = 0.5 * MIB
-"""Bytes a minute that count as none: over an hour that is less than what the allocator's moods are."""
+"""Bytes per minute that count as no growth: over an hour, less than the variation of the allocator."""
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
 
 def _large() -> list[Line]:
     lines = []
-    for way, send in peer.LARGE.items():
+    for protocol, send in peer.LARGE.items():
         with peer.child("identity", *peer.PORTS, "--max-message=1500MiB") as server:
             peer.answers(server)
             before, began = server.memory(), time.monotonic()
@@ -59,8 +59,8 @@ def _large() -> list[Line]:
             times = (peak - before) / SIZE
             peer.answers(server)
             found = f"{peak / MIB:.0f} MiB at most, {times:.2f} x; {took:.1f} s; then {server.memory() / MIB:.0f} MiB"
-            hold = f"at most {TIMES[way]:g} x the tensor"
-            lines.append(Line(f"1 GiB there and back, {way}", found, hold, times <= TIMES[way]))
+            hold = f"at most {TIMES[protocol]:g} x the tensor"
+            lines.append(Line(f"1 GiB to the server and back, {protocol}", found, hold, times <= TIMES[protocol]))
     return lines
 
 
@@ -83,25 +83,25 @@ def _many() -> list[Line]:
             ]
 
 
-def _crowd(server: peer.Child, what: str, come: Callable[[], peer.Tally], asked: int) -> Line:
-    """Twice: what the first crowd leaves behind is what the allocator keeps, and the second must leave no more."""
+def _crowd(server: peer.Child, what: str, connect: Callable[[], peer.Tally], expected: int) -> Line:
+    """Connect all clients twice: the allocator keeps memory after the first time, but the second must not add to it."""
     files = server.files()
-    come()
+    connect()
     before, began = server.memory(), time.monotonic()
     server.forget_peak()
-    tally = come()
+    tally = connect()
     took, peak = time.monotonic() - began, server.peak()
     with contextlib.suppress(AssertionError):
         peer.until(lambda: server.files() <= files, "the files are closed")
     after, left = server.memory(), server.files() - files
     refused = sum(tally.refused.values())
-    good = tally.served + refused == asked and after - before <= 64 * MIB and left <= 0 and not server.errors()
+    good = tally.served + refused == expected and after - before <= 64 * MIB and left <= 0 and not server.errors()
     found = (
         f"{tally.served} served, {refused} refused, {sum(tally.lost.values())} lost; {took:.1f} s; "
         f"{before / MIB:.0f}, {peak / MIB:.0f}, {after / MIB:.0f} MiB; {left} files left"
     )
     return Line(
-        f"{MANY} {what} at a time", found, "none lost; memory and files come back", good and peer.answers(server)
+        f"{MANY} {what} at the same time", found, "none lost; memory and files released", good and peer.answers(server)
     )
 
 
@@ -116,7 +116,7 @@ class Sample(msgspec.Struct):
 
 
 class Load:
-    """Clients in threads, until `stop`; what they heard that they should not have."""
+    """Clients in threads that run until the block ends. Counts their requests and collects unexpected results."""
 
     def __init__(self, server: peer.Child) -> None:
         self.server = server
@@ -174,8 +174,8 @@ class Load:
     def stream(self) -> int:
         sent = [peer.a_request(("identity", "words")[i % 2]).SerializeToString() for i in range(20)]
         with peer.dialled(self.server.place) as channel:
-            heard = sum(1 for _ in channel.stream_stream(peer.STREAM_INFER)(iter(sent), timeout=peer.PATIENCE_S))
-        _hold(heard == 10 + 10 * 3, f"{heard} answers")
+            received = sum(1 for _ in channel.stream_stream(peer.STREAM_INFER)(iter(sent), timeout=peer.PATIENCE_S))
+        _hold(received == 10 + 10 * 3, f"{received} responses")
         return 20
 
     def chunked(self) -> int:
@@ -252,7 +252,7 @@ def _mixed() -> list[Line]:
                 while (at := time.monotonic() - began) < 60 * MINUTES:
                     samples.append(Sample(at, server.memory(), server.files(), server.threads()))
                     time.sleep(1)
-            peer.until(lambda: peer.pending(server, "long") == 0, "nothing waits")
+            peer.until(lambda: peer.pending(server, "long") == 0, "no request is pending")
             return _flat(samples, load, server.errors(), peer.answers(server))
 
 
@@ -262,34 +262,34 @@ output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]
 """
 
 
-def _flat(samples: list[Sample], load: Load, errors: str, still_answers: bool) -> list[Line]:
+def _flat(samples: list[Sample], load: Load, errors: str, still_responds: bool) -> list[Line]:
     kept = samples[len(samples) // 4 :]
     slope, half = _slope(kept)
     memory = (
         f"{slope / MIB:+.2f} +- {half / MIB:.2f} MiB/min; {samples[0].memory / MIB:.0f} at the start, "
         f"{kept[0].memory / MIB:.0f} then, {kept[-1].memory / MIB:.0f} at the end"
     )
-    what, heard = (
+    what, requests = (
         f"{MINUTES:g} minutes of mixed load",
         ", ".join(f"{name} {n}" for name, n in sorted(load.counts.items())),
     )
     return [
         Line(
             f"{what}: requests",
-            heard,
-            "all as expected, nothing printed",
-            not load.wrong and not errors and still_answers,
+            requests,
+            "all as expected, no error output",
+            not load.wrong and not errors and still_responds,
         ),
         *[Line("  not as expected", f"{n} x {why}") for why, n in load.wrong.items()],
         *([Line("  standard error", errors[:300])] if errors else []),
-        Line(f"{what}: memory", memory, "flat, or 0.5 MiB/min at most", slope - half <= 0 or slope <= GROWTH),
+        Line(f"{what}: memory", memory, "flat, or at most 0.5 MiB/min", slope - half <= 0 or slope <= GROWTH),
         _steady(f"{what}: open files", [one.files for one in kept]),
         _steady(f"{what}: threads", [one.threads for one in kept]),
     ]
 
 
 def _slope(samples: list[Sample]) -> tuple[float, float]:
-    """Bytes a minute, and half the 95 % interval."""
+    """Growth in bytes per minute, and half the width of its 95 % interval."""
     blocks = [
         block for block in np.array_split(np.array([(one.at, one.memory) for one in samples]), BLOCKS) if len(block)
     ]
@@ -302,4 +302,4 @@ def _steady(what: str, counts: list[int]) -> Line:
     third = max(len(counts) // 3, 1)
     first, last = float(np.median(counts[:third])), float(np.median(counts[-third:]))
     found = f"{first:g} in the first third, {last:g} in the last; {min(counts)} to {max(counts)}"
-    return Line(what, found, "the last third as the first", last - first <= max(3, 0.1 * first))
+    return Line(what, found, "last third like the first", last - first <= max(3, 0.1 * first))

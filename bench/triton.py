@@ -1,17 +1,18 @@
-"""On a real Triton: load per core, and whose latencies are nearer the truth, beside tritonclient's asyncio clients and perf_analyzer.
+"""Load per core and accuracy of the latencies on a real Triton, compared with tritonclient's asyncio clients and perf_analyzer.
 
     python -m bench.triton [--seconds 5] [--rounds 3]
 
-All clients ask the same model (identity, FP32 [1, 16]) on the same server, in turn, on one core, over HTTP and gRPC. Latencies run
-from the send to the end of the answer.
+All clients send to the same model (identity, FP32 [1, 16]) on the same server, in turn, on one core, over HTTP and gRPC.
+Latencies are from the send to the end of the response.
 
-`requests a CPU second`: what the server counted, by the user and system time of all of the client's processes, up to the printed
-report; from both, those of a run a fifth as long are subtracted, for each client alike: this is what the core drives, however long
-the run is. The whole run is shown beside it, imports and report included: of a few seconds, they are a good part. Held is the
-former, with 16 in flight; with one, nobody is at a limit. Nothing is recorded meanwhile.
+`requests per CPU second` is the number of requests that the server counted, divided by the user and system time of all of the
+client's processes up to the printed report. From both, the values of a run a fifth as long are subtracted, for every client:
+the result is what the core can drive, independent of the duration. The value of the whole run, including imports and report, is
+shown next to it; in a run of a few seconds they matter. The target is for the former with 16 requests in flight; with one, no
+client is at its limit. Packets are not recorded in these runs.
 
-`said` and `true`: what the client reports, and what the packets say about the requests that it counted (wire_truth.py). A closed
-loop of answers that take no longer than it takes to replace them is not VALID (concurrency); a moderate open loop can be.
+`reported` and `true` are the client's latencies and those of the same requests according to the packets (wire_truth.py). A
+closed loop with responses so short that replacing a request takes as long is not VALID (concurrency); a moderate open loop can be.
 """
 
 import argparse
@@ -43,7 +44,7 @@ MODEL = "identity"
 PROTOCOLS = ("http", "grpc")
 RATE = 500
 SHORT = 0.2
-"""The share of a run that the short one takes."""
+"""Duration of the short run as a share of the full one."""
 WITHIN_S, WITHIN_SHARE = 0.0001, 0.02
 TIMES_ASYNCIO = 2.0
 STEADY = PHASES.index("steady")
@@ -52,29 +53,32 @@ Addresses = dict[str, str]
 """URLs of `http` and `grpc`."""
 
 
-class Said(msgspec.Struct):
-    """What a client reports of one run, in seconds; and the requests that it counted, by when they were in flight (wall, ns)."""
+class Reported(msgspec.Struct):
+    """What a client reports about one run."""
 
     p50: float
     p99: float
+    """Seconds."""
     requests: int = 0
+    """Number of requests that it counted."""
     began: int = 0
     ended: int = 0
+    """Start of the first of them and end of the last (wall clock, ns)."""
     not_valid: str = ""
-    """Why the client itself does not trust its run."""
+    """Why the client itself does not trust the run."""
 
 
 class Job(msgspec.Struct):
-    """One run to make."""
+    """One run."""
 
     protocol: str
     addresses: Addresses
     folder: str
     seconds: float
     concurrency: int = 0
-    """A closed loop; 0: an open one, RATE requests a second, Poisson."""
+    """Closed loop; 0: open loop with RATE requests per second, Poisson."""
     on_record: bool = False
-    """The wire is recorded meanwhile, so the client has to say which requests it counted."""
+    """Packets are recorded, so the client has to report which requests it counted."""
 
     @property
     def address(self) -> str:
@@ -88,20 +92,21 @@ class Job(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """What one run took of the client's core."""
+    """The cost of one run."""
 
     requests: int
     cpu: float
+    """CPU seconds of the client."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long each run is")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each client's load is taken")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per client for the load")
     options = parser.parse_args(arguments)
     for name in ("triton", "perf_analyzer"):
         if not (INSTALLED / name / "installed.txt").exists():
-            raise SystemExit(f"bench/triton wants {INSTALLED / name}: tools/real_servers/install.sh {name}")
+            raise SystemExit(f"bench/triton needs {INSTALLED / name}: run tools/real_servers/install.sh {name}")
     lines: list[Line] = []
     loads: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder, _triton() as addresses:
@@ -110,7 +115,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             lines += _load_lines(replace(job, concurrency=16), options.rounds, loads, hold=True)
             lines += _load_lines(replace(job, concurrency=1), options.rounds, loads, hold=False)
         if why := wire_truth.forbidden():
-            lines.append(Line("the wire's own times", f"not recorded: {why}"))
+            lines.append(Line("true latencies", f"not recorded: {why}"))
         else:
             for job in jobs:
                 for concurrency in (0, 16, 1):
@@ -120,7 +125,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 @contextlib.contextmanager
 def _triton() -> Iterator[Addresses]:
-    """Triton with the one model, on the server's core."""
+    """Run Triton with the model on the server's core; yields its URLs."""
     script, models = ROOT / "tools/real_servers/triton/serve.py", ROOT / "tests/real/triton_models"
     command = pinned(SERVER_CORE, INSTALLED / "triton/bin/python", script, "--models", models, MODEL)
     with (
@@ -128,12 +133,12 @@ def _triton() -> Iterator[Addresses]:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
+        line = process.stdout.readline()
+        if not line:
             log.seek(0)
             raise SystemExit(f"Triton did not start:\n{log.read()[-4000:]}")
         try:
-            addresses = json.loads(said)
+            addresses = json.loads(line)
             _first_request(addresses)
             yield addresses
         finally:
@@ -141,11 +146,11 @@ def _triton() -> Iterator[Addresses]:
 
 
 def _first_request(addresses: Addresses) -> None:
-    """It takes much longer than all others."""
-    given = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
-    body = json.dumps({"inputs": [given]}).encode()
-    with urllib.request.urlopen(f"{addresses['http']}/v2/models/{MODEL}/infer", body, timeout=30) as answer:
-        answer.read()
+    """Send the first request, which takes much longer than the others."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with urllib.request.urlopen(f"{addresses['http']}/v2/models/{MODEL}/infer", body, timeout=30) as response:
+        response.read()
 
 
 # --- load per core ----------------------------------------------------------------------------------------------------
@@ -162,11 +167,11 @@ def _load_lines(job: Job, rounds: int, found: dict[str, object], hold: bool) -> 
     found[job.what] = {"more": more, "whole": whole}
     lines = []
     for name in CLIENTS:
-        words = f"{median(more[name]):,.0f} requests a CPU second"
-        lines.append(Line(f"{job.what}: {name}", words, f"({median(whole[name]):,.0f} as a whole)"))
+        words = f"{median(more[name]):,.0f} requests per CPU second"
+        lines.append(Line(f"{job.what}: {name}", words, f"({median(whole[name]):,.0f} for the whole run)"))
     for peer in (ASYNCIO, PERF_ANALYZER):
         ratios, wholes = _ratios(more, peer), _ratios(whole, peer)
-        ratio, as_a_whole = median(ratios), f"({median(wholes):.1f} as a whole)"
+        ratio, as_a_whole = median(ratios), f"({median(wholes):.1f} for the whole run)"
         held = (
             (f">= {TIMES_ASYNCIO:g} {as_a_whole}", ratio >= TIMES_ASYNCIO)
             if hold and peer == ASYNCIO
@@ -181,7 +186,7 @@ def _ratios(found: dict[str, list[float]], to: str) -> list[float]:
     return [ours / theirs for ours, theirs in zip(found[OURS], found[to], strict=True)]
 
 
-def _load(client: Callable[[Job], Said], job: Job) -> Load:
+def _load(client: Callable[[Job], Reported], job: Job) -> Load:
     requests, before = _counted(job.addresses), resource.getrusage(resource.RUSAGE_CHILDREN)
     client(job)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -190,23 +195,23 @@ def _load(client: Callable[[Job], Said], job: Job) -> Load:
 
 
 def _counted(addresses: Addresses) -> int:
-    """How many requests the server has answered: the same count for all clients."""
-    with urllib.request.urlopen(f"{addresses['http']}/v2/models/{MODEL}/stats", timeout=10) as answer:
-        return int(json.load(answer)["model_stats"][0]["inference_stats"]["success"]["count"])
+    """Requests that the server has completed: the same way of counting for all clients."""
+    with urllib.request.urlopen(f"{addresses['http']}/v2/models/{MODEL}/stats", timeout=10) as response:
+        return int(json.load(response)["model_stats"][0]["inference_stats"]["success"]["count"])
 
 
 # --- the truth --------------------------------------------------------------------------------------------------------
 
 
 class Compared(msgspec.Struct):
-    said: Said
+    reported: Reported
     p50: float
-    """As the wire has it."""
     p99: float
+    """True latencies, from the packets."""
 
     @property
     def off(self) -> tuple[float, float]:
-        return abs(self.said.p50 - self.p50), abs(self.said.p99 - self.p99)
+        return abs(self.reported.p50 - self.p50), abs(self.reported.p99 - self.p99)
 
 
 def _truth_lines(job: Job) -> list[Line]:
@@ -216,84 +221,83 @@ def _truth_lines(job: Job) -> list[Line]:
         off <= max(WITHIN_S, WITHIN_SHARE * true) for off, true in zip(ours.off, (ours.p50, ours.p99), strict=True)
     )
     nearer = all(our <= their for our, their in zip(ours.off, theirs.off, strict=True))
-    trusted = not ours.said.not_valid
+    trusted = not ours.reported.not_valid
 
     def held(ok: bool, hold: str) -> tuple[str, bool | None]:
-        return (hold, ok) if trusted else (f"not held: INVALID ({ours.said.not_valid})", None)
+        return (hold, ok) if trusted else (f"no target: INVALID ({ours.reported.not_valid})", None)
 
     off = f"{_milliseconds(ours.off)} off; {ASYNCIO} {_milliseconds(theirs.off)}"
     return [
         *(Line(f"{job.what}: {name} p50, p99, ms", _words(each)) for name, each in found.items() if name != OURS),
         Line(f"{job.what}: {OURS} p50, p99, ms", _words(ours), *held(within, "within 0.1 ms or 2 %")),
-        Line(f"{job.what}: {OURS} is nearer", off, *held(nearer, "both nearer")),
+        Line(f"{job.what}: {OURS} is more accurate", off, *held(nearer, "both more accurate")),
     ]
 
 
 def _words(found: Compared) -> str:
-    pairs = ((found.said.p50, found.p50), (found.said.p99, found.p99))
-    return "  ".join(f"{said * 1e3:.3f} said {true * 1e3:.3f} true" for said, true in pairs)
+    pairs = ((found.reported.p50, found.p50), (found.reported.p99, found.p99))
+    return "  ".join(f"{reported * 1e3:.3f} reported {true * 1e3:.3f} true" for reported, true in pairs)
 
 
 def _milliseconds(pair: tuple[float, float]) -> str:
     return " ".join(f"{each * 1e3:.3f}" for each in pair)
 
 
-def _compare(client: Callable[[Job], Said], job: Job) -> Compared:
+def _compare(client: Callable[[Job], Reported], job: Job) -> Compared:
     with wire_truth.recording(int(job.address.rpartition(":")[2])) as packets:
-        said = client(job)
+        reported = client(job)
     exchanges = wire_truth.EXCHANGES[job.protocol](packets)
-    taken = [each.end - each.begin for each in exchanges if each.begin >= said.began and each.end <= said.ended]
-    if abs(len(taken) - said.requests) > 0.01 * said.requests + 2 * (job.concurrency or 16):
-        raise RuntimeError(f"the client counted {said.requests} requests, the wire has {len(taken)} of them")
-    real = distribution(np.array(taken, np.int64), "s", scale=1e9)
-    if real.p50 is None or real.p99 is None:
-        raise RuntimeError(f"{len(taken)} requests are too few for a p99: run it for longer")
-    return Compared(said, real.p50, real.p99)
+    latencies = [one.end - one.begin for one in exchanges if one.begin >= reported.began and one.end <= reported.ended]
+    if abs(len(latencies) - reported.requests) > 0.01 * reported.requests + 2 * (job.concurrency or 16):
+        raise RuntimeError(f"the client counted {reported.requests} requests, but {len(latencies)} were recorded")
+    true = distribution(np.array(latencies, np.int64), "s", scale=1e9)
+    if true.p50 is None or true.p99 is None:
+        raise RuntimeError(f"{len(latencies)} requests are too few for a p99: run longer")
+    return Compared(reported, true.p50, true.p99)
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
 
 
-def _asyncio(job: Job) -> Said:
+def _asyncio(job: Job) -> Reported:
     python = INSTALLED / "triton/bin/python"
-    script = (python, "-P", HERE / "triton_client.py")  # -P: its folder has a grpc.py
+    script = (python, "-P", HERE / "triton_client.py")  # -P: this folder has a grpc.py
     load = ("closed", job.concurrency) if job.concurrency else ("open", RATE)
-    said = _run(*script, job.protocol, job.address, MODEL, *load, job.seconds)
-    return Said(**json.loads(said))
+    return Reported(**json.loads(_run(*script, job.protocol, job.address, MODEL, *load, job.seconds)))
 
 
-def _perf_analyzer(job: Job) -> Said:
-    """It takes three windows in a row, which are stable enough for it however they differ, and reports on them all.
+def _perf_analyzer(job: Job) -> Reported:
+    """Run perf_analyzer with three windows and a stability threshold that always passes, so that it reports on all three.
 
-    Which requests these are, only its profile says: every request with all of its tensors, written when it is done.
+    Only its profile tells which requests these are: it holds every request with all of its tensors, and is written at the end.
     """
-    place, table, profile = INSTALLED / "perf_analyzer", Path(job.folder) / "pa.csv", Path(job.folder) / "pa.json"
+    home, table, profile = INSTALLED / "perf_analyzer", Path(job.folder) / "pa.csv", Path(job.folder) / "pa.json"
     profile.unlink(missing_ok=True)
     window = round(job.seconds / 3 * 1000 / WINDOW_IS_LONGER)
     at_rate = ("--request-rate-range", RATE, "--request-distribution", "poisson")
     _run(
-        place / "bin/perf_analyzer",
+        home / "bin/perf_analyzer",
         *("-m", MODEL, "-u", job.address, "-i", job.protocol, "--shape", "INPUT0:16"),
         *(("--concurrency-range", job.concurrency) if job.concurrency else at_rate),
         *("--measurement-interval", window, "-r", 3, "-s", 1000, "-f", table),
         *(("--profile-export-file", profile) if job.on_record else ()),
-        environment={"LD_LIBRARY_PATH": str(place / "lib/perf_analyzer")},
+        environment={"LD_LIBRARY_PATH": str(home / "lib/perf_analyzer")},
     )
     with table.open() as file:
         row = next(csv.DictReader(file))
-    said = Said(float(row["p50 latency"]) / 1e6, float(row["p99 latency"]) / 1e6)
+    reported = Reported(float(row["p50 latency"]) / 1e6, float(row["p99 latency"]) / 1e6)
     if job.on_record:
         experiment = json.loads(profile.read_bytes())["experiments"][0]
-        said.requests, windows = len(experiment["requests"]), experiment["window_boundaries"]
-        said.began, said.ended = min(windows), max(windows)
-    return said
+        reported.requests, windows = len(experiment["requests"]), experiment["window_boundaries"]
+        reported.began, reported.ended = min(windows), max(windows)
+    return reported
 
 
 WINDOW_IS_LONGER = 1.2
-"""perf_analyzer's windows are that much longer than they are told to be."""
+"""perf_analyzer's windows are longer than its --measurement-interval by this factor."""
 
 
-def _inferometer(job: Job) -> Said:
+def _inferometer(job: Job) -> Reported:
     load = ("--concurrency", str(job.concurrency)) if job.concurrency else ("--rate", str(RATE))
     options = ("--model", MODEL, *load, "--duration", f"{job.seconds:g}s")
     api = {"server__api": "kserve"} if job.protocol == "http" else {}
@@ -304,8 +308,8 @@ def _inferometer(job: Job) -> Said:
     counted = records.rows[records.phase == STEADY]
     e2e = found.summary["metrics"]["e2e_service"]
     failed = ", ".join(check["name"] for check in found.summary["checks"] if check["status"] == "fail")
-    return Said(
-        e2e.get("p50") or math.nan,  # a short run has none
+    return Reported(
+        e2e.get("p50") or math.nan,  # a short run does not support it
         e2e.get("p99") or math.nan,
         len(counted),
         start + int(counted["sent"].min()),
@@ -315,7 +319,7 @@ def _inferometer(job: Job) -> Said:
 
 
 def _run(*command: object, environment: dict[str, str] | None = None) -> str:
-    """What the client prints, run on its core."""
+    """Run a client on its core; return what it prints."""
     words = pinned(CLIENT_CORE, *command)
     done = subprocess.run(
         words, env=os.environ | (environment or {}), capture_output=True, text=True, check=False, timeout=120
@@ -326,7 +330,7 @@ def _run(*command: object, environment: dict[str, str] | None = None) -> str:
 
 
 ASYNCIO, PERF_ANALYZER, OURS = "tritonclient", "perf_analyzer", "inferometer"
-CLIENTS: dict[str, Callable[[Job], Said]] = {ASYNCIO: _asyncio, PERF_ANALYZER: _perf_analyzer, OURS: _inferometer}
+CLIENTS: dict[str, Callable[[Job], Reported]] = {ASYNCIO: _asyncio, PERF_ANALYZER: _perf_analyzer, OURS: _inferometer}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Is it true? Reported TTFT and ITL beside the simulator's own log of the same requests.
+"""Are the reported latencies true? Compares TTFT and ITL with the simulator's own log of the same requests.
 
-The server stamps a request when the kernel received it and a token just before it is written. What the client adds to that is
-what this shows. A run that is not VALID says itself that it is not to be trusted, and is shown but not held. Both cores are kept
-awake, or on a virtual machine the waking of either is in the times of both.
+The server timestamps a request when the kernel receives it, and a token just before it is written. The difference is what the
+client adds. A run that is not VALID is shown without a target, because the client itself does not trust it. Both cores are kept
+awake: on a virtual machine, waking up either core would add to the times of both sides.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from inferometer.serve.sim import truth
 from inferometer.serve.sim.settings import Fixed
 
 CLOSED = ((100, 2_000, 0.01, 100), (256, 2_560, 0.01, 100), (500, 2_500, 0.05, 40), (500, 5_000, 0.01, 100))
-"""Streams, requests, and the tokens of each: how far apart, how many. The last wants a core of its own for server and client."""
+"""Streams, requests, seconds between tokens, and tokens per request. The last one needs a core each for server and client."""
 OPEN = ((500, 32), (2_000, 4), (2_000, 16))
-"""Requests a second and tokens each, 10 ms apart. The same of the last."""
+"""Requests per second and tokens per request, 10 ms apart. The same holds for the last one."""
 TTFT_S, ITL_S = 0.05, 0.01
 WITHIN_S, WITHIN_SHARE = 0.0001, 0.01
 
@@ -34,7 +34,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="inferometer-") as folder,
         awake(CLIENT_CORE),
-        awake(SERVER_CORE, apart=True),  # the simulator has a session of its own
+        awake(SERVER_CORE, apart=True),  # the simulator runs in its own session
     ):
         for streams, requests, itl, tokens in CLOSED:
             options = ("--concurrency", str(streams), "--requests", str(requests), "--output", str(tokens))
@@ -70,23 +70,23 @@ def _compare(what: str, folder: str, itl: float, *options: str) -> list[Line]:
 
 def _line(what: str, found: Measured, name: str, values: np.ndarray) -> Line:
     real = distribution(values, "s", scale=1e9)
-    said = found.summary["metrics"][name]
-    pairs = [(said["p50"], real.p50), (said["p99"], real.p99)]
+    metric = found.summary["metrics"][name]
+    pairs = [(metric["p50"], real.p50), (metric["p99"], real.p99)]
     valid = found.summary["verdict"] == "VALID"
     failed = ", ".join(check["name"] for check in found.summary["checks"] if check["status"] == "fail")
-    ok = all(abs(told - true) <= max(WITHIN_S, WITHIN_SHARE * true) for told, true in pairs)
-    words = "  ".join(f"{told * 1e3:.3f} said {true * 1e3:.3f} true" for told, true in pairs)
+    ok = all(abs(reported - true) <= max(WITHIN_S, WITHIN_SHARE * true) for reported, true in pairs)
+    words = "  ".join(f"{reported * 1e3:.3f} reported {true * 1e3:.3f} true" for reported, true in pairs)
     return Line(
         f"{what}: {name} p50, p99, ms",
         words,
-        "within 0.1 ms or 1 %" if valid else f"not held: INVALID ({failed})",
+        "within 0.1 ms or 1 %" if valid else f"no target: INVALID ({failed})",
         ok if valid else None,
     )
 
 
 def _stall(folder: str) -> list[Line]:
-    """The server stands still for 2 s once. With a cap on what is in flight, what waits behind it is sent late: the time from the
-    intended instant has the wait, the time from the send has not (only what was in flight has it)."""
+    """The server stalls once for 2 s. With a cap on the requests in flight, those that wait behind it are sent late: the latency
+    from the intended instant includes the wait, the latency from the send does not (except for requests that were in flight)."""
     settings = simulator(timing=Fixed(ttft=0.02, itl=0.002), faults=("freeze=2s@t=5s",))
     options = ("--rate", "200", "--duration", "15s", "--input", "64", "--output", "4")
     with _simulator(settings) as url:

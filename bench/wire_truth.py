@@ -1,13 +1,13 @@
-"""What went over the wire: the loopback traffic of a server's port, and from it the time that each request took.
+"""Records the loopback traffic of a server's port, and computes from it the time that each request took.
 
     with recording(port) as packets:
-        ...                            # a client is run; the list is filled when the block ends
-    taken = EXCHANGES["http"](packets)
+        ...                            # run a client; the list is filled when the block ends
+    exchanges = EXCHANGES["http"](packets)
 
-The kernel itself stamps each packet as it is sent and copies it into a ring (AF_PACKET, TPACKET_V3) that is large enough for the
-whole run and is read afterwards: while the client runs, nobody wakes up to record, and all that it costs is the copy. Where the
-ring had to drop a packet, or a stream has a gap, that is an error and no truth. A request takes from its first byte to the last
-byte of its answer. Needs Linux and the right to raw sockets (root, or CAP_NET_RAW).
+The kernel timestamps each packet when it is sent, and copies it into a ring (AF_PACKET, TPACKET_V3) that is large enough for the
+whole run and is read afterwards. So no process wakes up to record while the client runs; the only cost is the copy. A dropped
+packet or a gap in a stream is an error. A request takes from its first byte to the last byte of its response. Needs Linux and
+permission for raw sockets (root, or CAP_NET_RAW).
 """
 
 import bisect
@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import hpack
 
-# Linux, <linux/if_packet.h> and <linux/filter.h>; the socket module has none of these.
+# From <linux/if_packet.h> and <linux/filter.h>; the socket module does not define them.
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TPACKET_V3 = 263, 5, 6, 10, 2
 _ETH_P_ALL, _OUTGOING, _SO_ATTACH_FILTER = 3, 4, 26
 _BLOCK, _BLOCKS, _RETIRE_MS = 1 << 18, 1024, 200
-"""256 MiB: some 40 s of what one core's server can send, with a block handed over after 200 ms, full or not."""
+"""256 MiB: about 40 s of what a server on one core can send. A block is handed over after 200 ms even if it is not full."""
 _BLOCK_HEAD = struct.Struct("8xIII")  # status, packets, offset of the first
 _PACKET_HEAD = struct.Struct(
     "IIII8xHH"
@@ -41,13 +41,13 @@ class Packet(NamedTuple):
     """The client's port."""
     to_server: bool
     opens: bool
-    """It begins a connection (SYN)."""
+    """It opens a connection (SYN)."""
     seq: int
     data: bytes
 
 
 class Exchange(NamedTuple):
-    """One request and its answer; wall clock, ns."""
+    """Start of a request and end of its response (wall clock, ns)."""
 
     begin: int
     end: int
@@ -57,19 +57,19 @@ Packets = Sequence[Packet]
 
 
 def forbidden() -> str:
-    """Why nothing can be recorded here; empty where it can."""
+    """Why recording is not possible here; empty if it is."""
     try:
         _listener().close()
     except AttributeError:
-        return "no AF_PACKET sockets on this system (Linux has them)"
+        return "AF_PACKET sockets need Linux"
     except OSError as error:
-        return f"{error.strerror}: raw sockets want root, or CAP_NET_RAW"
+        return f"{error.strerror}: raw sockets need root, or CAP_NET_RAW"
     return ""
 
 
 @contextlib.contextmanager
 def recording(port: int) -> Iterator[list[Packet]]:
-    """What is sent to and from this port on the loopback; the list is filled at the end."""
+    """Record what is sent to and from this port on the loopback interface. The list is filled when the block ends."""
     packets: list[Packet] = []
     with _listener() as listener:
         program = _Filter(port)
@@ -81,20 +81,20 @@ def recording(port: int) -> Iterator[list[Packet]]:
             listener.bind(("lo", _ETH_P_ALL))
             yield packets
             seen, dropped, _ = struct.unpack("3I", listener.getsockopt(_SOL_PACKET, _STATISTICS, 12))
-            time.sleep(2 * _RETIRE_MS / 1e3)  # the last block is handed over
+            time.sleep(2 * _RETIRE_MS / 1e3)  # until the last block is handed over
             packets += _read(ring, port)
     if dropped or len(packets) < seen:
-        raise RuntimeError(f"{dropped} of {seen} packets were dropped, {len(packets)} are there: run it for less long")
+        raise RuntimeError(f"{dropped} of {seen} packets were dropped, {len(packets)} were recorded: use a shorter run")
 
 
 def _listener() -> socket.socket:
-    """It hears nothing before it is bound. SOCK_DGRAM: packets begin with the IP header."""
+    """A socket that receives nothing until it is bound. SOCK_DGRAM: packets begin with the IP header."""
     return socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
 
 
 class _Filter:
-    """A classic BPF program: TCP over IPv4 from or to this port, and of the two times that the loopback shows a packet the
-    first, when it is sent."""
+    """A classic BPF program that accepts TCP over IPv4 from or to this port. The loopback interface shows each packet twice,
+    when it is sent and when it is received; only the first is accepted."""
 
     def __init__(self, port: int) -> None:
         load_kind, load_byte, load_half, load_header, jump, mask, accept = 0x30, 0x30, 0x48, 0xB1, 0x15, 0x54, 0x06
@@ -116,13 +116,13 @@ class _Filter:
         )
         self._steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
         self.pointer = struct.pack("HL", len(steps), ctypes.addressof(self._steps))
-        """Good for as long as this object is there."""
+        """Valid as long as this object exists."""
 
 
 def _read(ring: mmap.mmap, port: int) -> Iterator[Packet]:
     for block in range(0, _BLOCK * _BLOCKS, _BLOCK):
         status, count, first = _BLOCK_HEAD.unpack_from(ring, block)
-        if not status & 1:  # still the kernel's: no more
+        if not status & 1:  # it still belongs to the kernel, as do all that follow
             return
         at = block + first
         for _ in range(count):
@@ -142,7 +142,7 @@ def _packet(at: int, datagram: bytes, port: int) -> Packet:
 
 
 class _Stream:
-    """One direction of a connection: its bytes, and when each was sent first."""
+    """One direction of a connection: its bytes, and when each was first sent."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -151,7 +151,7 @@ class _Stream:
         self._at: list[int] = []
 
     def add(self, packet: Packet) -> bytes:
-        """What is new in it: a part that was sent again is not."""
+        """Add a packet and return its new bytes, without those that were sent before (retransmissions)."""
         ahead = 0 if self._next is None else (packet.seq - self._next + (1 << 31)) % (1 << 32) - (1 << 31)
         if ahead > 0:
             raise RuntimeError(f"{ahead} bytes of a stream are missing in the recording")
@@ -163,13 +163,13 @@ class _Stream:
             self._at.append(packet.at)
         return new
 
-    def sent(self, place: int) -> int:
-        """When this byte was."""
-        return self._at[bisect.bisect_right(self._ends, place)]
+    def sent(self, offset: int) -> int:
+        """When the byte at this offset was sent."""
+        return self._at[bisect.bisect_right(self._ends, offset)]
 
 
 def _connections(packets: Packets) -> list[list[Packet]]:
-    """The packets with data of each connection; what was open before the recording began is left out."""
+    """The packets with data of each connection, except of those that were open before the recording began."""
     open_now: dict[int, list[Packet]] = {}
     found = []
     for packet in packets:
@@ -182,7 +182,8 @@ def _connections(packets: Packets) -> list[list[Packet]]:
 
 
 def http_exchanges(packets: Packets) -> list[Exchange]:
-    """POST .../infer over HTTP/1.1. A connection has one request at a time: it begins with the first bytes after an answer."""
+    """POST .../infer over HTTP/1.1. A connection has one request at a time: the next one begins with the first bytes after a
+    response."""
     found = []
     for connection in _connections(packets):
         streams = {True: _Stream(), False: _Stream()}
@@ -218,42 +219,42 @@ class _Frame(NamedTuple):
     stream: int
     payload: bytes
     begin: int
-    """Of its first byte."""
+    """When its first byte was sent."""
     end: int
-    """Of its last."""
+    """When its last byte was sent."""
 
 
 def grpc_exchanges(packets: Packets) -> list[Exchange]:
-    """ModelInfer over HTTP/2: from the first byte of the request's HEADERS to the last of the frame that ends the answer."""
+    """ModelInfer over HTTP/2: from the first byte of the request's HEADERS to the last byte of the frame that ends the response."""
     found = []
     for connection in _connections(packets):
-        asked, answers = _Stream(), _Stream()
+        requests, responses = _Stream(), _Stream()
         for packet in connection:
-            (asked if packet.to_server else answers).add(packet)
-        ended = _ended(_frames(answers, 0))
-        for stream, (begin, path) in _begun(_frames(asked, _PREFACE)).items():
+            (requests if packet.to_server else responses).add(packet)
+        ended = _ended(_frames(responses, 0))
+        for stream, (begin, path) in _begun(_frames(requests, _PREFACE)).items():
             if path.endswith("/ModelInfer") and stream in ended:
                 found.append(Exchange(begin, ended[stream]))
     return found
 
 
-def _frames(stream: _Stream, place: int) -> Iterator[_Frame]:
-    """The whole ones."""
+def _frames(stream: _Stream, offset: int) -> Iterator[_Frame]:
+    """The complete frames from this offset on."""
     data = stream.data
-    while place + 9 <= len(data):
-        end = place + 9 + int.from_bytes(data[place : place + 3], "big")
+    while offset + 9 <= len(data):
+        end = offset + 9 + int.from_bytes(data[offset : offset + 3], "big")
         if end > len(data):
             return
-        number = int.from_bytes(data[place + 5 : place + 9], "big") & 0x7FFFFFFF
-        payload = bytes(data[place + 9 : end])
-        yield _Frame(data[place + 3], data[place + 4], number, payload, stream.sent(place), stream.sent(end - 1))
-        place = end
+        number = int.from_bytes(data[offset + 5 : offset + 9], "big") & 0x7FFFFFFF
+        payload = bytes(data[offset + 9 : end])
+        yield _Frame(data[offset + 3], data[offset + 4], number, payload, stream.sent(offset), stream.sent(end - 1))
+        offset = end
 
 
 def _begun(frames: Iterator[_Frame]) -> dict[int, tuple[int, str]]:
-    """Each stream's first byte and path."""
+    """When the first byte of each stream was sent, and its path."""
     decoder = hpack.Decoder()
-    decoder.max_allowed_table_size = 1 << 20  # whatever the server allowed
+    decoder.max_allowed_table_size = 1 << 20  # the limit that the server sent is not tracked
     found: dict[int, tuple[int, str]] = {}
     begin, block = 0, b""
     for frame in frames:
@@ -276,7 +277,7 @@ def _unpadded(frame: _Frame) -> bytes:
 
 
 def _ended(frames: Iterator[_Frame]) -> dict[int, int]:
-    """When the last byte of each stream's answer was sent; of trailers in several frames, that of the last."""
+    """When the last byte of each stream's response was sent; for trailers in several frames, that of the last frame."""
     found: dict[int, int] = {}
     for frame in frames:
         ends = frame.kind in (_HEADERS, _DATA) and frame.flags & _END_STREAM

@@ -7,7 +7,19 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
 
-BASE = {"errors", "units", "memory", "tensors", "types", "records", "timing", "config", "open_files", ""}
+BASE = {
+    "errors",
+    "units",
+    "memory",
+    "tensors",
+    "types",
+    "records",
+    "timing",
+    "config",
+    "open_files",
+    "random_numbers",
+    "",
+}
 """What every folder may use ("" is the package itself: its version)."""
 
 MAY_IMPORT = {
@@ -15,6 +27,7 @@ MAY_IMPORT = {
     "units": set(),
     "memory": {"errors"},
     "open_files": {"errors"},
+    "random_numbers": set(),
     "tensors": {"errors", "units", "memory"},
     "types": {"tensors"},
     "records": set(),

@@ -1,4 +1,4 @@
-"""How much memory a process may have, what a request takes of it, and what is said where there was not enough."""
+"""The memory limit of a process, the estimate for a request, and the error when memory runs out."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -31,14 +31,14 @@ GIB = 2**30
 UNLIMITED_1 = 9223372036854771712
 
 
-# --- how much there is -----------------------------------------------------------------------------------------------
+# --- the limit -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`limit` on a machine with 64 GiB, for what the process says of its groups and what stands in their files."""
+    """Returns `memory.limit()` on a machine with 64 GiB, for a content of /proc/self/cgroup and of the groups' files."""
 
-    def found(own: str | None, **files: str | int) -> int:
+    def limit(own: str | None, **files: str | int) -> int:
         if own is not None:
             (tmp_path / "own").write_text(own)
         for name, text in files.items():
@@ -46,23 +46,28 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{text}\n")
         monkeypatch.setattr(memory, "_machine", lambda: 64 * GIB)
-        monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
-        monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+        monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+        monkeypatch.setattr(memory, "_GROUPS_ROOT", tmp_path / "groups")
         return memory.limit()
 
-    return found
+    return limit
 
 
 @pytest.mark.parametrize(
     ("own", "files", "expected"),
     [
-        pytest.param(None, {}, 64 * GIB, id="no groups at all"),
+        pytest.param(None, {}, 64 * GIB, id="no groups"),
         pytest.param("0::/\n", {}, 64 * GIB, id="a group without a limit"),
-        pytest.param("0::/\n", {"memory.max": 4 * GIB}, 4 * GIB, id="a container, its own root"),
+        pytest.param("0::/\n", {"memory.max": 4 * GIB}, 4 * GIB, id="a container, with its files at the root"),
         pytest.param("0::/\n", {"memory.max": 128 * GIB}, 64 * GIB, id="more than the machine has"),
-        pytest.param("0::/a/b\n", {"a/b/memory.max": "max"}, 64 * GIB, id="max"),
-        pytest.param("0::/a/b\n", {"a/b/memory.max": 8 * GIB, "a/memory.max": 9 * GIB}, 8 * GIB, id="its own"),
-        pytest.param("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": 9 * GIB}, 9 * GIB, id="of one above it"),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "max"}, 64 * GIB, id="a limit of max"),
+        pytest.param(
+            "0::/a/b\n",
+            {"a/b/memory.max": 8 * GIB, "a/memory.max": 9 * GIB},
+            8 * GIB,
+            id="own limit is lower than the parent's",
+        ),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": 9 * GIB}, 9 * GIB, id="the parent's limit"),
         pytest.param(
             "5:cpu,memory:/a\n1:cpu:/b\n0::/\n",
             {"memory/a/memory.limit_in_bytes": 3 * GIB, "memory/memory.limit_in_bytes": UNLIMITED_1},
@@ -73,22 +78,22 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
             "4:memory:/docker/0123\n",
             {"memory/memory.limit_in_bytes": 2 * GIB},
             2 * GIB,
-            id="version 1, a container that is called by the host's path",
+            id="version 1, a container with the path of the host",
         ),
-        pytest.param("4:memory:/\n", {"memory/memory.limit_in_bytes": UNLIMITED_1}, 64 * GIB, id="version 1, none"),
+        pytest.param("4:memory:/\n", {"memory/memory.limit_in_bytes": UNLIMITED_1}, 64 * GIB, id="version 1, no limit"),
     ],
 )
-def test_a_process_may_have_what_its_machine_and_its_groups_have(
+def test_the_limit_is_the_smallest_of_the_machine_and_its_groups(
     groups: Callable[..., int], own: str | None, files: dict[str, str | int], expected: int
 ) -> None:
     assert groups(own, **files) == expected
 
 
-def test_this_process_may_have_some() -> None:
+def test_the_limit_of_this_process_is_plausible() -> None:
     assert 2**20 < memory.limit() < 2**60
 
 
-# --- what a request takes --------------------------------------------------------------------------------------------
+# --- the estimate for a request --------------------------------------------------------------------------------------
 
 ENCODERS: dict[str, Callable[[Tensor], object]] = {
     "grpc": lambda made: grpc.infer_request("m", "", [made], InferOptions()),
@@ -102,7 +107,7 @@ ENCODERS: dict[str, Callable[[Tensor], object]] = {
     ("datatype", "way"),
     [(one, way) for one in tensors.DATATYPES for way in ENCODERS if way != "json" or one not in ("FP16", "BF16")],
 )
-def test_a_tensor_takes_no_more_memory_than_is_reckoned_with(datatype: str, way: str, fill: str) -> None:
+def test_a_tensor_takes_no_more_memory_than_estimated(datatype: str, way: str, fill: str) -> None:
     def make(count: int) -> object:
         if fill == "zeros":
             made = tensors.zeros("x", datatype, (count,))
@@ -110,7 +115,7 @@ def test_a_tensor_takes_no_more_memory_than_is_reckoned_with(datatype: str, way:
             made = tensors.random("x", datatype, (count,), np.random.default_rng(0))
         return made, ENCODERS[way](made)
 
-    make(1)  # what is set up once is no part of it
+    make(1)  # one-time initialization does not count
     tracemalloc.start()
     try:
         kept = make(20_000)
@@ -118,8 +123,8 @@ def test_a_tensor_takes_no_more_memory_than_is_reckoned_with(datatype: str, way:
     finally:
         tracemalloc.stop()
     assert kept
-    reckoned = tensors._need(TensorSpec("x", datatype, (20_000,)), way == "json", fill == "zeros")
-    assert peak <= 1.05 * reckoned + 30_000  # what else this process does meanwhile
+    estimate = tensors._need(TensorSpec("x", datatype, (20_000,)), way == "json", fill == "zeros")
+    assert peak <= 1.05 * estimate + 30_000  # other threads of this process
 
 
 @pytest.mark.parametrize(
@@ -137,19 +142,23 @@ def test_a_tensor_takes_no_more_memory_than_is_reckoned_with(datatype: str, way:
         ("BYTES", False, True, GIB // 48),
     ],
 )
-def test_what_fits_depends_on_the_datatype_and_on_the_way(
+def test_the_estimate_depends_on_the_datatype_and_the_encoding(
     monkeypatch: pytest.MonkeyPatch, datatype: str, as_json: bool, zeros: bool, fitting: int
 ) -> None:
     monkeypatch.setattr(memory, "limit", lambda: GIB)
     tensors.check_room([TensorSpec("A", datatype, (fitting,))], "data", False, as_json, zeros)
-    with pytest.raises(UserError, match="to make the request takes about 1 GiB of memory, and there are 1 GiB"):
+    with pytest.raises(
+        UserError, match="building the request needs about 1 GiB of memory, but only 1 GiB is available"
+    ):
         tensors.check_room([TensorSpec("A", datatype, (fitting + 1,))], "data", False, as_json, zeros)
 
 
-def test_the_input_that_takes_the_most_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_input_that_takes_the_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "limit", lambda: GIB)
     numbers, words = TensorSpec("A", "FP32", (20_000_000,)), TensorSpec("B", "BYTES", (3_000_000,))
-    with pytest.raises(UserError, match=r"^data: B: BYTES \[3000000\] is 34\.3 MiB, 111 MiB with the other inputs; to"):
+    with pytest.raises(
+        UserError, match=r"^data: B: BYTES \[3000000\] is 34\.3 MiB, 111 MiB with the other inputs; building"
+    ):
         tensors.check_room([numbers, words], "data", in_grpc_message=True)
 
 
@@ -157,7 +166,7 @@ FLOATS = TensorSpec("A", "FP32", (-1,))
 
 
 @pytest.mark.parametrize("api", ["kserve", "kserve-json"])
-def test_by_hand_json_is_refused_where_binary_tensors_are_sent(monkeypatch: pytest.MonkeyPatch, api: str) -> None:
+def test_infer_may_have_memory_for_binary_tensors_but_not_for_json(monkeypatch: pytest.MonkeyPatch, api: str) -> None:
     monkeypatch.setattr(memory, "limit", lambda: 2**20)
     facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
     options = InferFlags("http://x", api=api, shapes=("A=30000",))
@@ -169,7 +178,9 @@ def test_by_hand_json_is_refused_where_binary_tensors_are_sent(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("fill", ["random", "zeros"])
-def test_a_run_refuses_random_strings_where_empty_ones_are_sent(monkeypatch: pytest.MonkeyPatch, fill: str) -> None:
+def test_a_run_may_have_memory_for_empty_strings_but_not_for_random_ones(
+    monkeypatch: pytest.MonkeyPatch, fill: str
+) -> None:
     monkeypatch.setattr(memory, "limit", lambda: 2**20)
     spec, words = Tensors(fill=fill, shape={"A": [10_000]}), TensorSpec("A", "BYTES", (-1,))
     if fill == "zeros":
@@ -179,10 +190,10 @@ def test_a_run_refuses_random_strings_where_empty_ones_are_sent(monkeypatch: pyt
             made.complete(spec, [words], 0)
 
 
-# --- where there was not enough --------------------------------------------------------------------------------------
+# --- running out of memory -------------------------------------------------------------------------------------------
 
 
-def test_a_lack_of_memory_is_a_user_error_and_others_stay_what_they_are() -> None:
+def test_enough_for_turns_only_memory_errors_into_user_errors() -> None:
     with pytest.raises(UserError, match="data: there is not enough memory") as caught, memory.enough_for("data"):
         raise MemoryError
     assert caught.value.remedy
@@ -190,12 +201,12 @@ def test_a_lack_of_memory_is_a_user_error_and_others_stay_what_they_are() -> Non
         raise KeyError
 
 
-def lack(*_: object) -> None:
+def run_out_of_memory(*_: object) -> None:
     raise MemoryError
 
 
 @pytest.mark.parametrize(("module", "name"), [(made, "build"), (calls, "encode")])
-def test_a_run_whose_requests_find_no_memory_ends_with_a_user_error(
+def test_running_out_of_memory_while_building_requests_is_a_user_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
     config = from_mapping(
@@ -207,25 +218,25 @@ def test_a_run_whose_requests_find_no_memory_ends_with_a_user_error(
     )
     job = Job(config, reach.Reached((parse("grpc://x:1"),), ((2, ("x", 1)),), "m", {}), 1, tmp_path, "0a")
     assert make_task(job, 0, job.spool)
-    monkeypatch.setattr(module, name, lack)
+    monkeypatch.setattr(module, name, run_out_of_memory)
     with pytest.raises(UserError, match="data: there is not enough memory"):
         make_task(job, 0, job.spool)
 
 
 @pytest.mark.parametrize(("module", "name"), [(made, "build"), (made, "content")])
-def test_a_workload_that_finds_no_memory_to_be_named_is_a_user_error(
+def test_running_out_of_memory_while_computing_the_digest_is_a_user_error(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
     spec = made.complete(Tensors(), [FLOATS], 0)
     assert workload.digest(spec, 0)
-    monkeypatch.setattr(module, name, lack)
+    monkeypatch.setattr(module, name, run_out_of_memory)
     with pytest.raises(UserError, match="data: there is not enough memory"):
         workload.digest(spec, 0)
 
 
-def test_by_hand_a_request_that_finds_no_memory_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_in_infer_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
-    monkeypatch.setattr(tensors, "random", lack)
-    asked: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
+    monkeypatch.setattr(tensors, "random", run_out_of_memory)
+    endpoint: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.ask(asked, InferFlags("grpc://x"))
+        by_hand.ask(endpoint, InferFlags("grpc://x"))

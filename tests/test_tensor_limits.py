@@ -1,4 +1,4 @@
-"""Tensors that are too large to be, and numbers that a datatype cannot hold: refused before anything is made of them."""
+"""Tensors that are too large and numbers that do not fit their datatype are errors before anything is allocated or sent."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def a_machine_with_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "limit", lambda: 64 * GIB)
 
 
-def by_hand(url: str, *specs: TensorSpec, **more: Any) -> Any:
+def infer_inputs(url: str, *specs: TensorSpec, **more: Any) -> Any:
     return inputs.build(InferFlags(url, **more), ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=specs)))
 
 
@@ -37,42 +37,45 @@ def by_hand(url: str, *specs: TensorSpec, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("in_grpc_message", [True, False])
-def test_a_run_refuses_a_shape_that_is_too_large(in_grpc_message: bool) -> None:
+def test_a_run_with_a_shape_that_is_too_large_is_an_error(in_grpc_message: bool) -> None:
     spec = Tensors(shape={"A": [3, 99_999_999_999]})
-    needs = "to make the request takes about 4.37 TiB of memory, and there are 64 GiB"
-    limit = "a gRPC message holds 2 GiB" if in_grpc_message else needs
+    needs = "building the request needs about 4.37 TiB of memory, but only 64 GiB is available"
+    limit = "a gRPC message holds at most 2 GiB" if in_grpc_message else needs
     with pytest.raises(
         UserError, match=re.escape(f"data.shape: A: FP32 [3, 99999999999] is 1.09 TiB; {limit}")
     ) as caught:
         workload.complete(spec, [FLOATS], 8, in_grpc_message)
-    assert caught.value.remedy == "take a smaller shape, or a smaller batch"
+    assert caught.value.remedy == "use a smaller shape or a smaller batch"
 
 
 @pytest.mark.parametrize(
     ("url", "limit"),
-    [("grpc://x", "a gRPC message holds 2 GiB"), ("http://x", "to make the request takes about 1.46 TiB of memory")],
+    [
+        ("grpc://x", "a gRPC message holds at most 2 GiB"),
+        ("http://x", "building the request needs about 1.46 TiB of memory"),
+    ],
 )
 @pytest.mark.parametrize("fill", ["zeros", "random"])
-def test_by_hand_a_shape_that_is_too_large_is_refused(url: str, limit: str, fill: str) -> None:
+def test_infer_with_a_shape_that_is_too_large_is_an_error(url: str, limit: str, fill: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"--shape: A: FP32 [1, 99999999999] is 373 GiB; {limit}")):
-        by_hand(url, FLOATS, shapes=("A=1,99999999999",), fill=fill)
+        infer_inputs(url, FLOATS, shapes=("A=1,99999999999",), fill=fill)
 
 
-def test_a_model_whose_own_shape_is_too_large_is_named() -> None:
+def test_a_model_whose_own_shape_is_too_large_is_an_error() -> None:
     huge = TensorSpec("A", "FP64", (100_000, 100_000, 1_000))
     with pytest.raises(UserError, match="the model m: A: FP64"):
-        by_hand("grpc://x", huge)
+        infer_inputs("grpc://x", huge)
     with pytest.raises(UserError, match="data: A: FP64"):
         workload.complete(Tensors(), [huge], 0)
 
 
-def test_an_image_is_not_resized_to_what_no_memory_holds(tmp_path: Path) -> None:
+def test_resizing_an_image_beyond_memory_is_an_error(tmp_path: Path) -> None:
     picture = TensorSpec("A", "UINT8", (3, -1, -1))
     with pytest.raises(UserError, match=re.escape("--image: A: UINT8 [3, 999999, 999999] is 2.73 TiB")):
-        by_hand("http://x", picture, image=str(tmp_path / "not looked at.png"), shapes=("A=3,999999,999999",))
+        infer_inputs("http://x", picture, image=str(tmp_path / "not looked at.png"), shapes=("A=3,999999,999999",))
 
 
-def test_what_memory_holds_and_a_grpc_message_does_not_may_go_another_way() -> None:
+def test_the_remedy_for_a_request_beyond_a_grpc_message_is_another_transport() -> None:
     half = TensorSpec("A", "FP32", (1, 300_000_000))
     with pytest.raises(UserError, match=r"is 1\.12 GiB, 2\.24 GiB with the other inputs; a gRPC message") as caught:
         tensors.check_room([half, TensorSpec("B", "FP32", half.shape)], "data", in_grpc_message=True)
@@ -82,15 +85,15 @@ def test_what_memory_holds_and_a_grpc_message_does_not_may_go_another_way() -> N
     tensors.check_room([half, half], "data", in_grpc_message=False)
 
 
-def test_where_memory_is_less_than_a_message_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_the_limit_if_it_is_smaller_than_a_grpc_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "limit", lambda: GIB)
-    with pytest.raises(UserError, match=r"about 1\.49 GiB of memory, and there are 1 GiB"):
+    with pytest.raises(UserError, match=r"about 1\.49 GiB of memory, but only 1 GiB is available"):
         tensors.check_room([TensorSpec("A", "FP32", (1, 100_000_000))], "data", in_grpc_message=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**63), (1, 10**400)])
-def test_a_size_beyond_64_bits_is_refused_even_where_there_are_no_elements(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="a size that no protocol can say"):
+def test_a_size_beyond_64_bits_is_an_error_even_without_elements(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="a size that does not fit into 64 bits"):
         workload.complete(Tensors(shape={"A": list(shape)}), [FLOATS], 0)
 
 
@@ -109,16 +112,16 @@ def test_any_shape_fits_or_is_a_user_error(shape: list[int], datatype: str) -> N
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_contradicts_a_given_shape_is_refused() -> None:
+def test_a_batch_that_contradicts_the_shape_is_an_error() -> None:
     with pytest.raises(
-        UserError, match=re.escape("data.batch: 2, but data.shape has a batch of 3 for A: [3, 7]")
+        UserError, match=re.escape("data.batch is 2, but data.shape has a batch of 3 for A: [3, 7]")
     ) as caught:
         workload.complete(Tensors(shape={"A": [3, 7]}, batch=2), [FLOATS], 8)
     assert caught.value.remedy == "write [2, 7], or leave data.batch out"
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_batch_that_is_the_shapes_or_is_left_out_is_taken(batch: int) -> None:
+def test_a_batch_may_repeat_that_of_the_shape_or_be_left_out(batch: int) -> None:
     full = workload.complete(Tensors(shape={"A": [3, 7]}, batch=batch), [FLOATS], 8)
     assert full.inputs == [TensorInput("A", "FP32", [3, 7])]
 
@@ -128,17 +131,17 @@ def test_a_batch_that_is_the_shapes_or_is_left_out_is_taken(batch: int) -> None:
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "1,2,9e999"])
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-def test_a_finite_number_is_not_sent_as_an_infinite_one(text: str, datatype: str) -> None:
+def test_a_finite_number_that_would_become_infinite_is_an_error(text: str, datatype: str) -> None:
     with pytest.raises(UserError, match=rf"e\d+ does not fit into {datatype}"):
-        by_hand("grpc://x", TensorSpec("A", datatype, (-1,)), inputs=(f"A={text}",))
+        infer_inputs("grpc://x", TensorSpec("A", datatype, (-1,)), inputs=(f"A={text}",))
 
 
-def test_infinite_numbers_that_are_meant_are_sent() -> None:
-    (made,) = by_hand("grpc://x", TensorSpec("A", "FP32", (-1,)), inputs=("A=inf,-Infinity",))
+def test_explicit_infinite_numbers_are_sent() -> None:
+    (made,) = infer_inputs("grpc://x", TensorSpec("A", "FP32", (-1,)), inputs=("A=inf,-Infinity",))
     assert to_numpy(made.tensor).tolist() == [np.inf, -np.inf]
 
 
-def test_a_json_file_with_a_number_that_no_datatype_holds_is_refused(tmp_path: Path) -> None:
+def test_a_number_in_a_json_file_that_no_datatype_holds_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "in.json"
     path.write_text('{"data": [{"A": [1e400]}]}')
     with pytest.raises(UserError, match="1e400 does not fit into any datatype"):
@@ -162,7 +165,7 @@ def test_a_json_file_with_a_number_that_no_datatype_holds_is_refused(tmp_path: P
         (-257, np.int16, "BF16", -256),
     ],
 )
-def test_whole_numbers_are_not_rounded(value: int, kind: Any, datatype: str, nearest: int) -> None:
+def test_rounding_an_integer_is_an_error(value: int, kind: Any, datatype: str, nearest: int) -> None:
     with pytest.raises(UserError, match=f"{value} does not fit into {datatype}: the nearest is {nearest}"):
         from_numpy("A", np.array([1, value], kind), datatype)
 
@@ -171,7 +174,7 @@ def test_whole_numbers_are_not_rounded(value: int, kind: Any, datatype: str, nea
     arrays.arrays(st.sampled_from([np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]), 3),
     st.sampled_from(["FP16", "BF16", "FP32", "FP64"]),
 )
-def test_whole_numbers_become_the_same_numbers_or_are_refused(array: Any, datatype: str) -> None:
+def test_integers_are_converted_exactly_or_not_at_all(array: Any, datatype: str) -> None:
     try:
         made = from_numpy("A", array, datatype)
     except UserError:

@@ -1,4 +1,4 @@
-"""Tensors: every datatype from numpy to bytes and JSON and back; sizes that do not fit are refused with both of them named."""
+"""Every datatype converts from numpy to bytes and JSON and back; data of the wrong size is an error that names both sizes."""
 
 import contextlib
 import json
@@ -84,14 +84,14 @@ def float_of(bits: int) -> float:
 
 NEAR_A_TIE = st.builds(
     lambda upper, lower: float_of(upper << 16 | lower),
-    st.integers(0, 0xFFFF).filter(lambda upper: upper & 0x7FFF < 0x7F7F),  # what rounds to infinity is refused
+    st.integers(0, 0xFFFF).filter(lambda upper: upper & 0x7FFF < 0x7F7F),  # values that round to infinity are errors
     st.sampled_from([0, 0x7FFF, 0x8000, 0x8001, 0xFFFF]),
 )
 SPECIAL = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0])
 
 
 @given(st.lists(NEAR_A_TIE | SPECIAL, max_size=9).map(lambda values: np.array(values, np.float32)))
-def test_bf16_is_the_nearest_one_with_ties_to_even(array: Any) -> None:
+def test_bf16_rounds_to_nearest_with_ties_to_even(array: Any) -> None:
     tensor = from_numpy("x", array, "BF16")
     halves = struct.unpack(f"<{len(array)}H", tensor.data)
     back = to_numpy(tensor)
@@ -112,7 +112,7 @@ def test_bf16_is_the_nearest_one_with_ties_to_even(array: Any) -> None:
         assert half == below + (over > 0.5 or (over == 0.5 and below % 2 == 1))
 
 
-def test_the_bytes_are_little_endian_row_major_and_bytes_carry_their_lengths() -> None:
+def test_data_is_little_endian_and_row_major_and_strings_have_a_length_prefix() -> None:
     assert from_numpy("x", np.array([[1, 2], [3, 258]], np.uint16)).data == bytes([1, 0, 2, 0, 3, 0, 2, 1])
     assert from_numpy("x", np.array([[1, 2], [3, 258]], np.uint16).T).data == bytes([1, 0, 3, 0, 2, 0, 2, 1])
     assert from_numpy("x", np.array([1, 258], ">i4")).data == bytes([1, 0, 0, 0, 2, 1, 0, 0])
@@ -142,13 +142,13 @@ def test_the_bytes_are_little_endian_row_major_and_bytes_carry_their_lengths() -
         (np.array([1]), "FLOAT", "FLOAT"),
     ],
 )
-def test_what_a_datatype_cannot_hold_is_refused(array: Any, datatype: str | None, words: str) -> None:
+def test_a_value_that_the_datatype_cannot_hold_is_an_error(array: Any, datatype: str | None, words: str) -> None:
     with pytest.raises(UserError, match="tensor x") as error:
         from_numpy("x", array, datatype)
     assert words in error.value.what
 
 
-def test_whole_numbers_become_floats_where_floats_are_asked_for() -> None:
+def test_integers_are_converted_to_floats_and_booleans() -> None:
     assert to_numpy(from_numpy("x", np.array([1, 2]), "FP32")).tolist() == [1.0, 2.0]
     assert to_numpy(from_numpy("x", np.array([0, 1]), "BOOL")).tolist() == [False, True]
     assert to_numpy(Tensor("x", "BOOL", (3,), b"\0\1\2")).tolist() == [False, True, True]
@@ -164,14 +164,14 @@ def test_whole_numbers_become_floats_where_floats_are_asked_for() -> None:
         (Tensor("x", "FP32", (), b""), ["4 bytes", "0"]),
         (Tensor("x", "FP32", (-1, 3), b""), ["[-1, 3]"]),
         (Tensor("x", "FP31", (1,), b""), ["FP31", "FP32"]),
-        (Tensor("x", "BYTES", (2,), b"\1\0\0\0a"), ["2 elements", "5 bytes", "1 whole"]),
-        (Tensor("x", "BYTES", (1,), b"\1\0\0\0ab"), ["1 bytes more"]),
-        (Tensor("x", "BYTES", (1,), b"\xff\xff\xff\xffab"), ["0 whole"]),
-        (Tensor("x", "BYTES", (1,), b"\1\0\0"), ["0 whole"]),
+        (Tensor("x", "BYTES", (2,), b"\1\0\0\0a"), ["2 elements", "5 bytes", "1 complete"]),
+        (Tensor("x", "BYTES", (1,), b"\1\0\0\0ab"), ["1 more bytes"]),
+        (Tensor("x", "BYTES", (1,), b"\xff\xff\xff\xffab"), ["0 complete"]),
+        (Tensor("x", "BYTES", (1,), b"\1\0\0"), ["0 complete"]),
         (Tensor("x", "BYTES", (0,), b"\0\0\0\0"), ["0 elements"]),
     ],
 )
-def test_data_that_does_not_fit_the_shape_is_refused_with_expected_and_given(tensor: Tensor, words: list[str]) -> None:
+def test_data_that_does_not_fit_the_shape_is_an_error_with_both_sizes(tensor: Tensor, words: list[str]) -> None:
     for use in (check, to_numpy):
         with pytest.raises(UserError) as error:
             use(tensor)
@@ -180,7 +180,7 @@ def test_data_that_does_not_fit_the_shape_is_refused_with_expected_and_given(ten
 
 
 @given(st.sampled_from(list(DATATYPES)), st.lists(st.integers(-1, 5), max_size=4), st.binary(max_size=60))
-def test_any_bytes_are_a_tensor_or_a_user_error(datatype: str, shape: list[int], data: bytes) -> None:
+def test_any_bytes_give_a_tensor_or_a_user_error(datatype: str, shape: list[int], data: bytes) -> None:
     tensor = Tensor("x", datatype, tuple(shape), data)
     try:
         check(tensor)
@@ -191,13 +191,13 @@ def test_any_bytes_are_a_tensor_or_a_user_error(datatype: str, shape: list[int],
         assert to_numpy(tensor).shape == tuple(shape)
 
 
-def test_shapes_that_numpy_has_no_array_for_are_user_errors() -> None:
+def test_shapes_that_numpy_does_not_support_are_user_errors() -> None:
     for shape in ((1,) * 99, (0, 2**70)):
         with pytest.raises(UserError, match="numpy has no array"):
             to_numpy(zeros("x", "INT8", shape))
 
 
-def test_elements_of_a_scalar_of_nothing_and_of_a_dynamic_shape() -> None:
+def test_number_of_elements_of_scalar_empty_and_dynamic_shapes() -> None:
     assert elements(()) == 1
     assert elements((3, 0)) == 0
     assert elements((3, 4)) == 12
@@ -212,7 +212,7 @@ def test_elements_of_a_scalar_of_nothing_and_of_a_dynamic_shape() -> None:
 def test_half_floats_cannot_be_sent_as_json_but_can_be_read_from_it(datatype: str) -> None:
     tensor = from_json("x", datatype, (2,), [1.0, 2.5])
     assert to_numpy(tensor).tolist() == [1.0, 2.5]
-    with pytest.raises(UserError, match="Triton refuses") as error:
+    with pytest.raises(UserError, match="Triton rejects") as error:
         to_json(tensor)
     assert "binary" in error.value.remedy
 
@@ -223,12 +223,12 @@ def test_json_has_no_nan_and_no_infinity(value: float) -> None:
         to_json(from_numpy("x", np.array([value])))
 
 
-def test_bytes_that_are_no_text_cannot_be_json() -> None:
+def test_bytes_that_are_not_utf8_cannot_be_sent_as_json() -> None:
     with pytest.raises(UserError, match="UTF-8"):
         to_json(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))
 
 
-def test_servers_write_nan_as_null_and_booleans_as_0_and_1() -> None:
+def test_null_is_read_as_nan_and_0_and_1_as_booleans() -> None:
     assert np.isnan(to_numpy(from_json("x", "FP32", (2,), [None, 1]))).tolist() == [True, False]
     assert to_numpy(from_json("x", "BOOL", (3,), [0, 1, True])).tolist() == [False, True, True]
     assert to_numpy(from_json("x", "INT32", (), 7)).tolist() == 7
@@ -255,7 +255,7 @@ def test_servers_write_nan_as_null_and_booleans_as_0_and_1() -> None:
         ("FP32", (1,), {"a": 1}, ["not a number"]),
     ],
 )
-def test_json_that_is_not_the_datatype_is_refused(datatype: str, shape: Any, data: Any, words: list[str]) -> None:
+def test_json_values_of_another_datatype_are_errors(datatype: str, shape: Any, data: Any, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
         from_json("x", datatype, shape, data)
     for word in ["tensor x", *words]:
@@ -270,23 +270,23 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(list(DATATYPES)), st.lists(st.integers(-1, 3), max_size=3), JSON)
-def test_any_json_is_a_tensor_or_a_user_error(datatype: str, shape: list[int], data: Any) -> None:
+def test_any_json_gives_a_tensor_or_a_user_error(datatype: str, shape: list[int], data: Any) -> None:
     with contextlib.suppress(UserError):
         check(from_json("x", datatype, shape, data))
 
 
-def test_lists_nested_as_deep_as_one_likes_are_read() -> None:
+def test_deeply_nested_lists_are_read() -> None:
     data: Any = 1
     for _ in range(5_000):
         data = [data]
     assert to_numpy(from_json("x", "INT8", (1,), data)).tolist() == [1]
 
 
-# --- made up ---------------------------------------------------------------------------------------------------------
+# --- generated -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_zeros_and_random_fit_their_shape_and_their_range(datatype: str) -> None:
+def test_generated_tensors_have_their_shape_and_range(datatype: str) -> None:
     for shape in ((), (0,), (3, 500)):
         nothing = zeros("x", datatype, shape)
         check(nothing)
@@ -307,7 +307,7 @@ def test_zeros_and_random_fit_their_shape_and_their_range(datatype: str) -> None
         assert 0.99 < max(values) < 1
 
 
-# --- what a model asks for -------------------------------------------------------------------------------------------
+# --- a model's expectations ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,12 +320,12 @@ def test_zeros_and_random_fit_their_shape_and_their_range(datatype: str) -> None
         ("FP32", (4,), ["[-1, 4]", "[4]"]),
     ],
 )
-def test_a_tensor_fits_what_a_model_asks_for_or_it_is_said_why_not(datatype: str, shape: Any, words: list[str]) -> None:
-    said = misfit(zeros("x", datatype, shape), TensorSpec("x", "FP32", (-1, 4)))
-    assert bool(said) == bool(words)
+def test_misfit_says_why_a_tensor_does_not_match_the_model(datatype: str, shape: Any, words: list[str]) -> None:
+    problem = misfit(zeros("x", datatype, shape), TensorSpec("x", "FP32", (-1, 4)))
+    assert bool(problem) == bool(words)
     for word in words:
-        assert word in said
+        assert word in problem
 
 
-def test_a_tensor_of_another_name_does_not_fit() -> None:
+def test_a_tensor_with_another_name_does_not_match() -> None:
     assert "called y; x was given" in misfit(zeros("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,)))

@@ -1,7 +1,8 @@
 """Writes the built-in corpus: `prose.txt`, from which prompts are cut, and `other.txt`, which only trains the tokenizer.
 
-Everything here was written for this project: words in corpus.yaml, grammar below, a paragraph about one topic a line. The
-same bytes come out each time: the one source of chance is `random.Random(n).random()`, which Python keeps stable.
+All of it was written for this project: the words are in corpus.yaml, the grammar is below. Each line of the prose is a
+paragraph about one topic. The output is the same on every run: its only source of randomness is
+`random.Random(n).random()`, which Python keeps stable.
 """
 
 import json
@@ -18,7 +19,7 @@ OTHER_CHARS = 60_000
 WORDS = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text(encoding="utf-8"))
 TOPICS = list(WORDS["topics"].values())
 
-# <slot> is filled from the topic's words or the common ones; <A ...> puts the right article before what follows.
+# <slot> is filled with a word of the topic or a common one; <A slot> also puts the right article before it.
 SENTENCES = """
 The <adj> <noun> <past> the <noun> <place>.
 <Role> <past> <A adj> <noun> <place>, <conj> the <nouns> were <quality>.
@@ -66,7 +67,7 @@ Both the <adj> and the <adj> <nouns> were <part>, <conj> they had <part> <A noun
 Imagine <A adj> <noun> that cannot <base> its <nouns>.
 """.strip().split("\n")
 
-# What an adjective may also be: rarer words, of several tokens, as natural text has them.
+# Compound adjectives: rarer words of several tokens, as in natural text.
 COMPOUNDS = """
 half-<part>
 well-<part>
@@ -112,7 +113,7 @@ WARNING: <NOUN> <number> is <adj>!!! #<noun> @<name> ~$<number> <= <decimal>% \\
 Traceback (most recent call last):\\n  File "<noun>.py", line <number>, in <noun>\\n    raise ValueError("<noun> is <adj>")\\n
 """.strip().split("\n")
 
-# A little of other languages, so that their letters are not foreign to the tokenizer. Written for this project.
+# Some text in other languages, so that the tokenizer has seen their letters. Written for this project.
 FOREIGN = [
     "Der Zug fährt um sieben Uhr ab, und wir müssen noch die Koffer packen. Wo ist der Schlüssel? Er liegt auf dem Tisch neben der Tür.",
     "Heute ist das Wetter schön; morgen wird es regnen. Die Kinder spielen im Garten, während die Großmutter einen Kuchen backt.",
@@ -148,7 +149,7 @@ class Writer:
         return int(self._random() * n)
 
     def common(self, words: list[str]) -> str:
-        """Commoner words stand first: the one at x of 0..1 has a chance that falls with the root of x."""
+        """A random word, more likely one from the start of the list: the probability falls with the cube root of the position."""
         return words[int(self._random() ** 1.5 * len(words))]
 
     def fill(self, template: str) -> str:
@@ -186,7 +187,7 @@ def singular(noun: str) -> str:
 
 
 def conjugate(verb: str, form: str) -> str:
-    """`base`, `third` (he writes), `past`, `part` (written) or `ing`."""
+    """The form `base`, `third` (he writes), `past`, `part` (written) or `ing` of a verb."""
     base, *irregular = verb.split("|")
     if form == "base":
         return base
@@ -241,7 +242,7 @@ SLOTS: dict[str, Callable[[Writer], str]] = {
 
 
 def prose() -> str:
-    """Paragraphs of three to eight sentences, one a line, each under a heading of its own every few lines."""
+    """Paragraphs of three to eight sentences, one per line, every third with a heading above it on average."""
     writer, lines, size = Writer(1), [], 0
     while size < PROSE_CHARS:
         writer.topic = TOPICS[writer.below(len(TOPICS))]
@@ -256,10 +257,10 @@ def prose() -> str:
 
 
 def other() -> str:
-    """Code, tables, numbers, JSON, lists of words, and a little of other languages."""
+    """Code, tables, numbers, JSON, lists of words, and some text in other languages."""
     writer = Writer(2)
     parts = [line for line in FOREIGN for _ in range(2)]
-    # A list of words, one a line: a word at the start of a line has no space before it and is a token of its own.
+    # A list of words, one per line: a word at the start of a line has no space before it, so it is a different token.
     parts += [singular(noun) for topic in TOPICS for noun in topic["nouns"][:25]] * 3
     while sum(map(len, parts)) < OTHER_CHARS:
         writer.topic = TOPICS[writer.below(len(TOPICS))]

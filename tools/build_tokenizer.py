@@ -1,8 +1,8 @@
-"""Makes what `src/inferometer/workload/builtin/` ships: the corpus, and the tokenizer trained on it.
+"""Builds the files in `src/inferometer/workload/builtin/`: the corpus, and the tokenizer trained on it.
 
     python tools/build_tokenizer.py [FOLDER]
 
-The same bytes each time (tests/workload/test_builtin.py retrains and compares).
+The output is the same on every run: tests/workload/test_builtin.py trains again and compares.
 """
 
 import json
@@ -17,7 +17,7 @@ BUILTIN = Path(__file__).parents[1] / "src" / "inferometer" / "workload" / "buil
 
 
 def train(texts: list[str]) -> str:
-    """A byte-level BPE with GPT-2's way of cutting words, as the text of a tokenizer.json."""
+    """Train a byte-level BPE that splits words like GPT-2; return the text of its tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def train(texts: list[str]) -> str:
     tokenizer.train_from_iterator(texts, trainer)
     saved = json.loads(tokenizer.to_str())
     merges = saved["model"]["merges"]
-    # The older of the two notations of a merge: every release of `tokenizers` reads it, and it is shorter.
+    # Use the older of the two notations for merges: it is shorter, and every release of `tokenizers` reads it.
     saved["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     return json.dumps(saved, ensure_ascii=False, separators=(",", ":")) + "\n"
 

@@ -1,4 +1,4 @@
-"""`make demo`: the embedded simulator, measured. What it runs is what you would type, and it says so."""
+"""`make demo`: runs the simulator and measures it, and prints the commands that do the same by hand."""
 
 import subprocess
 import sys
@@ -17,9 +17,9 @@ def main() -> int:
         print(f"$ inferometer run {url} {' '.join(LOAD)}\n", flush=True)
         inferometer = Path(sys.executable).with_name("inferometer")
         status = subprocess.run([inferometer, "run", url, *LOAD], check=False).returncode
-    print("\nThe same report again:  .venv/bin/inferometer report runs/LATEST --explain")
-    print("Your own server:        .venv/bin/inferometer run http://HOST:PORT")
-    return 0 if status in (0, 1) else status  # INVALID is a result too: a busy machine may well earn it
+    print("\nShow this report again:   .venv/bin/inferometer report runs/LATEST --explain")
+    print("Measure your own server:  .venv/bin/inferometer run http://HOST:PORT")
+    return 0 if status in (0, 1) else status  # INVALID is a result too, and likely on a busy machine
 
 
 if __name__ == "__main__":

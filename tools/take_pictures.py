@@ -1,4 +1,4 @@
-"""The README's pictures, taken from a real run against the simulator: docs/img/live.svg and docs/img/result.svg."""
+"""Takes the pictures of the README, docs/img/live.svg and docs/img/result.svg, from a real run against the simulator."""
 
 import io
 import re
@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 class Camera(LiveView):
-    """A live view that is photographed after some seconds instead of shown."""
+    """A live view that is saved as a picture after some seconds instead of being shown."""
 
     taken = False
 
@@ -37,9 +37,7 @@ class Camera(LiveView):
 
 def save(sheet: Console, name: str, title: str) -> None:
     svg = sheet.export_svg(title=title)
-    svg = re.sub(
-        r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL
-    )  # no fonts from elsewhere: the reader's own will do
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # use the reader's fonts instead of loading some
     (IMAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""`make docs`: the parts of docs/ that the code knows best, written anew: the configuration, the metrics, the checks, the failures."""
+"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks and failures."""
 
 from pathlib import Path
 
@@ -21,16 +21,16 @@ def metrics() -> str:
         [
             "# What the numbers mean\n",
             "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
-            "Every report prints the definitions it used with `--explain`. [measurement.md](measurement.md) says how they are taken.\n",
+            "With `--explain`, every report prints the definitions that it uses. [measurement.md](measurement.md) describes how they are measured.\n",
             "## Metrics\n\n| name | unit | definition |\n|---|---|---|",
             *rows,
             "\n## Rates\n\n| name | definition |\n|---|---|",
             *rates,
-            "\n## Where the time went\n\nMeans, where the server tells: see [tensors.md](tensors.md).\n\n| name | definition |\n|---|---|",
+            "\n## Where the time went\n\nMeans, for servers that report their own times: see [tensors.md](tensors.md).\n\n| name | definition |\n|---|---|",
             *parts,
-            "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it asks |\n|---|---|",
+            "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it checks |\n|---|---|",
             *checks,
-            "\n## Failures\n\n`http_NNN` stands for every status that is not 200. Each keeps the server's own message, bounded.\n\n"
+            "\n## Failures\n\n`http_NNN` stands for any status other than 200. Each failure keeps the server's message, truncated.\n\n"
             "| code | meaning |\n|---|---|",
             *failures,
             "",

@@ -1,7 +1,7 @@
-"""This machine's own ceiling and added latency: the whole pipeline against a server that does nothing.
+"""Measures the limits of this machine as a client: the whole pipeline against a server that does nothing.
 
-What is found here bounds what a measurement from this machine can mean: latencies are not to be trusted below the added
-latency, nor rates near the ceiling.
+The results bound what a measurement from this machine can show: do not trust latencies below the added latency, or rates
+near the maximum.
 """
 
 import contextlib
@@ -28,23 +28,27 @@ RATES = (500, 5_000)
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Seconds, requests and chunks a second, of one client process; null where there were too few values to tell."""
+    """The limits of one client process. Durations are in seconds; None if there were too few values."""
 
     schema: int
     requests_per_second: float | None
+    """Highest throughput, not streamed."""
     cpu_per_request: float | None
+    """CPU seconds per request, not streamed."""
     cpu_per_chunk: float | None
+    """CPU seconds per chunk of a stream."""
     chunks_per_second: float | None
-    """What one core's worth of time is enough for, by cpu_per_chunk."""
+    """1 / cpu_per_chunk: the chunks that one core can handle."""
     added_latency_p50: float | None
     added_latency_p99: float | None
-    """One request at a time: everything between handing it to the kernel and its answer's arrival, server included."""
+    """Time from handing a request to the kernel to the arrival of its response, with one request in flight. It includes the
+    server, which responds at once."""
     itl_error_p50: float | None
     itl_error_p99: float | None
-    """How far the measured gaps are from the server's beat."""
+    """How far the measured gaps between chunks are from those that the server keeps."""
     lag_p50: dict[str, float | None]
     lag_p99: dict[str, float | None]
-    """How late requests are sent, at rates (a second) of a Poisson load."""
+    """How late requests are sent in a Poisson load, by its rate (requests per second)."""
     stamps: str
     timer: str
 
@@ -53,7 +57,10 @@ STEPS = 3 + len(RATES)
 
 
 def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
-    """Each of the steps takes so long; `note` is told which one begins. Ctrl-C ends it: a step cut short tells nothing."""
+    """Run all steps, each for `seconds`; `note` is called with the name of each step as it starts.
+
+    Ctrl-C raises KeyboardInterrupt, because the result of a step that was cut short would be meaningless.
+    """
     with _null_server() as url, tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
 
         def measure(step: str, load: dict[str, object], stream: bool) -> tuple[Run, Summary]:
@@ -67,22 +74,22 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "output": folder,
                 }
             )
-            run, summary = conduct.measure(config, _Watchful())
+            run, summary = conduct.measure(config, _StopOnInterrupt())
             if run.manifest.outcome.interrupted:  # after the last snapshot
                 raise KeyboardInterrupt
             return run, summary
 
         one, alone = measure("added latency, one request at a time", {"type": "closed", "concurrency": 1}, False)
-        full, most = measure("ceiling, 64 requests in flight", {"type": "closed", "concurrency": 64}, False)
+        full, most = measure("maximum throughput, 64 requests in flight", {"type": "closed", "concurrency": 64}, False)
         streamed, _ = measure(f"{_STREAMS} streams", {"type": "closed", "concurrency": _STREAMS}, True)
         paced = {rate: measure(f"pacing at {rate:,}/s", {"type": "poisson", "rate": rate}, False)[1] for rate in RATES}
-        per_chunk = _share(_cpu(streamed), streamed.chunk_total)
+        per_chunk = _per(_cpu(streamed), streamed.chunk_total)
         errors = distribution(np.abs(_gaps(streamed) - _ITL_MS * 1e6), "seconds", scale=NS)
         added = alone.metrics["e2e_service"]
         return Calibration(
             schema=1,
             requests_per_second=most.throughput.requests,
-            cpu_per_request=_share(_cpu(full), len(full.records.rows)),
+            cpu_per_request=_per(_cpu(full), len(full.records.rows)),
             cpu_per_chunk=per_chunk,
             chunks_per_second=None if per_chunk is None else 1 / per_chunk,
             added_latency_p50=added.p50,
@@ -96,8 +103,8 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
         )
 
 
-class _Watchful:
-    """Shows nothing (a `conduct.Show`). A run ends well by Ctrl-C, with what it has; here nobody wants that."""
+class _StopOnInterrupt:
+    """A `conduct.Show` that prints nothing. After Ctrl-C an ordinary run ends with a report; here it raises."""
 
     def planned(self, *_: Any, **__: Any) -> None: ...
 
@@ -108,20 +115,21 @@ class _Watchful:
     def over(self) -> None: ...
 
 
-def _share(total: float, count: int) -> float | None:
+def _per(total: float, count: int) -> float | None:
     return total / count if total and count else None
 
 
 def _cpu(run: Run) -> float:
-    """CPU seconds of the client while it ran."""
-    at, total = 0, 0.0
+    """CPU seconds that the client used during the run."""
+    previous, total = 0, 0.0
     for sample in run.records.samples:
-        total += sample.cpu * (sample.at - max(at, 0)) / 1e9
-        at = sample.at
+        total += sample.cpu * (sample.at - max(previous, 0)) / 1e9
+        previous = sample.at
     return total
 
 
 def _gaps(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Nanoseconds between consecutive chunks of the same request."""
     arrival = np.concatenate([np.zeros(0, np.int64), *(piece.arrival for piece in run.chunks())])
     first = np.zeros(len(arrival), bool)
     first[run.records.rows["chunk_start"][run.records.rows["chunk_count"] > 0]] = True
@@ -130,6 +138,7 @@ def _gaps(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 @contextlib.contextmanager
 def _null_server() -> Iterator[str]:
+    """A server process that does nothing; yields its URL."""
     command = [sys.executable, "-m", "inferometer.serve.null", str(_ITL_MS), str(_CHUNKS)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

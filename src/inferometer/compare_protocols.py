@@ -1,17 +1,17 @@
-"""The same model over gRPC unary, gRPC streaming, HTTP with binary tensors and HTTP with JSON: what the protocol itself costs.
+"""Compares what the protocols cost: the same model over gRPC unary, gRPC streaming, HTTP with binary tensors, and HTTP JSON.
 
-A cell is one protocol with one size of tensor: an ordinary closed-loop run (or one a round), stored and judged like any other.
-All protocols send the very same tensor: random numbers, made once for each size. They take turns: in each round every protocol
-has its turn at a size before the next size comes, and who begins moves on by one, so that a machine that gets slower does not
-favour one of them.
+A cell of the comparison is one protocol with one tensor size. Each cell is an ordinary closed-loop run per round, stored and
+checked like any other. All protocols send the same tensor of random numbers, generated once per size. They take turns: in
+each round all protocols run at one size before the next size, and each time a different protocol starts, so that a machine
+that slows down over time does not favor one of them.
 
     mean = server + network
 
-server   queue and compute as the server tells them, of each request or as averages (see analysis/breakdown.py)
-network  the rest: the way there and back, and the handling of the protocol as far as the server does not count it as compute;
-         0 where the server says that it took longer than the client saw (`excess`)
+    server    queue and compute time as the server reports it, per request or as averages (see analysis/breakdown.py)
+    network   the rest: transport both ways, and the handling of the protocol unless the server counts it as compute time;
+              0 if the server reports a longer time than the client measured (`excess`)
 
-Requests are encoded before t=0 and answers are not taken apart into numbers, so what a client's own JSON costs is in neither.
+Requests are encoded before t=0 and responses are not decoded into numbers, so the client's cost of JSON is in neither.
 """
 
 import contextlib
@@ -35,56 +35,60 @@ from inferometer.store.folder import disk_errors
 
 _NOT_IN_JSON = ("FP16", "BF16", "BYTES")
 _SEED = 4
+"""Seed of the tensor."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `inferometer compare-protocols`."""
+
     http: str | None = None
-    """URLs; without one, its protocols are left out."""
     grpc: str | None = None
+    """URLs of the HTTP and the gRPC port; the protocols of a port without a URL are left out."""
     model: str = "identity"
     sizes: tuple[int, ...] = (1_000, 100_000, 10_000_000)
-    """Bytes of the tensor."""
+    """Sizes of the tensor in bytes."""
     concurrency: int = 1
     duration: float = 3.0
-    """Seconds a run; `requests` takes its place."""
+    """Seconds per run, unless `requests` is given."""
     requests: int | None = None
+    """Requests per run."""
     rounds: int = 1
     out: str | None = None
-    """Folder that keeps the runs; None: they are dropped when all is measured."""
+    """Folder to keep the runs in; None deletes them after the comparison."""
     overrides: tuple[str, ...] = ()
-    """Of the server's keys, as `--set` has them."""
+    """Config keys of the server, in the format of `--set`."""
 
 
-Place = tuple[str, int]
-"""Which cell: a protocol and a size."""
+CellKey = tuple[str, int]
+"""A protocol and a size."""
 
 
 def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], None] = lambda *_: None) -> Comparison:
-    """Measure all cells; `note` is told of each run that begins: which one of how many, its protocol and size."""
-    ways = ways_of(options)
-    model, shown = _reach(options, ways)
+    """Measure all cells. `note` is called when a run starts: its number, the number of runs, its protocol and its size."""
+    protocols = protocols_of(options)
+    model, urls = _reach(options, protocols)
     _check_sizes(options.sizes, model)
-    order = turns(ways, options.sizes, options.rounds)
-    found: dict[Place, list[Measured]] = {}
+    order = run_order(protocols, options.sizes, options.rounds)
+    measured: dict[CellKey, list[Measured]] = {}
     interrupted = False
     with _folder(options.out) as folder:
         payloads = {size: _payload(folder, size, model) for size in options.sizes}
-        for number, (way, size) in enumerate(order, 1):
-            note(number, len(order), way, size)
-            run, summary = conduct.measure(config_of(options, way, payloads[size], folder, model))
-            found.setdefault((way, size), []).append((run, summary))
+        for number, (protocol, size) in enumerate(order, 1):
+            note(number, len(order), protocol, size)
+            run, summary = conduct.measure(config_of(options, protocol, payloads[size], folder, model))
+            measured.setdefault((protocol, size), []).append((run, summary))
             if run.manifest.outcome.interrupted:
                 interrupted = True
                 break
-        places = [(way, size) for size in options.sizes for way in ways if (way, size) in found]
-        cells = tuple(cell_of(way, size, found[way, size], options.out is not None) for way, size in places)
-    first = next(iter(found.values()))[0][0].manifest
+        keys = [(protocol, size) for size in options.sizes for protocol in protocols if (protocol, size) in measured]
+        cells = tuple(cell_of(*key, measured[key], options.out is not None) for key in keys)
+    first = next(iter(measured.values()))[0][0].manifest
     return Comparison(
         started=first.started,
         model=options.model,
         server=" ".join(part for part in (model.server.name, model.server.version) if part),
-        http=shown.get(False),
-        grpc=shown.get(True),
+        http=urls.get(False),
+        grpc=urls.get(True),
         concurrency=options.concurrency,
         duration=None if options.requests else options.duration,
         requests=options.requests,
@@ -94,76 +98,83 @@ def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], Non
     )
 
 
-def turns(ways: Sequence[str], sizes: Sequence[int], rounds: int) -> list[Place]:
-    """The order of the runs: at each size all protocols, begun by another one each time."""
+def run_order(protocols: Sequence[str], sizes: Sequence[int], rounds: int) -> list[CellKey]:
+    """The order of the runs: at each size all protocols, each time starting with the next one."""
     order = []
-    for turn in range(rounds):
-        for place, size in enumerate(sizes):
-            first = (turn + place) % len(ways)
-            order += [(way, size) for way in (*ways[first:], *ways[:first])]
+    for round_index in range(rounds):
+        for size_index, size in enumerate(sizes):
+            first = (round_index + size_index) % len(protocols)
+            order += [(protocol, size) for protocol in (*protocols[first:], *protocols[:first])]
     return order
 
 
-# --- before ----------------------------------------------------------------------------------------------------------
+# --- before the runs -------------------------------------------------------------------------------------------------
 
 
-def ways_of(options: ComparisonOptions) -> list[str]:
-    """The protocols that there is a URL for."""
+def protocols_of(options: ComparisonOptions) -> list[str]:
+    """The protocols for which there is a URL."""
     urls = {True: options.grpc, False: options.http}
-    found = [name for name, way in WAYS.items() if urls[way.grpc] is not None]
-    if not found:
-        raise UserError("there is no server to ask", "give the URL of its HTTP port, and --grpc with that of the other")
-    return found
+    protocols = [name for name, way in WAYS.items() if urls[way.grpc] is not None]
+    if not protocols:
+        raise UserError("no server was given", "give the URL of its HTTP port, or that of its gRPC port with --grpc")
+    return protocols
 
 
-def _reach(options: ComparisonOptions, ways: Sequence[str]) -> tuple[ModelFacts, dict[bool, str]]:
-    """What the server says about the model, the same behind both ports, and the ports' URLs (gRPC's at True), without credentials."""
-    found: list[ModelFacts] = []
-    shown: dict[bool, str] = {}
-    for way in ways:
+def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[ModelFacts, dict[bool, str]]:
+    """Ask both ports about the model, which must be the same.
+
+    Returns its description, and the URLs of the ports without credentials: that of gRPC under True, of HTTP under False.
+    """
+    models: list[ModelFacts] = []
+    urls: dict[bool, str] = {}
+    for protocol in protocols:
+        is_grpc = WAYS[protocol].grpc
         try:
-            reached = reach.reach(_config(options, way).server)
+            reached = reach.reach(_config(options, protocol).server)
         except OtherProtocol as error:
-            raise UserError(error.what, _right_port(options, WAYS[way].grpc)) from None
+            raise UserError(error.what, _right_port(options, is_grpc)) from None
         assert reached.facts is not None
         triton_client.only_input(reached.facts)
-        found.append(reached.facts)
-        shown[WAYS[way].grpc] = reached.targets[0].url
-    first, last = found[0].metadata, found[-1].metadata
+        models.append(reached.facts)
+        urls[is_grpc] = reached.targets[0].url
+    first, last = models[0].metadata, models[-1].metadata
     if (first.inputs, first.outputs) != (last.inputs, last.outputs):
         raise UserError(
-            f"{' and '.join(shown.values())} have different models {options.model}", "give two ports of the same server"
+            f"{' and '.join(urls.values())} have different models named {options.model}",
+            "give two ports of the same server",
         )
-    return found[0], shown
+    return models[0], urls
 
 
 def _right_port(options: ComparisonOptions, grpc: bool) -> str:
-    """What to give where the one port was taken for the other."""
+    """The remedy when the URL of one port was given for the other."""
     if grpc or options.http is None:
-        return "give the server's gRPC port with --grpc, and its HTTP port without"
+        return "give the server's gRPC port with --grpc, and its HTTP port as the argument"
     parts = urlsplit(options.http)
     swapped = f"grpc{'s' * (parts.scheme == 'https')}://{parts.netloc.rpartition('@')[2]}"
-    return f"give the URL of the server's HTTP port first, and this one with --grpc: http://HOST:PORT --grpc {swapped}"
+    return f"give the URL of the server's HTTP port as the argument, and this one with --grpc: http://HOST:PORT --grpc {swapped}"
 
 
 def _check_sizes(sizes: Sequence[int], model: ModelFacts) -> None:
     (one,) = model.metadata.inputs
     if one.datatype in _NOT_IN_JSON:
         raise UserError(
-            f"the input {one.name} of the model {model.metadata.name} is {one.datatype}, which JSON has no numbers for",
-            "give a model that takes FP32",
+            f"the input {one.name} of the model {model.metadata.name} is {one.datatype}, which cannot be sent as JSON numbers",
+            "use a model that takes FP32",
         )
     width = tensors.datatype_of(one.name, one.datatype).size
     for size in sizes:
         if size < width or size % width:
-            raise UserError(f"{size:,} bytes are no whole number of {one.datatype}", f"give a multiple of {width}")
+            raise UserError(
+                f"{size:,} bytes is not a multiple of the size of {one.datatype}", f"give a multiple of {width}"
+            )
     if len(set(sizes)) < len(sizes):
-        raise UserError("a size is there twice", "give each once")
+        raise UserError("a size is given twice", "give each size once")
 
 
 @contextlib.contextmanager
 def _folder(out: str | None) -> Iterator[Path]:
-    """Where the runs and what they send lie."""
+    """The folder for the runs and the tensors that they send."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
             yield Path(folder)
@@ -174,7 +185,7 @@ def _folder(out: str | None) -> Iterator[Path]:
 
 
 def _payload(folder: Path, size: int, model: ModelFacts) -> Path:
-    """A file with the tensor of this size, the same for all protocols and every time."""
+    """Write the tensor of this size to a file. It is the same for all protocols and in every comparison."""
     (one,) = model.metadata.inputs
     count = size // tensors.datatype_of(one.name, one.datatype).size
     shape = [1, count] if model.max_batch else [count]
@@ -185,16 +196,16 @@ def _payload(folder: Path, size: int, model: ModelFacts) -> Path:
     return path
 
 
-def _config(options: ComparisonOptions, way: str) -> Config:
-    spoken = WAYS[way]
-    # Each user's first answer is left out: it pays for a connection's slow start.
+def _config(options: ComparisonOptions, protocol: str) -> Config:
+    way = WAYS[protocol]
+    # The first response of each user is left out: TCP slow start delays it.
     ends = {"requests": options.requests + options.concurrency} if options.requests else {"duration": options.duration}
     tree = {
         "server": {
-            "url": options.grpc if spoken.grpc else options.http,
+            "url": options.grpc if way.grpc else options.http,
             "model": options.model,
-            "api": spoken.api,
-            "stream": spoken.stream,
+            "api": way.api,
+            "stream": way.stream,
         },
         "data": {"type": "tensors"},
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
@@ -203,8 +214,9 @@ def _config(options: ComparisonOptions, way: str) -> Config:
     return from_mapping(tree, options.overrides, "command line")
 
 
-def config_of(options: ComparisonOptions, way: str, payload: Path, folder: Path, model: ModelFacts) -> Config:
-    config = _config(options, way)
+def config_of(options: ComparisonOptions, protocol: str, payload: Path, folder: Path, model: ModelFacts) -> Config:
+    """The config of a run that sends the tensor in the file `payload`."""
+    config = _config(options, protocol)
     (one,) = model.metadata.inputs
     shape = list(np.load(payload, mmap_mode="r").shape)
     data = msgspec.structs.replace(config.data, fill=f"@{payload}", shape={one.name: shape})

@@ -1,4 +1,4 @@
-"""What a run's manifest says of where it was taken: versions, host, clock; and the config with secrets removed."""
+"""The circumstances of a run for its manifest: versions, host, clock, server, and the config with secrets removed."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ _LIBRARIES = ("uvloop", "httptools", "msgspec", "numpy", "pyarrow", "tokenizers"
 
 
 def redacted(config: Config, model: str) -> dict[str, object]:
-    """The config as it ran (the model that was found included), without anything that could be a secret."""
+    """The config as it ran, with the model that the server reported and without anything that could be a secret."""
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
     server = tree["server"]
     server["url"] = [parse(url).url for url in config.server.urls]
@@ -49,16 +49,18 @@ def _without_secrets(tree: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    found = {"inferometer": __version__, "python": platform.python_version()}
+    """Versions of Python, Inferometer and the libraries that matter for a measurement."""
+    installed = {"inferometer": __version__, "python": platform.python_version()}
     for library in _LIBRARIES:
         try:
-            found[library] = importlib.metadata.version(library)
+            installed[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def host() -> dict[str, object]:
+    """The machine that the client runs on."""
     return {
         "name": platform.node(),
         "system": platform.system(),
@@ -81,7 +83,7 @@ def _cpu() -> str:
 
 
 def clock_source() -> str:
-    """What the kernel reads the time from."""
+    """The kernel's clock source, such as tsc."""
     try:
         return (
             Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text(encoding="utf-8").strip()
@@ -91,10 +93,10 @@ def clock_source() -> str:
 
 
 def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
-    """KServe: what the server and the model said about themselves."""
+    """KServe: what the server reports about itself and the model."""
     if facts is None:
         return {}
-    found: dict[str, object] = {
+    described: dict[str, object] = {
         "name": facts.server.name,
         "version": facts.server.version,
         "platform": facts.metadata.platform,
@@ -104,12 +106,12 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
         "decoupled": facts.config is not None and facts.config.decoupled,
     }
     if isinstance(config.data, Tensors):
-        found["batch"] = tensors.batch(config.data, facts.max_batch)
-    return found
+        described["batch"] = tensors.batch(config.data, facts.max_batch)
+    return described
 
 
 def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
-    """What each stage asked for, in words and numbers."""
+    """The load of each stage, as planned."""
     specs = stages_of(config.load)
     return tuple(
         _stage_plan(spec, stage, number) for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))

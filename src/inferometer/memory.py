@@ -1,8 +1,9 @@
-"""How much memory there is, and what to say where it was not enough.
+"""How much memory the process may use, and the error message when it is not enough.
 
-A container, or any other control group, may have less than its machine. Its limit is in a file: memory.max where groups are
-one tree, memory.limit_in_bytes where each controller has its own (versions 2 and 1). A group has no more than those above it;
-within a container its own files may lie at the root, under another path than the kernel calls it by.
+A container, or any other control group, may have less memory than its machine. Its limit is in a file: memory.max in
+version 2, where all groups are one tree, and memory.limit_in_bytes in version 1, where each controller has its own tree. The
+limits of a group's parents apply to it too. Inside a container, the group's files may be at the root instead of under the
+path that /proc/self/cgroup names.
 """
 
 import contextlib
@@ -12,23 +13,23 @@ from pathlib import Path, PurePosixPath
 
 from inferometer.errors import UserError
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+_GROUPS_ROOT = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def limit() -> int:
-    """Bytes that this process may have at most."""
-    return min([_machine(), *_of_groups(_OWN, _GROUPS)])
+    """Maximum number of bytes that this process may use."""
+    return min([_machine(), *_group_limits(_OWN_GROUPS, _GROUPS_ROOT)])
 
 
 @contextlib.contextmanager
 def enough_for(what: str) -> Iterator[None]:
-    """That there was not is something that users can mend."""
+    """Turn a MemoryError into a UserError about `what`."""
     try:
         yield
     except MemoryError:
         raise UserError(
-            f"{what}: there is not enough memory", "take a smaller shape, or a smaller batch, or free some memory"
+            f"{what}: there is not enough memory", "use a smaller shape or a smaller batch, or free some memory"
         ) from None
 
 
@@ -36,18 +37,18 @@ def _machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _of_groups(own: Path, root: Path) -> list[int]:
-    """The limits of the groups that this process is in, from the innermost out; none where there are no such things."""
+def _group_limits(own: Path, root: Path) -> list[int]:
+    """The limits of the control groups that this process is in, innermost first; empty if there are none."""
     files = (
         folder / str(path).lstrip("/") / name
         for folder, name, group in _memory_groups(own, root)
         for path in (group, *group.parents)
     )
-    found = map(_number, files)
-    return [number for number in found if number is not None]
+    return [limit for file in files if (limit := _read_limit(file)) is not None]
 
 
 def _memory_groups(own: Path, root: Path) -> Iterator[tuple[Path, str, PurePosixPath]]:
+    """(root of the tree, name of the file with the limit, path of the group) for each of the process's memory groups."""
     try:
         lines = own.read_text().splitlines()
     except OSError:  # not Linux
@@ -60,8 +61,8 @@ def _memory_groups(own: Path, root: Path) -> Iterator[tuple[Path, str, PurePosix
             yield root / "memory", "memory.limit_in_bytes", PurePosixPath(group)
 
 
-def _number(file: Path) -> int | None:
+def _read_limit(file: Path) -> int | None:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # there is none, or it says max
+    except (OSError, ValueError):  # no such file, or it contains "max"
         return None

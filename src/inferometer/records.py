@@ -1,10 +1,12 @@
-"""The records: one row a request and one row a chunk, as columns. The records are the product; all else follows from them.
+"""The records of a run: one row per request and one row per chunk, stored as columns. Every report is computed from them.
 
-The row's layout stands here once. The engine packs rows of it into a spool with `ROW_STRUCT`, numpy views the same bytes
-through `ROW`; from the merge on they are `Columns`, and requests.parquet has these columns under these names.
+This file defines the layout once. The engine packs rows into a spool with `ROW_STRUCT`, numpy views the same bytes through
+`ROW`, and after the merge they are `Columns`. requests.parquet has the columns of `ROW` under the same names, with these
+differences: a value that is MISSING or not known (-1) is null; `failure` is the failure's code, null for success, with the
+server's text in `message`; `counted_by` is a word of COUNTED_BY; and `phase` is a word of PHASES.
 
-Times are int64 nanoseconds: CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. What did not happen is
-MISSING: it is excluded and counted, never 0.
+Times are int64 nanoseconds: of CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. The time of an event
+that did not happen is MISSING. Such values are left out of the statistics and counted; they are never treated as 0.
 """
 
 import struct
@@ -17,40 +19,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 MISSING = -(1 << 63)
-"""The time of what did not happen."""
+"""The time of an event that did not happen."""
 
 ROW = np.dtype(
     [
-        ("id", "<i8"),
-        ("intended", "<i8"),  # when the plan had it; closed loop: when its user was ready
-        ("sent", "<i8"),  # just before its first byte was handed to the kernel
-        ("first_byte", "<i8"),
-        ("first_token", "<i8"),
-        ("last_token", "<i8"),
-        ("done", "<i8"),  # the last byte of the answer, or the failure
-        ("held", "<i8"),  # ns of sent - intended that were not the client's doing: the cap, or connecting
-        ("read_delay", "<i8"),  # the longest that bytes of this answer lay in the socket unread, ns; -1: not known
-        ("queue", "<i8"),  # ns that the server says the request waited there; -1: it does not say
-        ("compute", "<i8"),  # ns that the server says it worked on it; -1: it does not say
-        ("bytes_in", "<i8"),
-        ("chunk_start", "<i8"),  # this request's slice of the chunk columns
-        ("session", "<i8"),  # the session that the request belongs to; -1: none
-        ("chunk_count", "<i4"),
-        ("bytes_out", "<i4"),
-        ("n_in", "<i4"),  # -1: not known
-        ("n_out", "<i4"),  # -1: not known
-        ("n_want", "<i4"),  # output tokens asked for; 0: as many as the server likes
-        ("cached", "<i4"),  # prompt tokens that the server had cached; -1: it does not say
-        ("reasoning", "<i4"),  # of n_out; -1: it does not say
-        ("turn", "<i4"),  # the request's turn in its session, from 0; -1: no session
-        ("stage", "<i2"),
-        ("shard", "<i2"),
-        ("url", "<i2"),  # which of the base URLs
-        ("status", "<i2"),  # the protocol's: HTTP 200, 503 ...; 0: none came
-        ("failure", "<i4"),  # 0: ok; else 1 + the place in the list of failures
-        ("counted_by", "<i1"),  # who counted n_out: see COUNTED_BY
-        ("attempts", "<i1"),  # 2 where a stale connection made it be sent again
-        ("open_loop", "<i1"),  # 1 where the plan had set the instant
+        ("id", "<i8"),  # position in the plan, counted from 0 over all stages
+        # Times
+        ("intended", "<i8"),  # when the plan wanted it sent; closed loop: when its user was ready to send it
+        ("sent", "<i8"),  # just before the first byte was handed to the kernel
+        ("first_byte", "<i8"),  # arrival of the first byte of the response
+        ("first_token", "<i8"),  # arrival of the first chunk that carries a token
+        ("last_token", "<i8"),  # arrival of the last chunk that carries a token
+        ("done", "<i8"),  # arrival of the last byte of the response, or when the request failed
+        # Durations in nanoseconds
+        ("held", "<i8"),  # part of sent - intended that the load or the network caused: the cap, or connecting
+        ("read_delay", "<i8"),  # the longest time that bytes of the response waited in the socket; -1: not known
+        ("queue", "<i8"),  # time that the request waited in the server, as the server reports it; -1: not reported
+        ("compute", "<i8"),  # time that the server computed, as the server reports it; -1: not reported
+        # Sizes
+        ("bytes_in", "<i8"),  # bytes received
+        ("chunk_start", "<i8"),  # index of this request's first row in chunks.parquet
+        ("session", "<i8"),  # the session that the request belongs to: the id of its first request; -1: none
+        ("chunk_count", "<i4"),  # number of its rows there, which follow one another
+        ("bytes_out", "<i4"),  # bytes sent
+        ("n_in", "<i4"),  # input tokens; -1: not known
+        ("n_out", "<i4"),  # output tokens; -1: not known
+        ("n_want", "<i4"),  # output tokens that the request asked for; 0: left to the server
+        ("cached", "<i4"),  # input tokens that the server took from its cache; -1: not reported
+        ("reasoning", "<i4"),  # how many of n_out are reasoning tokens; -1: not reported
+        # Origin and outcome
+        ("turn", "<i4"),  # its turn in the session, from 0; -1: no session
+        ("stage", "<i2"),  # index of the stage in the plan
+        ("shard", "<i2"),  # index of the client process
+        ("url", "<i2"),  # index of the base URL in server.url
+        ("status", "<i2"),  # status of the protocol: HTTP 200, 503 ...; 0: no response
+        ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
+        ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
+        ("attempts", "<i1"),  # times it was sent; 2 if the server closed or refused the first attempt unprocessed
+        ("open_loop", "<i1"),  # 1: open loop, the plan set `intended`; 0: closed loop
     ]
 )
 
@@ -62,18 +68,19 @@ assert ROW_STRUCT.size == ROW.itemsize
 NAMES: tuple[str, ...] = ROW.names or ()
 TIMES = ("intended", "sent", "first_byte", "first_token", "last_token", "done")
 COUNTED_BY = ("nobody", "server", "tokenizer")
+"""Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
 
 PHASES = ("warmup", "steady", "cooldown")
-"""Which part of the run a request belongs to; only `steady` is counted."""
+"""The part of the run that a request belongs to. Only `steady` requests are in the statistics."""
 
 DROPPED = "dropped"
-"""The failure code of a request that the cap kept from being sent."""
+"""Failure code of a request that was due while the cap was reached, and was not sent."""
 CANCELLED = "cancelled"
-"""The failure code of a request that was in flight, or still to be sent, when the run was ended."""
+"""Failure code of a request that was in flight, or waiting to be sent, when the run was interrupted."""
 LOST = "lost"
-"""The failure code of a request whose client process died: it was in flight then, or was never sent."""
+"""Failure code of a request whose client process died: it was in flight then, or was never sent."""
 UNREACHED = 30
-"""Seconds on end without a connection after which a closed stage that only a number of requests would end is given up."""
+"""Seconds without any connection after which a closed stage without a duration is given up: it would never end."""
 
 
 _CACHE_LINE = 64
@@ -84,10 +91,10 @@ class _Named(Protocol):
 
 
 class Columns:
-    """Rows, each column an array of its own: reading one does not drag the others through the processor's cache.
+    """Rows with each column in its own array, so that reading one column leaves the others out of the processor's cache.
 
-    `rows["sent"]` is a column; `rows[mask]` and `rows[a:b]` are some of the rows, of which a column is picked when it is
-    asked for. `np.asarray(rows)` has them as an array of ROW, for whoever wants them one by one.
+    `rows["sent"]` is a column. `rows[mask]` and `rows[a:b]` are a selection of the rows; its columns are gathered when they
+    are read. `np.asarray(rows)` is an array of ROW, for reading row by row.
     """
 
     def __init__(self, count: int, source: _Named, chosen: slice | NDArray[Any] = slice(None)) -> None:
@@ -95,7 +102,7 @@ class Columns:
 
     @classmethod
     def empty(cls, count: int) -> "Columns":
-        """Room for so many rows, to be filled: in one piece, which the kernel backs with large pages, in half the time."""
+        """`count` uninitialized rows, in one allocation: the kernel backs it with large pages, which takes half the time."""
         room = np.empty(count * ROW.itemsize + len(NAMES) * _CACHE_LINE, np.uint8)
         columns, at = {}, 0
         for name in NAMES:
@@ -135,82 +142,87 @@ class Columns:
 
 
 class Failure(msgspec.Struct, frozen=True):
+    """A way in which requests failed. Requests with the same code and message share one."""
+
     code: str
+    """See wire/failures.py."""
     message: str
 
 
 class Chunks(msgspec.Struct, frozen=True):
-    """The chunk columns, or a piece of them: when each arrived and how many tokens it carried."""
+    """The columns of chunks.parquet, or a slice of them: when each chunk arrived, and how many tokens it carried."""
 
     arrival: NDArray[np.int64]
     tokens: NDArray[np.uint16]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """How one shard's process fared over one interval of the run (a fraction of a second)."""
+    """How one client process did over one interval of the run (a fraction of a second)."""
 
     shard: int
     at: int
-    """ns since t=0, the interval's end."""
+    """End of the interval, ns since t=0."""
     cpu: float
-    """Share of one core that the process used."""
+    """CPU time of the process as a share of one core."""
     rss: int
-    """Bytes of memory that the process holds."""
+    """Resident memory of the process in bytes."""
     memory: float
-    """Share of the machine's memory in use."""
+    """Share of the machine's memory that is in use."""
     stall: int
-    """The longest that the loop stood still, ns."""
+    """Longest stall of the event loop, ns."""
     stalled: int
-    """Sum of the standstills of 10 ms and more, ns."""
+    """Sum of the stalls of at least 10 ms, ns."""
     clock_step: int
-    """Wall clock against monotonic clock since t=0, ns."""
+    """How far the wall clock has moved against the monotonic clock since t=0, ns."""
     in_flight: int
+    """Requests of the process in flight at the end of the interval."""
 
 
 class Records(msgspec.Struct, frozen=True):
-    """Everything that was recorded, but for the chunks, which may be too many to hold and come in pieces."""
+    """Everything that was recorded except the chunks, which may not fit into memory (see `Run.chunks`)."""
 
     rows: Columns
     phase: NDArray[np.int8]
-    """A place in PHASES for each row."""
+    """An index into PHASES for each row."""
     failures: tuple[Failure, ...]
     samples: tuple[Sample, ...]
 
 
-# --- a run: the records, and what is known about where they come from -------------------------------------------------
+# --- a run: its records, and the circumstances under which they were taken -------------------------------------------
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage asked for; 0 where it does not apply."""
+    """The load of one stage, as planned; 0 for what does not apply."""
 
     type: str
-    """As the config names it: constant, poisson ... closed."""
+    """Its type in the config: constant, poisson ... closed."""
     open: bool
+    """Open or closed loop."""
     name: str = ""
     rate: float = 0.0
-    """Open loop: requests a second, on average over the stage."""
+    """Open loop: requests per second, averaged over the stage."""
     duration: float = 0.0
-    """Seconds, as `ramp_up` and `think`."""
+    """Seconds, like `ramp_up` and `think`."""
     requests: int = 0
     concurrency: int = 0
-    """Closed loop: requests in flight. Open loop: the cap."""
+    """Closed loop: number of users. Open loop: maximum number of requests in flight."""
     ramp_up: float = 0.0
     think: float = 0.0
     stable: float = 0.0
-    """It ends when three windows in a row agree within this share; 0: there is no such rule."""
+    """The stage ends when three windows in a row agree within this share; 0: this rule is off."""
     window: float = 0.0
-    """Seconds."""
+    """Length of such a window in seconds."""
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """How often, and for how long in all."""
+    """How often something happened, and how long it took in total."""
 
     count: int = 0
     ns: int = 0
 
 
 class StageStatistics(msgspec.Struct, frozen=True):
-    """What a KServe server says that it spent its time on during one stage. A batch of n is n inferences in one execution."""
+    """What a KServe server reports about its work during one stage. A batch of n is n inferences in one execution."""
 
     inferences: int = 0
     executions: int = 0
@@ -229,13 +241,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
     interrupted: bool = False
     errors: tuple[str, ...] = ()
-    """Workers that died or hung, one line each."""
+    """One line for each client process that died or hung."""
     given_up: tuple[int, ...] = ()
-    """Stages (the first is 0) that were ended before all was sent, since the server could not be reached for UNREACHED s."""
+    """Indices of the stages that ended early because the server could not be reached for UNREACHED seconds."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """manifest.json: everything about a run that is not a record."""
+    """manifest.json: everything about a run except its records."""
 
     schema: int = 1
     inferometer: str
@@ -243,30 +255,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock at t=0, ISO 8601."""
     t0_wall_ns: int
     config: dict[str, object]
-    """With secrets removed."""
+    """The config as it ran, with secrets removed."""
     plan: tuple[StagePlan, ...]
     workload: dict[str, object]
-    """`distinct`: different prompts made; `digest`: of the spec, the seed and what they were made from."""
+    """`distinct`: number of different requests; `digest`: hash of the data's spec, the seed and the files that it uses."""
     clock: dict[str, object]
-    """`stamps`: kernel | user; its source, its offset ..."""
+    """`stamps` (kernel or user), the clock source, its offset ..."""
     seeds: dict[str, int]
     versions: dict[str, str]
     host: dict[str, object]
     server: dict[str, object] = {}
-    """KServe: the server's name and version, the model's inputs, outputs and batch size."""
+    """KServe: name and version of the server; inputs, outputs and batch size of the model."""
     statistics: tuple[StageStatistics | None, ...] = ()
-    """KServe: for each stage, as far as the server says."""
+    """KServe: one per stage; None if the server does not report it."""
     no_statistics: tuple[str, ...] = ()
-    """For each stage why there are none; empty where there are."""
+    """For each stage, why there are no statistics; empty if there are."""
     outcome: Outcome = Outcome()
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A whole run, as the store reads it."""
+    """A run as read from its folder."""
 
     folder: Path
     manifest: Manifest
     records: Records
     chunk_total: int
     chunks: Callable[[], Iterator[Chunks]]
-    """The chunk columns from the start, in pieces small enough to hold; read when asked for."""
+    """Reads the chunk columns from the start, in slices that fit into memory."""

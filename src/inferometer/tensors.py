@@ -1,8 +1,8 @@
-"""Tensors as KServe v2 has them: a name, a datatype, a shape, and raw bytes.
+"""Tensors of KServe v2: a name, a datatype, a shape, and raw bytes.
 
-The bytes are the binary extension's and gRPC's raw contents alike: little-endian, row-major, nothing between elements; an
-element of BYTES is its length in 4 bytes and then itself. numpy and JSON are made from them and turned into them. What does
-not fit raises a UserError that says what was expected and what was given.
+The bytes have the same format in the binary tensor data extension (HTTP) and in gRPC's raw contents: little-endian,
+row-major, without padding. An element of BYTES is its length in 4 bytes, followed by its bytes. Functions here convert them
+to and from numpy arrays and JSON. They raise UserError with what was expected and what was given when a value does not fit.
 """
 
 import math
@@ -24,24 +24,24 @@ class Tensor(msgspec.Struct, frozen=True):
     datatype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
-    """A view where the tensor is a part of something larger (the reference server takes it out of a request unchanged)."""
+    """A view if the tensor is part of a larger buffer (the reference server reads tensors from a request without copying)."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model says about one of its tensors; -1 stands for a dimension of any size."""
+    """A model's metadata about one of its tensors; -1 is a dimension of any size."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
-    """A request may do without it."""
+    """Requests may omit it."""
 
 
 class Datatype(msgspec.Struct, frozen=True):
     size: int
-    """Bytes of an element; 0 where elements differ (BYTES)."""
+    """Bytes per element; 0 if it varies (BYTES)."""
     dtype: np.dtype[Any] | None
-    """numpy's type; None where it has none (BF16, BYTES)."""
+    """The numpy type; None if there is none (BF16, BYTES)."""
 
 
 DATATYPES = {
@@ -71,97 +71,100 @@ _FLOAT = np.dtype("<f4")  # what BF16 is widened to
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many elements a tensor of `shape` has; a scalar's shape is ()."""
+    """Number of elements of a tensor with this shape; the shape of a scalar is ()."""
     if any(size < 0 for size in shape):
         raise UserError(f"the shape {shown(shape)} has a dimension of any size", "give a size for every dimension")
     return math.prod(shape)
 
 
 def shown(shape: Sequence[int]) -> str:
-    """A shape in a message, of bounded length."""
+    """Format a shape for a message, truncated if it is long."""
     sizes = [f"{size:.20}" for size in map(str, shape[:12])]
     return f"[{', '.join(sizes)}{', ...' if len(shape) > 12 else ''}]"
 
 
 def datatype_of(name: str, datatype: str) -> Datatype:
-    """The table's entry for the tensor `name`."""
+    """Look up a datatype. `name` is the tensor that the error message is about."""
     if datatype not in DATATYPES:
         raise UserError(
-            f"tensor {name}: the datatype {datatype!r:.60} is not known", f"it is one of {', '.join(DATATYPES)}"
+            f"tensor {name}: the datatype {datatype!r:.60} is not known", f"use one of {', '.join(DATATYPES)}"
         )
     return DATATYPES[datatype]
 
 
 GRPC_MESSAGE = 2**31 - 1
-"""Bytes of the largest message that protobuf and most servers can take at all."""
+"""Maximum size in bytes of a message, for protobuf and most servers."""
 _COPIES = 4
-"""How often a tensor is in memory while it is encoded, about."""
-_MADE_UP = {"BYTES": 370, "BF16": 28, "FP16": 20, "BOOL": 8, "UINT8": 6, "INT8": 6}
-"""Bytes that an element takes while random ones are made, about, where that is more: strings are objects by then, and narrow
-numbers are made from wider ones."""
-_IN_JSON = {"FP32": 70, "FP64": 80}
-_WHOLE_IN_JSON = 18
-"""The same while JSON is made, where numbers are objects: floats one each, small whole numbers a few for all."""
+"""Approximate number of copies of a tensor in memory while it is encoded."""
+_WHILE_GENERATED = {"BYTES": 370, "BF16": 28, "FP16": 20, "BOOL": 8, "UINT8": 6, "INT8": 6}
+"""Approximate bytes per element while random tensors are generated, for the datatypes for which this is more: strings are
+Python objects at that point, and narrow numbers are converted from wider ones."""
+_WHILE_JSON = {"FP32": 70, "FP64": 80}
+_INTEGER_WHILE_JSON = 18
+"""The same while JSON is encoded, when numbers are Python objects: one per float, but small integers share theirs."""
 _BYTES_ELEMENT = 12
-"""What a made-up string takes, about."""
+"""Approximate size of a generated string."""
 _LARGEST_SIZE = 2**63 - 1
 
 
 def size_of(spec: TensorSpec) -> int:
-    """Bytes of a tensor of this full shape; of BYTES, about."""
+    """Size in bytes of a tensor with this full shape; an estimate for BYTES."""
     return elements(spec.shape) * (datatype_of(spec.name, spec.datatype).size or _BYTES_ELEMENT)
 
 
 def check_room(
     specs: Sequence[TensorSpec], where: str, in_grpc_message: bool, as_json: bool = False, zeros: bool = False
 ) -> None:
-    """One request with tensors of these full shapes can be made and sent; asked before any memory is."""
+    """Raise UserError when a request with tensors of these full shapes would not fit into memory, or into a gRPC message.
+
+    This is checked before anything is allocated.
+    """
     sizes = [size_of(spec) for spec in specs]
     needs = [_need(spec, as_json, zeros) for spec in specs]
     too_long = next((spec for spec in specs if max(spec.shape, default=0) > _LARGEST_SIZE), None)
     if too_long is not None:
         raise UserError(
-            f"{where}: {too_long.name}: {shown(too_long.shape)} has a size that no protocol can say", "lower it"
+            f"{where}: {too_long.name}: {shown(too_long.shape)} has a size that does not fit into 64 bits", "lower it"
         )
-    total, need, most = sum(sizes), sum(needs), memory.limit()
+    total, need, available = sum(sizes), sum(needs), memory.limit()
     is_too_long = in_grpc_message and total > GRPC_MESSAGE
-    if need <= most and not is_too_long:
+    if need <= available and not is_too_long:
         return
     size, _, largest = max(zip(sizes, needs, specs, strict=True), key=lambda one: one[0] if is_too_long else one[1])
-    all_of_it = f", {_about(total)} with the other inputs" if total > size else ""
+    with_others = f", {_format_size(total)} with the other inputs" if total > size else ""
     limit = (
-        "a gRPC message holds 2 GiB"
+        "a gRPC message holds at most 2 GiB"
         if is_too_long
-        else f"to make the request takes about {_about(need)} of memory, and there are {format_bytes(most)}"
+        else f"building the request needs about {_format_size(need)} of memory, but only {format_bytes(available)} is available"
     )
     raise UserError(
-        f"{where}: {largest.name}: {largest.datatype} {shown(largest.shape)} is {_about(size)}{all_of_it}; {limit}",
-        SEND_LESS if need <= most else "take a smaller shape, or a smaller batch",
+        f"{where}: {largest.name}: {largest.datatype} {shown(largest.shape)} is {_format_size(size)}{with_others}; {limit}",
+        SEND_LESS if need <= available else "use a smaller shape or a smaller batch",
     )
 
 
 def _need(spec: TensorSpec, as_json: bool, zeros: bool) -> int:
-    """Bytes of memory that a tensor takes at the most while it is made and encoded, about."""
-    made = 0 if zeros else _MADE_UP.get(spec.datatype, 0)
-    encoded = _IN_JSON.get(spec.datatype, _WHOLE_IN_JSON) if as_json else 0
-    return max(_COPIES * size_of(spec), elements(spec.shape) * max(made, encoded))
+    """Approximate peak of the memory that a tensor takes while it is generated and encoded, in bytes."""
+    generated = 0 if zeros else _WHILE_GENERATED.get(spec.datatype, 0)
+    encoded = _WHILE_JSON.get(spec.datatype, _INTEGER_WHILE_JSON) if as_json else 0
+    return max(_COPIES * size_of(spec), elements(spec.shape) * max(generated, encoded))
 
 
-def _about(size: int) -> str:
+def _format_size(size: int) -> str:
     return format_bytes(size) if size < 2**60 else "more than 2^60 bytes"
 
 
 def to_send(specs: Sequence[TensorSpec], wanted: Collection[str]) -> list[TensorSpec]:
-    """The inputs of a request, by the names of those that it wants.
+    """The inputs that a request sends: those whose names are in `wanted`.
 
-    Where it may do without any, they are ways to say the same (an image as a file or as pixels): one is sent, of numbers if
-    there is one.
+    If there are none, every input is optional: the inputs are alternatives, such as an image as a file or as pixels. Then
+    one of them is sent, a numeric one if possible.
     """
     return [one for one in specs if one.name in wanted] or sorted(specs, key=lambda one: one.datatype == "BYTES")[:1]
 
 
 def check(tensor: Tensor) -> None:
-    """The data is as long as datatype and shape say."""
+    """Raise UserError when the size of the data does not match the datatype and the shape."""
     kind, count = datatype_of(tensor.name, tensor.datatype), elements(tensor.shape)
     if tensor.datatype == "BYTES":
         _split(tensor, count)
@@ -173,7 +176,7 @@ def check(tensor: Tensor) -> None:
 
 
 def misfit(tensor: Tensor, spec: TensorSpec) -> str:
-    """Why `tensor` is not what `spec` asks for; "" where it is."""
+    """Why `tensor` does not match `spec`; "" if it does."""
     if tensor.name != spec.name:
         return f"the model expects a tensor called {spec.name}; {tensor.name} was given"
     if tensor.datatype != spec.datatype:
@@ -188,9 +191,9 @@ def misfit(tensor: Tensor, spec: TensorSpec) -> str:
 
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
-    """`array` as a tensor of `datatype` (its own where none is given). Values that the datatype cannot hold are refused.
+    """Convert `array` to a tensor of `datatype`, by default the array's own type.
 
-    Floats are rounded to the nearest of a narrower type; whole numbers are not, whatever they are to become.
+    Raises UserError when a value does not fit. Floats may be rounded to a narrower type; integers must stay exact.
     """
     array = np.asarray(array)
     if datatype is None:
@@ -199,17 +202,17 @@ def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> T
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _join(name, array.reshape(-1).tolist()))
     if datatype == "BF16":
-        made = Tensor(name, datatype, shape, _bfloat16(name, _cast(name, array, _FLOAT, datatype)))
+        tensor = Tensor(name, datatype, shape, _bfloat16(name, _cast(name, array, _FLOAT, datatype)))
     else:
         assert kind.dtype is not None
-        made = Tensor(name, datatype, shape, _cast(name, array, kind.dtype, datatype).tobytes())
+        tensor = Tensor(name, datatype, shape, _cast(name, array, kind.dtype, datatype).tobytes())
     if array.dtype.kind in "iu" and (kind.dtype or _FLOAT).kind == "f":
-        _check_exact(array.reshape(-1), to_numpy(made).reshape(-1), made)
-    return made
+        _check_exact(array.reshape(-1), to_numpy(tensor).reshape(-1), tensor)
+    return tensor
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """BF16 comes as float32, BYTES as objects that are bytes."""
+    """Convert to a numpy array: BF16 becomes float32, BYTES becomes objects of type bytes."""
     check(tensor)
     array: NDArray[Any]
     if tensor.datatype == "BYTES":
@@ -217,15 +220,15 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
         array[:] = _split(tensor, array.size)
     elif tensor.datatype == "BF16":
         array = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view(_FLOAT)
-    elif tensor.datatype == "BOOL":  # any byte but 0 is true
+    elif tensor.datatype == "BOOL":  # any byte other than 0 is true
         array = np.frombuffer(tensor.data, np.uint8) != 0
     else:
         array = np.frombuffer(tensor.data, DATATYPES[tensor.datatype].dtype)
     try:
         return array.reshape(tensor.shape)
-    except (ValueError, OverflowError) as error:  # too many dimensions, or one of no elements and absurd others
+    except (ValueError, OverflowError) as error:  # too many dimensions, or no elements but absurd sizes
         raise UserError(
-            f"tensor {tensor.name}: numpy has no array of the shape {shown(tensor.shape)}: {error}"
+            f"tensor {tensor.name}: numpy has no arrays of the shape {shown(tensor.shape)}: {error}"
         ) from None
 
 
@@ -234,12 +237,12 @@ def _datatype_for(name: str, array: NDArray[Any]) -> str:
         return "BYTES"
     datatype = _BY_DTYPE.get(array.dtype.newbyteorder("<"))
     if datatype is None:
-        raise UserError(f"tensor {name}: numpy's {array.dtype} has no datatype in KServe v2", "name the datatype")
+        raise UserError(f"tensor {name}: numpy's {array.dtype} has no equivalent in KServe v2", "give the datatype")
     return datatype
 
 
 def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any], datatype: str) -> NDArray[Any]:
-    """`array` in another type; UserError where a value would become another one (rounding of floats aside)."""
+    """Convert `array` to another type. Raises UserError when a value would change, except by rounding of floats."""
     if array.dtype.kind not in "?buif":
         raise UserError(f"tensor {name}: {array.dtype} values cannot become {datatype}")
     if dtype.kind == "f":
@@ -247,7 +250,7 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any], datatype: str) -
             cast = array.astype(dtype)
         lost = np.isfinite(array) & ~np.isfinite(cast)
     elif array.dtype.kind == "f":
-        raise UserError(f"tensor {name}: {array.dtype} values cannot become {datatype}", "give whole numbers")
+        raise UserError(f"tensor {name}: {array.dtype} values cannot become {datatype}", "give integers")
     else:
         cast = array.astype(dtype)
         lost = (cast != array) | ((cast < 0) != (array < 0))
@@ -256,21 +259,22 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any], datatype: str) -
     return cast
 
 
-def _check_exact(whole: NDArray[Any], floats: NDArray[Any], made: Tensor) -> None:
-    """Whole numbers are the same as floats."""
+def _check_exact(integers: NDArray[Any], floats: NDArray[Any], tensor: Tensor) -> None:
+    """Raise UserError when an integer was rounded in its conversion to floats."""
     floats = floats.astype(np.float64)
-    too_large = 2.0 ** (8 * whole.dtype.itemsize - (whole.dtype.kind == "i"))  # for the way back: it is rounded up to
-    held = floats < too_large
-    lost = ~held | (np.where(held, floats, 0).astype(whole.dtype) != whole)
+    # A float that was rounded up to this is too large to convert back.
+    too_large = 2.0 ** (8 * integers.dtype.itemsize - (integers.dtype.kind == "i"))
+    convertible = floats < too_large
+    lost = ~convertible | (np.where(convertible, floats, 0).astype(integers.dtype) != integers)
     if lost.any():
         raise UserError(
-            f"tensor {made.name}: {whole[lost][0]} does not fit into {made.datatype}: the nearest is {floats[lost][0]:.0f}",
-            "give floats if they may be rounded",
+            f"tensor {tensor.name}: {integers[lost][0]} does not fit into {tensor.datatype}: the nearest is {floats[lost][0]:.0f}",
+            "give floats if rounding is acceptable",
         )
 
 
 def _bfloat16(name: str, array: NDArray[Any]) -> bytes:
-    """float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+    """Round float32 to the nearest bfloat16, ties to even; NaN stays NaN."""
     flat = array.reshape(-1)
     bits = flat.view("<u4")
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
@@ -290,39 +294,41 @@ def _join(name: str, values: Iterable[Any]) -> bytes:
         try:
             raw = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
-            raise UserError(f"tensor {name}: {value!r:.60} has half a surrogate pair, which is no text") from None
+            raise UserError(
+                f"tensor {name}: {value!r:.60} has half a surrogate pair, which is not valid text"
+            ) from None
         if not isinstance(raw, bytes):
-            raise UserError(f"tensor {name}: {value!r:.60} is neither text nor bytes, as BYTES wants it")
+            raise UserError(f"tensor {name}: {value!r:.60} is neither text nor bytes, which BYTES requires")
         parts += (_LENGTH.pack(len(raw)), raw)
     return b"".join(parts)
 
 
 def _split(tensor: Tensor, count: int) -> list[bytes]:
-    data, place = tensor.data, 0
-    found: list[bytes] = []
-    while place + 4 <= len(data) and len(found) < count:
-        end = place + 4 + _LENGTH.unpack_from(data, place)[0]
+    data, position = tensor.data, 0
+    values: list[bytes] = []
+    while position + 4 <= len(data) and len(values) < count:
+        end = position + 4 + _LENGTH.unpack_from(data, position)[0]
         if end > len(data):
             break
-        found.append(bytes(data[place + 4 : end]))
-        place = end
-    if len(found) != count or place != len(data):
+        values.append(bytes(data[position + 4 : end]))
+        position = end
+    if len(values) != count or position != len(data):
         raise UserError(
             f"tensor {tensor.name}: BYTES {shown(tensor.shape)} is {count} elements, but the {len(data)} bytes given "
-            f"hold {len(found)} whole ones and {len(data) - place} bytes more"
+            f"contain {len(values)} complete elements and {len(data) - position} more bytes"
         )
-    return found
+    return values
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def to_json(tensor: Tensor) -> list[Any]:
-    """The elements in a flat list, row-major, for a JSON request."""
+    """Convert to a flat list of the elements, row-major, for a JSON request."""
     if tensor.datatype in _NOT_IN_JSON:
         raise UserError(
-            f"tensor {tensor.name}: {tensor.datatype} cannot be sent as JSON: the protocol has no such numbers, and Triton "
-            "refuses them",
+            f"tensor {tensor.name}: {tensor.datatype} cannot be sent as JSON: the protocol does not define it, and Triton "
+            "rejects it",
             "send binary tensors (api: kserve) or use gRPC",
         )
     array = to_numpy(tensor)
@@ -331,12 +337,12 @@ def to_json(tensor: Tensor) -> list[Any]:
             return [raw.decode() for raw in array.reshape(-1)]
         except UnicodeDecodeError:
             raise UserError(
-                f"tensor {tensor.name}: an element is not UTF-8 text, and JSON has nothing else for BYTES",
+                f"tensor {tensor.name}: an element is not UTF-8 text, which JSON requires for BYTES",
                 "send binary tensors (api: kserve) or use gRPC",
             ) from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UserError(
-            f"tensor {tensor.name}: JSON has no infinite numbers and no NaN",
+            f"tensor {tensor.name}: JSON has neither infinite numbers nor NaN",
             "send binary tensors (api: kserve) or use gRPC",
         )
     values: list[Any] = array.reshape(-1).tolist()
@@ -344,7 +350,7 @@ def to_json(tensor: Tensor) -> list[Any]:
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
-    """A tensor from a flat or a nested list. A null among floats is NaN: that is how some servers write it."""
+    """Create a tensor from a flat or a nested list. A null among floats is NaN, because some servers write it so."""
     kind, count = datatype_of(name, datatype), elements(shape)
     flat = _flat(data) if isinstance(data, list | tuple) else [data]
     if len(flat) != count:
@@ -352,12 +358,12 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tens
     if datatype == "BYTES":
         return Tensor(name, datatype, tuple(shape), _join(name, flat))
     dtype = kind.dtype or _FLOAT
-    array = (_floats if dtype.kind == "f" else _whole_numbers)(name, datatype, flat)
+    array = (_floats if dtype.kind == "f" else _integers)(name, datatype, flat)
     return Tensor(name, datatype, tuple(shape), from_numpy(name, array, datatype).data)
 
 
 def _flat(data: Sequence[Any]) -> list[Any]:
-    """The elements of nested lists, in order, without recursion: the depth is whatever someone sent."""
+    """The elements of nested lists, in order. Without recursion, because the depth comes from the network."""
     flat: list[Any] = []
     stack = [iter(data)]
     while stack:
@@ -374,19 +380,19 @@ def _flat(data: Sequence[Any]) -> list[Any]:
 def _floats(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
     for value in flat:
         if value is not None and type(value) not in (int, float):
-            raise UserError(f"tensor {name}: {value!r:.60} is not a number, as {datatype} wants it")
+            raise UserError(f"tensor {name}: {value!r:.60} is not a number, which {datatype} requires")
     try:
         return np.array([math.nan if value is None else value for value in flat], dtype=np.float64)
     except OverflowError:
         raise UserError(f"tensor {name}: a number does not fit into {datatype}") from None
 
 
-def _whole_numbers(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
-    """Integers and booleans in a type that holds them all, so that from_numpy can say which does not fit."""
+def _integers(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
+    """Integers and booleans as a type that holds them all, so that from_numpy can report the one that does not fit."""
     allowed = (bool, int) if datatype == "BOOL" else (int,)
     for value in flat:
         if type(value) not in allowed:
-            raise UserError(f"tensor {name}: {value!r:.60} is not what {datatype} wants")
+            raise UserError(f"tensor {name}: {value!r:.60} is not a value of {datatype}")
         if not -(2**63) <= value < 2**64:
             raise UserError(f"tensor {name}: {value!r:.60} does not fit into {datatype}")
     if any(value >= 2**63 for value in flat):
@@ -397,11 +403,11 @@ def _whole_numbers(name: str, datatype: str, flat: list[Any]) -> NDArray[Any]:
     return np.array(flat, dtype=np.int64)
 
 
-# --- made up ---------------------------------------------------------------------------------------------------------
+# --- generated -------------------------------------------------------------------------------------------------------
 
 
 def zeros(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
-    """All zeros, false, or empty strings."""
+    """A tensor of zeros, false, or empty strings."""
     size = datatype_of(name, datatype).size or _LENGTH.size
     return Tensor(name, datatype, tuple(shape), bytes(elements(shape) * size))
 
@@ -410,7 +416,7 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0
 
 
 def random(name: str, datatype: str, shape: Sequence[int], generator: np.random.Generator) -> Tensor:
-    """Floats in [0, 1), whole numbers in 0..127 (they fit every type), 1 to 16 letters and digits for BYTES."""
+    """A random tensor: floats in [0, 1), integers in 0..127 (which fit every type), 1 to 16 letters and digits for BYTES."""
     kind, count = datatype_of(name, datatype), elements(shape)
     array: NDArray[Any]
     if datatype == "BYTES":
@@ -422,7 +428,9 @@ def random(name: str, datatype: str, shape: Sequence[int], generator: np.random.
     if datatype == "BOOL":
         array = generator.integers(0, 2, count, dtype=np.uint8)
     elif datatype == "BF16":
-        array = generator.integers(0, 2**8, count) / 2**8  # as many steps as it has, so that nothing rounds up to 1
+        array = (
+            generator.integers(0, 2**8, count) / 2**8
+        )  # only values that BF16 holds exactly, so that none is rounded up to 1
     elif datatype == "FP16":
         array = generator.integers(0, 2**11, count) / 2**11
     elif datatype == "FP32":

@@ -1,7 +1,7 @@
-"""Triton's simple performance client, on our own feet: one request at a time to a model with one input and one output.
+"""A drop-in for Triton's simple_perf_client.py: one request at a time to a model with one input and one output.
 
-It is a run like any other (closed loop, one in flight, a warm-up by count): the numbers are those of its report, and its
-records are stored. What the model must look like, and what is printed, is the old client's.
+It is an ordinary run (closed loop, one request in flight, a number of warm-up requests): its records are stored, and the
+numbers are those of its report. The requirements on the model and the output are those of Triton's client.
 """
 
 import msgspec
@@ -21,21 +21,26 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 class TritonOptions(msgspec.Struct, frozen=True):
+    """The command line of `inferometer triton`."""
+
     model: str
     version: str = ""
     batch: int = 1
     size: int = 1
-    """Of the variable dimension."""
+    """Size of the variable dimension."""
     url: str | None = None
     protocol: str | None = None
+    """http or grpc."""
     iterations: int = 1000
+    """Number of measured requests."""
     warmups: int = 500
+    """Number of requests before them, which are not measured."""
     overrides: tuple[str, ...] = ()
-    """Of the server's keys, as `--set` has them."""
+    """Config keys of the server, in the format of `--set`."""
 
 
 def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[Run, Summary]:
-    """Look whether the model is one for this client, then run."""
+    """Check that the model suits this client, then run."""
     config = _config(options)
     facts = reach.reach(config.server).facts
     assert facts is not None
@@ -43,15 +48,17 @@ def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[R
 
 
 def url_of(url: str | None, protocol: str | None) -> str:
-    """With a scheme, which says the protocol where `protocol` does not."""
+    """The URL with a scheme. An explicit `protocol` must match the scheme of the URL."""
     if url is None:
-        kind = protocol or "http"
-        return f"{kind}://127.0.0.1:{PORTS[kind]}"
+        scheme = protocol or "http"
+        return f"{scheme}://127.0.0.1:{PORTS[scheme]}"
     scheme, sep, _ = url.partition("://")
     if not sep:
         return f"{protocol or 'http'}://{url}"
     if protocol is not None and not scheme.lower().startswith(protocol):
-        raise UserError(f"-u {url} is not for the protocol {protocol}", f"drop -i, or write {protocol}://HOST:PORT")
+        raise UserError(
+            f"-u {url} does not match the protocol {protocol}", f"leave -i out, or write {protocol}://HOST:PORT"
+        )
     return url
 
 
@@ -74,7 +81,7 @@ def _with_data(config: Config, options: TritonOptions, facts: ModelFacts) -> Con
         raise UserError(f"-b {options.batch}: the model {options.model} takes no batches", "leave -b out")
     if facts.max_batch and options.batch > facts.max_batch:
         raise UserError(
-            f"-b {options.batch}: the model {options.model} takes batches of {facts.max_batch} at the most", "lower -b"
+            f"-b {options.batch}: the model {options.model} takes batches of at most {facts.max_batch}", "lower -b"
         )
     shape = [options.batch, options.size] if facts.max_batch else [options.size]
     data = msgspec.structs.replace(config.data, shape={name: shape}, batch=options.batch)
@@ -82,11 +89,9 @@ def _with_data(config: Config, options: TritonOptions, facts: ModelFacts) -> Con
 
 
 def only_input(facts: ModelFacts) -> str:
-    """The name of the model's input, if the model is one for this client."""
+    """The name of the model's only input. Raises UserError when the model does not suit this client."""
     metadata = facts.metadata
-    remedy = (
-        "this client measures models with one input and one output of one variable size; `inferometer run` takes any"
-    )
+    remedy = "this command measures models with one input and one output of one variable size; use `inferometer run` for others"
     dimensions = 2 if facts.max_batch else 1
     for kind, tensors in (("input", metadata.inputs), ("output", metadata.outputs)):
         if len(tensors) != 1:
@@ -105,10 +110,11 @@ def only_input(facts: ModelFacts) -> str:
     return metadata.inputs[0].name
 
 
-# --- what it says ----------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def text(summary: Summary) -> str:
+    """The report in the format of Triton's client."""
     latency = summary.metrics["e2e"]
     lines = [f"Throughput: {summary.throughput.requests or 0:.1f} infer/sec", "Latencies:"]
     for label, seconds in [("Avg", latency.mean), *((name, latency.value(name)) for name in PERCENTILES)]:
@@ -117,9 +123,9 @@ def text(summary: Summary) -> str:
 
 
 def csv(summary: Summary) -> str:
-    """A header and a line; latencies in microseconds."""
-    found = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
+    """The report as CSV, in the format of Triton's client: a header and one line, with latencies in microseconds."""
+    latencies = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
     cells = ["1", f"{summary.throughput.requests or 0:.1f}"]
-    cells += ["" if seconds is None else f"{seconds * 1e6:.0f}" for seconds in found]
+    cells += ["" if seconds is None else f"{seconds * 1e6:.0f}" for seconds in latencies]
     header = ["Concurrency", "Inferences/Second", *(f"{name} latency" for name in PERCENTILES)]
     return f"{','.join(header)}\n{','.join(cells)}\n"

@@ -1,4 +1,4 @@
-"""The types that cross a border between folders: few, frozen and slotted.
+"""The types that are passed between folders: few, frozen and slotted.
 
 workload -> Request      schedule -> Plan      wire -> Call, Event      engine -> rows (records.py)
 """
@@ -16,15 +16,15 @@ Messages = list[dict[str, object]]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One thing to ask, and the lengths that are known beforehand."""
+    """What one request sends, before it is encoded for an API."""
 
     id: int
     payload: str | Messages | tuple[Tensor, ...] | list[Any]
-    """A prompt, chat messages, tensors, or a gRPC method's messages (JSON or bytes)."""
+    """A prompt, chat messages, tensors, or the messages of a gRPC method (JSON or bytes)."""
     n_in: int
-    """Tokens of the prompt by the workload's tokenizer; 0 where they were not counted."""
+    """Tokens in the prompt, counted by the workload's tokenizer; 0 if they were not counted."""
     n_out: int
-    """Tokens wanted of the answer; 0 leaves the length to the server."""
+    """Output tokens to ask for; 0 leaves the length of the response to the server."""
     session: int = -1
     """The session that the request belongs to: the id of its first request. -1: none."""
     turn: int = -1
@@ -49,39 +49,46 @@ TURN_STEP = 1 << 40
 """A later turn's id is its session's plus this much for each turn: ids stay unique without a counter that shards share."""
 
 
-# --- what a plan is made of ------------------------------------------------------------------------------------------
+# --- plans -----------------------------------------------------------------------------------------------------------
 
 
 class OpenStage(msgspec.Struct, frozen=True):
-    """Send at these instants, whatever the server does."""
+    """Open loop: requests are sent at planned instants, however fast the server responds."""
 
     instants: NDArray[np.int64]
-    """Nanoseconds after the stage's start, ascending."""
+    """Nanoseconds since the start of the stage, ascending."""
     duration: int
     """Nanoseconds until the next stage starts."""
     cap: int = 0
-    """Requests in flight at the most; 0 is no cap."""
+    """Maximum number of requests in flight; 0 means no limit."""
     drop: bool = False
-    """What happens at the cap: wait (the wait is charged to the request) or be dropped (a row, and INVALID)."""
+    """What happens to a request that is due while the cap is reached: it is dropped, which is recorded as a failure; or, if
+    False, it is sent late, and the wait counts in its latency."""
     first_id: int = 0
     id_step: int = 1
-    """The requests have the ids first_id, first_id + id_step, ...: a shard's ids and instants are every Kth of the whole."""
+    """The nth request has the id first_id + n * id_step. Shard k of K has every Kth id and instant of the whole plan."""
     barrier: bool = False
     """Start only when every shard has finished all that it sent before, at an instant that the parent sets."""
 
 
 class ClosedStage(msgspec.Struct, frozen=True):
-    """Keep this many requests in flight; ends after `requests` or `duration` (ns), whichever comes first (0: no such end)."""
+    """Closed loop: a fixed number of users, each of which sends its next request when its response is complete.
+
+    The stage ends after `requests` or `duration`, whichever comes first.
+    """
 
     concurrency: int
+    """Number of users."""
     requests: int = 0
+    """0 means no limit."""
     duration: int = 0
+    """Nanoseconds; 0 means no limit."""
     ramp_up: int = 0
-    """The users start evenly over these nanoseconds: user j at ramp_offset + j ramp_up / concurrency."""
+    """Nanoseconds over which the users start, evenly: user j at ramp_offset + j * ramp_up / concurrency."""
     ramp_offset: int = 0
-    """0 in the whole; a shard's users start between those of the others."""
+    """Start of the first user; 0 in the whole plan. The users of a shard start in between those of the other shards."""
     think: int = 0
-    """Nanoseconds between an answer and the user's next request."""
+    """Nanoseconds from the end of a response to the user's next request."""
     first_id: int = 0
     id_step: int = 1
     barrier: bool = False
@@ -91,16 +98,16 @@ Stage = OpenStage | ClosedStage
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """When to ask: stages in a row. A shard's plan has the same stages; the union of all shards' is exactly the whole."""
+    """When to send: stages, one after the other. Each shard's plan has the same stages; together they are the whole plan."""
 
     stages: tuple[Stage, ...]
 
 
-# --- what a decoder says ---------------------------------------------------------------------------------------------
+# --- what decoders report --------------------------------------------------------------------------------------------
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """A chunk of the answer arrived that carries `n` tokens of content, reasoning or tool call."""
+    """A chunk arrived that carries `n` tokens of content, reasoning or a tool call."""
 
     n: int
 
@@ -109,7 +116,7 @@ ONE_TOKEN = Tokens(1)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The server's own counts; -1 where it does not say."""
+    """Token counts reported by the server; -1 if it does not report one."""
 
     n_in: int
     n_out: int
@@ -118,20 +125,20 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServerTiming(msgspec.Struct, frozen=True, gc=False):
-    """What the server says it took of the time: ns of waiting and of work; -1 where it does not say."""
+    """Nanoseconds that the server reports for queueing and for computing; -1 if it does not report them."""
 
     queue: int
     compute: int
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
-    """The answer is complete. `keep_alive` says whether the connection may carry another request."""
+    """The response is complete. `keep_alive`: the connection can be used for another request."""
 
     keep_alive: bool
 
 
 class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The answer is a failure: a short code (see wire/failures.py) and the server's message, bounded."""
+    """The request failed: a short code (see wire/failures.py) and the server's message, truncated."""
 
     code: str
     message: str
@@ -142,44 +149,46 @@ Event = Tokens | Usage | ServerTiming | End | Fail
 
 
 class Decoder(Protocol):
-    """Turns the bytes of a connection's answers, one after the other, into events. Sans-IO: no socket, no clock."""
+    """Decodes the responses that arrive on a connection, one after the other. Sans-IO: it knows no socket and no clock."""
 
     def reset(self) -> None:
-        """Be ready for the next answer on the same connection."""
+        """Prepare for the next response on the same connection."""
         ...
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """Bytes as they came; the events they complete. After End or Fail nothing more is fed."""
+        """Take the bytes as they arrived and return the events that they complete. After End or Fail it is not called."""
         ...
 
     def eof(self) -> Sequence[Event]:
-        """The server closed the connection; says End or Fail."""
+        """The server closed the connection: return End or Fail."""
         ...
 
     @property
     def status(self) -> int:
-        """The protocol's status (HTTP: 200, 503 ...); 0 before it is known."""
+        """Status of the protocol (HTTP: 200, 503 ...); 0 until it is known."""
         ...
 
     @property
     def text(self) -> str:
-        """What was answered, for servers that give no usage: their tokens are counted after the run."""
+        """Generated text. If the server reports no usage, its tokens are counted after the run."""
         ...
 
 
 class StreamResponse(Protocol):
-    """The same for one stream of a connection that carries many (HTTP/2): what its frames mean."""
+    """Decodes the response on one stream of a connection that carries many (HTTP/2)."""
 
     def headers(self, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> Sequence[Event]:
-        """The answer's headers, or its trailers; `end`: nothing follows."""
+        """Take the headers or the trailers. `end`: these are the last bytes of the stream."""
         ...
 
-    def data(self, data: bytes, end: bool) -> Sequence[Event]: ...
+    def data(self, data: bytes, end: bool) -> Sequence[Event]:
+        """Take bytes of the body. `end`: these are the last bytes of the stream."""
+        ...
 
     def complete(
         self, headers: tuple[tuple[bytes, bytes], ...], data: bytes, trailers: tuple[tuple[bytes, bytes], ...]
     ) -> Sequence[Event]:
-        """All of them, where they came at once. Who takes the events stops at the first End or Fail."""
+        """Take a complete response that arrived at once. The caller stops at the first End or Fail."""
         ...
 
     @property
@@ -190,27 +199,30 @@ class StreamResponse(Protocol):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """The requests of a shard as bytes, so that nothing is encoded after t=0. Tails are used in turn.
+    """The requests of a shard as bytes, so that nothing is encoded after t=0. After the last tail the first is used again.
 
-    HTTP/1.1 (`decoder`): the nth is heads[url] + its id + tails[n]: the request line and headers up to the value of the id's
-    header, then the last headers and the body. HTTP/2 (`answer`): heads[url] is the header block, tails[n] the body.
+    HTTP/1.1 (`decoder`): request n is heads[url] + its id + tails[n]: the request line and the headers up to the value of
+    the id header, then the id, then the remaining headers and the body.
+    HTTP/2 (`answer`): heads[url] is the header block, tails[n] the body.
     """
 
     heads: tuple[bytes, ...]
-    """For each base URL."""
+    """One for each base URL."""
     tails: tuple[bytes, ...]
+    """One for each distinct request, as are `n_in` and `n_out`."""
     n_in: tuple[int, ...]
-    """-1: not known."""
+    """Input tokens; -1 if not known."""
     n_out: tuple[int, ...]
+    """Output tokens that are asked for; 0 leaves the length to the server."""
     decoder: Callable[[], Decoder] | None = None
-    """What makes a connection's decoder."""
+    """HTTP/1.1: creates the decoder of a connection."""
     answer: Callable[[], StreamResponse] | None = None
-    """What makes a stream's."""
+    """HTTP/2: creates the decoder of a stream."""
     sequences: tuple[int, ...] = ()
-    """Tails lie in sequences of so many each, one after the other. One user sends a sequence from its first to its last; or, to
-    close it early, some of it and then its last. Empty: there are none."""
+    """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence
+    from its first request to its last; to close it early, it skips to the last."""
     is_text: bool = True
-    """Answers are text, whose tokens are counted where the server does not say."""
+    """Responses are text, whose tokens the client counts if the server does not report them."""
     sessions: tuple[Callable[[], Session], ...] = ()
     """Parallel to the tails, each of which is then the first turn of a session: starts the session that yields it."""
     encode: Callable[[Request], bytes] | None = None

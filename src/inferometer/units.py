@@ -1,10 +1,11 @@
-"""Quantities with units, read and written in one place: `50ms`, `10s`, `2m`, `64KiB`."""
+"""Parses and formats quantities with units: `50ms`, `10s`, `2m`, `64KiB`."""
 
 import math
 import re
 import sys
 
 NS = 1_000_000_000
+"""Nanoseconds per second."""
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {
@@ -15,12 +16,12 @@ _TERM = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)")
 
 
 def parse_seconds(value: object) -> float:
-    """`1.5`, `"1.5"`, `"90s"`, `"1m30s"` or `"250ms"` as seconds; ValueError says what is accepted."""
+    """Parse `1.5`, `"1.5"`, `"90s"`, `"1m30s"` or `"250ms"` into seconds; ValueError says what is accepted."""
     return _parse(value, _SECONDS, 1.0, "a duration such as 10s, 250ms or 1m30s")
 
 
 def parse_bytes(value: object) -> int:
-    """`4096`, `"64KiB"` or `"1.5GB"` as bytes."""
+    """Parse `4096`, `"64KiB"` or `"1.5GB"` into bytes; ValueError says what is accepted."""
     return int(_parse(value, {k: float(v) for k, v in _BYTES.items()}, 1.0, "a size such as 4096, 64KiB or 1GB"))
 
 
@@ -31,21 +32,21 @@ def _parse(value: object, units: dict[str, float], bare: float, expected: str) -
         if not 0 <= value <= sys.float_info.max:
             raise ValueError(f"expected {expected}, got {str(value)[:20]}")
         return value * bare
-    total, at = 0.0, 0
-    while at < len(value.rstrip()):
-        term = _TERM.match(value, at)
-        alone = at == 0 and term is not None and term.end() >= len(value.rstrip())
-        if term is None or (term[2] not in units and (term[2] or not alone)):
+    total, position = 0.0, 0
+    while position < len(value.rstrip()):
+        term = _TERM.match(value, position)
+        is_only_term = position == 0 and term is not None and term.end() >= len(value.rstrip())
+        if term is None or (term[2] not in units and (term[2] or not is_only_term)):
             raise ValueError(f"expected {expected}, got {value!r}")
         total += float(term[1]) * (units[term[2]] if term[2] else bare)
-        at = term.end()
-    if at == 0 or math.isinf(total):
+        position = term.end()
+    if position == 0 or math.isinf(total):
         raise ValueError(f"expected {expected}, got {value!r}")
     return total
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: three significant digits and the unit that suits them."""
+    """Format a duration for people: three significant digits and a suitable unit."""
     if math.isnan(seconds):
         return "-"
     size = abs(seconds)
@@ -60,12 +61,13 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_number(value: float, digits: int) -> str:
-    """With so many digits where it has decimals, and never with an exponent for being large."""
+    """Format a number with `digits` significant digits. Large numbers are written in full, without an exponent."""
     text = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e+" in text else text
 
 
 def format_bytes(count: float) -> str:
+    """Format a size for people: three significant digits and a binary unit."""
     for unit, scale in (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -217,7 +217,7 @@ def test_an_interrupted_run_ends_the_comparison_with_what_there_is(url: str, mon
 
 def test_protocols_take_turns_and_another_one_begins_each_time() -> None:
     ways, sizes = list(WAYS), (1, 2, 3)
-    order = compare_protocols.turns(ways, sizes, 2)
+    order = compare_protocols.run_order(ways, sizes, 2)
     assert Counter(order) == {(way, size): 2 for way in ways for size in sizes}
     begun = [order[at] for at in range(0, len(order), 4)]
     assert begun == [(ways[(turn + place) % 4], size) for turn in range(2) for place, size in enumerate(sizes)]
@@ -226,7 +226,7 @@ def test_protocols_take_turns_and_another_one_begins_each_time() -> None:
 
 
 def test_over_as_many_rounds_as_protocols_each_has_had_every_place() -> None:
-    order = compare_protocols.turns(list(WAYS), (1,), 4)
+    order = compare_protocols.run_order(list(WAYS), (1,), 4)
     for place in range(4):
         assert {way for way, _ in order[place::4]} == set(WAYS)
 

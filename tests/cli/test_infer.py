@@ -644,15 +644,15 @@ def test_a_version_that_is_not_there_is_said_with_the_flag(identity: dict[str, s
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_shape_that_is_too_large_is_one_line(identity: dict[str, str], protocol: str) -> None:
     said = infer(identity[protocol], "--model", "identity", "--shape", "1,99999999999999")
-    assert_one_line(said, "--shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB", "take a smaller shape")
+    assert_one_line(said, "--shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
 
 
 @pytest.mark.parametrize(
     ("protocol", "shared", "limit"),
     [
-        ("http", "false", "to make the request takes about"),
-        ("grpc", "false", "a gRPC message holds 2 GiB"),
-        ("grpc", "true", "to make the request takes about"),
+        ("http", "false", "building the request needs about"),
+        ("grpc", "false", "a gRPC message holds at most 2 GiB"),
+        ("grpc", "true", "building the request needs about"),
     ],
 )
 def test_and_so_it_is_to_a_run(
@@ -661,7 +661,7 @@ def test_and_so_it_is_to_a_run(
     given = ["server.api=kserve", "data.shape={INPUT0: [1, 99999999999999]}", f"server.shared_memory={shared}"]
     settings = [word for one in [*given, f"output={tmp_path}/runs"] for word in ("--set", one)]
     said = cli("run", identity[protocol], "--model", "identity", "--requests", "1", "-q", *settings)
-    assert_one_line(said, f"data.shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB; {limit}", "take a smaller shape")
+    assert_one_line(said, f"data.shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB; {limit}", "use a smaller shape")
     assert not (tmp_path / "runs").exists()
 
 

@@ -232,7 +232,7 @@ def test_records_that_cannot_be_stored_where_it_is_started(url: str, tmp_path: P
 
 
 def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:
-    assert_one_line(triton(url, "-b", "9"), "-b 9", "batches of 8 at the most")
+    assert_one_line(triton(url, "-b", "9"), "-b 9", "batches of at most 8")
     shapes([[-1]], [[-1]], 0)(model)
     assert_one_line(triton(url, "-b", "2"), "-b 2", "takes no batches")
     assert not (tmp_path / "runs").exists()
@@ -293,7 +293,7 @@ def test_a_version_that_is_not_there_is_said_with_the_flag(
 
 def test_a_size_that_no_memory_holds(url: str, tmp_path: Path) -> None:
     said = triton(url, "-s", "99999999999999")
-    assert_one_line(said, "IN: FP32 [1, 99999999999999] is 364 TiB", "take a smaller shape")
+    assert_one_line(said, "IN: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
     assert not list(tmp_path.glob("runs/*/*"))
 
 

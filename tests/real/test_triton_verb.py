@@ -53,7 +53,7 @@ def test_models_that_are_not_for_it(triton: Triton, protocol: str, model: str, w
 
 
 def test_batches_that_the_models_do_not_take(triton: Triton) -> None:
-    assert_one_line(verb("identity", triton.http, "-b", "65"), "batches of 64 at the most")
+    assert_one_line(verb("identity", triton.http, "-b", "65"), "batches of at most 64")
     assert_one_line(verb("no_batch", triton.grpc, "-b", "2"), "takes no batches")
 
 

@@ -1,4 +1,4 @@
-"""Any plan splits into K parts whose union is exactly the whole."""
+"""Any plan splits into K shards whose union is exactly the whole plan."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ STAGES = st.lists(st.builds(with_cap, OPEN | CLOSED, st.sampled_from([0, 6, 11])
 
 
 def sent(stage: OpenStage) -> list[tuple[int, int]]:
-    """Its (id, instant)s."""
+    """The (id, instant) pairs of an open stage."""
     ids = stage.first_id + stage.id_step * np.arange(len(stage.instants))
     return list(zip(ids.tolist(), stage.instants.tolist(), strict=True))
 
@@ -39,47 +39,47 @@ def ids(stage: ClosedStage) -> list[int]:
 
 
 def starts(stage: ClosedStage) -> list[int]:
-    """When its users start."""
+    """The instants at which the users of a closed stage start."""
     return [stage.ramp_offset + j * stage.ramp_up // stage.concurrency for j in range(stage.concurrency)]
 
 
-def check_union(whole: Stage, parts: list[Stage]) -> None:
+def check_union(whole: Stage, shards: list[Stage]) -> None:
     if isinstance(whole, OpenStage):
-        opens = [part for part in parts if isinstance(part, OpenStage)]
+        opens = [part for part in shards if isinstance(part, OpenStage)]
         assert sorted(pair for part in opens for pair in sent(part)) == sent(whole)
         assert sum(part.cap for part in opens) == whole.cap
         assert all((part.duration, part.drop) == (whole.duration, whole.drop) for part in opens)
         assert all(part.cap > 0 for part in opens) or not whole.cap
         sizes = [len(part.instants) for part in opens]
     else:
-        closed = [part for part in parts if isinstance(part, ClosedStage)]
+        closed = [part for part in shards if isinstance(part, ClosedStage)]
         assert sum(part.concurrency for part in closed) == whole.concurrency
         assert sorted(id for part in closed for id in ids(part)) == ids(whole)
         assert sorted(start for part in closed for start in starts(part)) == starts(whole)
         assert all((part.duration, part.think) == (whole.duration, whole.think) for part in closed)
         assert all(part.requests > 0 for part in closed) or not whole.requests
-        assert len({(part.first_id - whole.first_id) % len(parts) for part in closed}) == len(parts)
-        assert {part.id_step for part in closed} == {len(parts)}
+        assert len({(part.first_id - whole.first_id) % len(shards) for part in closed}) == len(shards)
+        assert {part.id_step for part in closed} == {len(shards)}
         sizes = [part.concurrency for part in closed]
-    assert len(parts) == len(sizes)
+    assert len(shards) == len(sizes)
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(STAGES, st.integers(1, 6), st.integers(0, 2**40))
-def test_the_union_of_all_parts_is_exactly_the_whole(load: Stages, of: int, seed: int) -> None:
+def test_the_union_of_all_shards_is_exactly_the_whole(load: Stages, n: int, seed: int) -> None:
     whole = schedule.plan(load, seed)
     assert schedule.max_shards(whole) >= 6
-    parts = [schedule.shard(whole, k, of) for k in range(of)]
+    shards = [schedule.shard(whole, k, n) for k in range(n)]
     for number, stage in enumerate(whole.stages):
-        check_union(stage, [part.stages[number] for part in parts])
+        check_union(stage, [part.stages[number] for part in shards])
 
 
 @given(STAGES, st.integers(1, 6))
-def test_ids_are_unique_over_all_stages_and_parts(load: Stages, of: int) -> None:
+def test_ids_are_unique_over_all_stages_and_shards(load: Stages, n: int) -> None:
     whole = schedule.plan(load, 0)
     seen: list[int] = []
-    for k in range(of):
-        for stage in schedule.shard(whole, k, of).stages:
+    for k in range(n):
+        for stage in schedule.shard(whole, k, n).stages:
             count = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests or 1000
             seen += [stage.first_id + j * stage.id_step for j in range(count)]
     assert len(set(seen)) == len(seen)
@@ -88,29 +88,29 @@ def test_ids_are_unique_over_all_stages_and_parts(load: Stages, of: int) -> None
 
 
 @given(STAGES, st.sampled_from([(2, 3), (3, 2), (2, 2)]))
-def test_a_part_splits_again(load: Stages, ways: tuple[int, int]) -> None:
+def test_a_shard_can_be_sharded_again(load: Stages, ways: tuple[int, int]) -> None:
     whole = schedule.plan(load, 0)
     outer, inner = ways
-    parts = [schedule.shard(whole, k, outer) for k in range(outer)]
-    if min(map(schedule.max_shards, parts)) >= inner:
-        parts = [schedule.shard(part, k, inner) for part in parts for k in range(inner)]
+    shards = [schedule.shard(whole, k, outer) for k in range(outer)]
+    if min(map(schedule.max_shards, shards)) >= inner:
+        shards = [schedule.shard(part, k, inner) for part in shards for k in range(inner)]
         for number, stage in enumerate(whole.stages):
             if isinstance(stage, OpenStage):
-                opens = [part.stages[number] for part in parts]
+                opens = [part.stages[number] for part in shards]
                 assert sorted(pair for part in opens if isinstance(part, OpenStage) for pair in sent(part)) == sent(
                     stage
                 )
 
 
-def test_one_part_is_the_whole() -> None:
+def test_a_single_shard_is_the_whole() -> None:
     whole = schedule.plan(Closed(concurrency=3, requests=9, ramp_up=s(1)), 0)
     assert schedule.shard(whole, 0, 1) == whole
 
 
-def test_more_parts_than_requests_of_an_open_stage_leaves_some_empty() -> None:
+def test_more_shards_than_requests_leave_some_shards_empty() -> None:
     whole = schedule.plan(Constant(rate=10, requests=2), 0)
-    parts = [schedule.shard(whole, k, 5).stages[0] for k in range(5)]
-    assert [len(part.instants) for part in parts if isinstance(part, OpenStage)] == [1, 1, 0, 0, 0]
+    shards = [schedule.shard(whole, k, 5).stages[0] for k in range(5)]
+    assert [len(part.instants) for part in shards if isinstance(part, OpenStage)] == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,21 @@ def test_more_parts_than_requests_of_an_open_stage_leaves_some_empty() -> None:
         (Stages([Closed(concurrency=4, duration=s(1)), Constant(rate=1, requests=9, max_concurrency=2)]), 2),
     ],
 )
-def test_how_many_parts_there_can_be(load: Closed | Constant | Stages, most: int) -> None:
+def test_max_shards_is_the_limit(load: Closed | Constant | Stages, most: int) -> None:
     whole = schedule.plan(load, 0)
     assert schedule.max_shards(whole) == most
     schedule.shard(whole, most - 1, most)
     with pytest.raises(ValueError, match=f"at most {most}"):
         schedule.shard(whole, 0, most + 1)
-    with pytest.raises(ValueError, match="part 1 of 1"):
+    with pytest.raises(ValueError, match="shard 1 of 1"):
         schedule.shard(whole, 1, 1)
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 6), st.integers(0, 20))
-def test_requests_are_shared_out_in_whole_sequences(sequence: int, users: int, parts: int, more: int) -> None:
-    parts = min(parts, users)
+def test_requests_are_dealt_out_in_whole_sequences(sequence: int, users: int, shards: int, more: int) -> None:
+    shards = min(shards, users)
     whole = Plan((ClosedStage(concurrency=users, requests=sequence * (users + more)),))
-    stages = [schedule.shard(whole, k, parts, sequence).stages[0] for k in range(parts)]
+    stages = [schedule.shard(whole, k, shards, sequence).stages[0] for k in range(shards)]
     shares = [stage.requests for stage in stages if isinstance(stage, ClosedStage)]
     assert sum(shares) == sequence * (users + more)
     assert all(share % sequence == 0 and share >= sequence for share in shares)

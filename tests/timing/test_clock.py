@@ -1,4 +1,4 @@
-"""One timeline: the wall clock's offset, the kernel's stamps moved onto it, and timers that fire at their deadline."""
+"""The offset of the wall clock, the kernel's timestamps, and timers that fire at their deadline."""
 
 import asyncio
 import select
@@ -17,15 +17,14 @@ def test_the_offset_turns_monotonic_into_wall_clock() -> None:
     assert before - 1_000_000 <= at <= after + 1_000_000
 
 
-def test_the_offset_is_the_sample_whose_readings_lay_closest_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offset_is_the_sample_with_the_closest_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = (500, 40, 300, 900, 70, 80, 90, 100, 110)
     readings: list[int] = []
 
     def scripted() -> int:
-        """0, 500, then 1 ms, 1 ms + 40 ...: each pair as far apart as `gaps` says."""
-        place = len(readings)
-        start = place // 2 * 1_000_000
-        readings.append(start + place % 2 * gaps[place // 2])
+        """0, 500, then 1 ms, 1 ms + 40 ...: the two readings of sample i are gaps[i] apart."""
+        sample, is_second = divmod(len(readings), 2)
+        readings.append(sample * 1_000_000 + is_second * gaps[sample])
         return readings[-1]
 
     monkeypatch.setattr(clock.time, "monotonic_ns", scripted)
@@ -33,16 +32,16 @@ def test_the_offset_is_the_sample_whose_readings_lay_closest_together(monkeypatc
     assert clock.wall_offset() == 7_000_000_000 - (1_000_000 + 20)
 
 
-def test_a_stamp_is_read_from_ancillary_data_and_its_absence_is_zero() -> None:
+def test_a_timestamp_is_read_from_ancillary_data_and_is_0_without_it() -> None:
     data = struct.pack("qq", 12, 345)
     assert clock.stamp_of([(socket.SOL_SOCKET, clock.SO_TIMESTAMPNS, data)]) == 12_000_000_345
     assert clock.stamp_of([]) == 0
 
 
-def test_the_kernel_stamps_bytes_when_they_arrive_however_late_they_are_read() -> None:
+def test_the_kernel_timestamps_bytes_at_arrival_however_late_they_are_read() -> None:
     primed = clock.prime()
     if primed is None:
-        pytest.skip("no kernel stamps on this platform")
+        pytest.skip("no kernel timestamps on this platform")
     one, two = _pair()
     with primed, one, two:
         clock.ask_for_stamps(two)
@@ -55,7 +54,7 @@ def test_the_kernel_stamps_bytes_when_they_arrive_however_late_they_are_read() -
     assert before - 100_000 <= stamp <= after + 10_000_000
 
 
-def test_where_there_is_no_stamping_priming_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prime_returns_none_without_kernel_timestamps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock.sys, "platform", "darwin")
     assert clock.prime() is None
 
@@ -78,7 +77,7 @@ def test_a_timer_fires_once_and_never_before_its_deadline(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [timer.TimerfdTimer, timer.LoopTimer])
-def test_a_timer_armed_again_forgets_its_earlier_deadline_and_one_in_the_past_fires_at_once(kind: type) -> None:
+def test_arming_again_replaces_the_deadline_and_a_past_deadline_fires_at_once(kind: type) -> None:
     async def count() -> int:
         fired: list[int] = []
         one = kind(asyncio.get_running_loop(), lambda: fired.append(1))

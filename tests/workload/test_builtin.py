@@ -1,4 +1,4 @@
-"""What ships in workload/builtin: can be made again, and is what synthetic prompts and the simulator rely on."""
+"""The files in workload/builtin can be rebuilt, and are what synthetic prompts and the simulator rely on."""
 
 import importlib.util
 import json
@@ -23,31 +23,31 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_tool_makes_the_shipped_files_again_byte_for_byte(tool: ModuleType, tmp_path: Path) -> None:
+def test_the_tool_rebuilds_the_shipped_files_byte_for_byte(tool: ModuleType, tmp_path: Path) -> None:
     tool.main(tmp_path)
     for name in ("prose.txt", "other.txt", "tokenizer.json"):
         assert (tmp_path / name).read_bytes() == (BUILTIN / name).read_bytes(), name
 
 
-def test_it_is_a_few_hundred_kilobytes() -> None:
+def test_the_files_are_small() -> None:
     assert sum(file.stat().st_size for file in BUILTIN.iterdir()) < 700_000
 
 
-def test_vocabulary_and_characters_a_token_are_as_of_natural_text() -> None:
+def test_vocabulary_and_characters_per_token_are_like_those_of_natural_text() -> None:
     vocabulary = json.loads((BUILTIN / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     assert len(vocabulary) == 8192
     assert 4.0 < len(prose()) / load().count(prose()) < 5.0
 
 
-def test_prose_is_plain_text_that_nothing_on_the_way_changes() -> None:
+def test_prose_is_printable_ascii_that_no_layer_changes() -> None:
     text = prose()
     assert text.isascii()
     assert not set(text) - set(map(chr, range(32, 127))) - {"\n"}
     assert "  " not in text
-    assert "<" not in text  # a slot left open
+    assert "<" not in text  # a slot of a template that was not filled
 
 
-def test_words_are_one_token_each_alone_and_in_a_row() -> None:
+def test_words_are_one_token_each_alone_and_in_sequence() -> None:
     found = words()
     assert len(found) > 1000
     assert len(set(found)) == len(found)

@@ -1,9 +1,9 @@
-"""The digest names the workload: the same for the same, another for anything else."""
+"""The digest identifies the workload: equal workloads have equal digests, different ones have different digests."""
 
 import json
 from pathlib import Path
 
-import made
+import small_tokenizers
 
 from inferometer import workload
 from inferometer.config.schema import Data, Jsonl, Prompts, Synthetic
@@ -14,7 +14,7 @@ def test_the_same_workload_has_the_same_digest() -> None:
     assert len(workload.digest(Synthetic(), 1)) == 64
 
 
-def test_anything_else_has_another(tmp_path: Path) -> None:
+def test_any_other_workload_has_another_digest(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a"}\n')
     longer = tmp_path / "b.jsonl"
@@ -24,7 +24,7 @@ def test_anything_else_has_another(tmp_path: Path) -> None:
         (Synthetic(), 1),
         (Synthetic(input=255), 0),
         (Synthetic(output=127), 0),
-        (Synthetic(tokenizer=made.save("byte_level", tmp_path)), 0),
+        (Synthetic(tokenizer=small_tokenizers.save("byte_level", tmp_path)), 0),
         (Prompts(prompts=["a"]), 0),
         (Prompts(prompts=["a"], output=5), 0),
         (Prompts(prompts=["a", "a"]), 0),
@@ -36,7 +36,7 @@ def test_anything_else_has_another(tmp_path: Path) -> None:
     assert len({workload.digest(spec, seed) for spec, seed in specs}) == len(specs)
 
 
-def test_a_line_beyond_the_sample_counts_too(tmp_path: Path) -> None:
+def test_lines_beyond_the_sample_are_in_the_digest(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     rows = [json.dumps({"prompt": f"number {i}"}) for i in range(400)]
     digests = set()
@@ -46,7 +46,7 @@ def test_a_line_beyond_the_sample_counts_too(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-def test_where_a_file_lies_does_not_matter(tmp_path: Path) -> None:
+def test_the_path_of_a_file_is_not_in_the_digest(tmp_path: Path) -> None:
     digests = set()
     for name in ("here", "there"):
         (tmp_path / name).write_text('{"prompt": "a"}')
@@ -54,6 +54,6 @@ def test_where_a_file_lies_does_not_matter(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_distinct_requests() -> None:
+def test_number_of_distinct_requests() -> None:
     assert workload.distinct(Synthetic()) is None
     assert workload.distinct(Prompts(prompts=["a", "b"])) == 2

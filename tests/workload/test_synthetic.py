@@ -1,11 +1,11 @@
-"""Synthetic prompts: exactly so many tokens, by any tokenizer; no two alike; the same whoever builds them."""
+"""Synthetic prompts have an exact number of tokens with any tokenizer, all differ, and depend on (seed, id) alone."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-import made
 import pytest
+import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers
@@ -26,13 +26,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str | Non
 
     def path(name: str) -> str | None:
         if name not in paths:
-            paths[name] = made.save(name, folder)
+            paths[name] = small_tokenizers.save(name, folder)
         return paths[name]
 
     return path
 
 
-@pytest.mark.parametrize("name", ["builtin", *made.MADE])
+@pytest.mark.parametrize("name", ["builtin", *small_tokenizers.TOKENIZERS])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_prompts_have_exactly_n_tokens(saved: Callable[[str], str | None], name: str, n: int) -> None:
     tokenizer = load(saved(name))
@@ -52,8 +52,8 @@ def test_a_prompt_may_be_longer_than_the_corpus() -> None:
     assert load().count(prompts(load(), 150_000, 0, [3])[0]) == 150_000
 
 
-@pytest.mark.parametrize("name", ["builtin", *made.MADE])
-def test_a_request_is_the_same_whoever_builds_it(saved: Callable[[str], str | None], name: str) -> None:
+@pytest.mark.parametrize("name", ["builtin", *small_tokenizers.TOKENIZERS])
+def test_a_request_does_not_depend_on_the_others_that_are_built(saved: Callable[[str], str | None], name: str) -> None:
     spec = Synthetic(input=40, output=9, tokenizer=saved(name))
     whole = workload.build(spec, 3, range(10))
     assert workload.build(spec, 3, [5])[0] == whole[5]
@@ -61,7 +61,7 @@ def test_a_request_is_the_same_whoever_builds_it(saved: Callable[[str], str | No
     assert [(request.id, request.n_in, request.n_out) for request in whole] == [(i, 40, 9) for i in range(10)]
 
 
-def test_prompts_differ_from_the_first_tokens_on() -> None:
+def test_prompts_differ_in_their_first_tokens() -> None:
     encoded = [load().encode(text) for text in prompts(load(), 32, 0, range(20_000))]
     assert len({tuple(ids[:3]) for ids in encoded}) == len(encoded)
     assert len({ids[0] for ids in encoded[:500]}) == 500
@@ -69,7 +69,9 @@ def test_prompts_differ_from_the_first_tokens_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["byte_level", "word_piece", "unigram"])
-def test_with_other_tokenizers_too(saved: Callable[[str], str | None], name: str) -> None:
+def test_prompts_differ_in_their_first_words_with_other_tokenizers(
+    saved: Callable[[str], str | None], name: str
+) -> None:
     texts = prompts(load(saved(name)), 8, 0, range(2_000))
     assert len({tuple(text.split(" ")[:3]) for text in texts}) == len(texts)
 
@@ -79,28 +81,28 @@ def test_another_seed_gives_other_prompts() -> None:
     assert not set(one) & set(other)
 
 
-def test_ids_of_later_stages_are_far_away_and_still_differ() -> None:
+def test_prompts_of_ids_that_are_far_apart_differ() -> None:
     ids = [*range(100), *range(1 << 32, (1 << 32) + 100), *range(2 << 32, (2 << 32) + 100)]
     assert len({tuple(load().encode(text)[:3]) for text in prompts(load(), 3, 0, ids)}) == 300
 
 
-def test_no_ids_no_prompts() -> None:
+def test_no_ids_give_no_prompts() -> None:
     assert prompts(load(), 5, 0, []) == []
 
 
-def test_a_tokenizer_that_knows_no_letter_says_so(tmp_path: Path) -> None:
+def test_a_tokenizer_without_english_tokens_is_an_error(tmp_path: Path) -> None:
     Tokenizer(models.BPE(vocab={"雪": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"finds no tokens in English text \(give another data\.tokenizer"):
+    with pytest.raises(UserError, match=r"finds no tokens in English text \(use another data\.tokenizer"):
         workload.build(Synthetic(input=5, tokenizer=str(tmp_path)), 0, [0])
 
 
-def test_a_tokenizer_that_cannot_make_the_number_says_so(tmp_path: Path) -> None:
-    # Every character becomes two tokens: no odd number can be made.
-    made_of_pairs = Tokenizer(models.BPE(vocab={"x": 0}, merges=[]))
-    made_of_pairs.normalizer = normalizers.Replace(Regex("."), "xx")
-    made_of_pairs.save(str(tmp_path / "tokenizer.json"))
+def test_an_impossible_number_of_tokens_is_an_error(tmp_path: Path) -> None:
+    # Every character becomes two tokens, so odd numbers are impossible.
+    two_per_character = Tokenizer(models.BPE(vocab={"x": 0}, merges=[]))
+    two_per_character.normalizer = normalizers.Replace(Regex("."), "xx")
+    two_per_character.save(str(tmp_path / "tokenizer.json"))
     assert (
         load(str(tmp_path)).count(workload.build(Synthetic(input=6, tokenizer=str(tmp_path)), 0, [0])[0].payload) == 6
     )
-    with pytest.raises(UserError, match=r"makes no prompt of exactly 5 tokens .*\(give another data\.input"):
+    with pytest.raises(UserError, match=r"cannot make a prompt of exactly 5 tokens .*\(change data\.input"):
         workload.build(Synthetic(input=5, tokenizer=str(tmp_path)), 0, [0])

@@ -1,4 +1,4 @@
-"""Tensors: shapes from a model's metadata, contents by rule or from a file, the same for the same seed and id."""
+"""Tensors have shapes from the model's metadata and contents that are generated or read from a file."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ IMAGE = TensorSpec("IMAGE", "FP32", (-1, 3, -1, -1))
 WORDS = TensorSpec("WORDS", "BYTES", (-1, 1))
 
 
-def made(spec: Tensors, *metadata: TensorSpec, max_batch: int = 8, ids: Any = range(3)) -> list[Any]:
+def build(spec: Tensors, *metadata: TensorSpec, max_batch: int = 8, ids: Any = range(3)) -> list[Any]:
     done = tensors.complete(spec, metadata, max_batch)
     return [request.payload for request in workload.build(done, 7, ids)]
 
@@ -26,19 +26,19 @@ def made(spec: Tensors, *metadata: TensorSpec, max_batch: int = 8, ids: Any = ra
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dynamic_size_is_1_and_the_batch_stands_in_front() -> None:
+def test_a_dynamic_size_is_1_and_the_batch_is_the_first_dimension() -> None:
     full = tensors.complete(Tensors(batch=4), [IMAGE, WORDS], 8)
     assert [(one.name, one.shape) for one in full.inputs] == [("IMAGE", [4, 3, 1, 1]), ("WORDS", [4, 1])]
     assert tensors.batch(full, 8) == 4
 
 
-def test_without_batching_the_first_size_is_one_like_others() -> None:
+def test_without_batching_the_first_dimension_is_not_special() -> None:
     full = tensors.complete(Tensors(), [TensorSpec("X", "INT8", (-1, 2))], 0)
     assert full.inputs[0].shape == [1, 2]
     assert tensors.batch(full, 0) == 1
 
 
-def test_optional_inputs_are_sent_where_they_are_named_and_one_of_them_where_there_are_no_others() -> None:
+def test_optional_inputs_are_sent_if_named_and_one_of_them_if_there_are_no_others() -> None:
     file = TensorSpec("FILE", "BYTES", (-1, 1), optional=True)
     pixels = TensorSpec("PIXELS", "FP32", (-1, 3), optional=True)
 
@@ -51,16 +51,16 @@ def test_optional_inputs_are_sent_where_they_are_named_and_one_of_them_where_the
     assert sent(Tensors(shape={"FILE": [2, 1]}), file, pixels) == ["FILE"]
 
 
-def test_a_given_shape_has_the_last_word() -> None:
+def test_a_shape_in_the_config_wins() -> None:
     full = tensors.complete(Tensors(shape={"IMAGE": [2, 3, 224, 224]}), [IMAGE], 8)
     assert full.inputs[0].shape == [2, 3, 224, 224]
     assert tensors.batch(full, 8) == 2
     assert tensors.size(full) == 2 * 3 * 224 * 224 * 4
 
 
-def test_inputs_in_the_config_stand_for_the_servers() -> None:
+def test_inputs_in_the_config_replace_the_servers_metadata() -> None:
     spec = Tensors(inputs=[TensorInput("X", "INT64", [1, 5])], fill="zeros")
-    assert to_numpy(made(spec, max_batch=0)[0][0]).tolist() == [[0] * 5]
+    assert to_numpy(build(spec, max_batch=0)[0][0]).tolist() == [[0] * 5]
 
 
 @pytest.mark.parametrize(
@@ -73,48 +73,48 @@ def test_inputs_in_the_config_stand_for_the_servers() -> None:
             "expects the shape [-1, 3, -1, -1]; [1, 4, 4, 4] was given",
             "every",
         ),
-        (Tensors(shape={"IMAGE": [3, 4, 4]}), 8, "[3, 4, 4] was given", "batch included"),
-        (Tensors(shape={"IMAGE": [-1, 3, 4, 4]}), 8, "below 0", "every size"),
+        (Tensors(shape={"IMAGE": [3, 4, 4]}), 8, "[3, 4, 4] was given", "including the batch"),
+        (Tensors(shape={"IMAGE": [-1, 3, 4, 4]}), 8, "below 0", "every dimension"),
         (Tensors(batch=9), 8, "the model takes at most 8", "lower"),
         (Tensors(batch=2), 0, "takes no batches", "data.shape"),
     ],
 )
-def test_what_does_not_fit_the_model_is_named(spec: Tensors, max_batch: int, what: str, remedy: str) -> None:
-    with pytest.raises(UserError) as found:
+def test_a_spec_that_does_not_fit_the_model_is_an_error(spec: Tensors, max_batch: int, what: str, remedy: str) -> None:
+    with pytest.raises(UserError) as error:
         tensors.complete(spec, [IMAGE], max_batch)
-    assert what in found.value.what
-    assert remedy in found.value.remedy
+    assert what in error.value.what
+    assert remedy in error.value.remedy
 
 
 # --- contents --------------------------------------------------------------------------------------------------------
 
 
-def test_random_requests_differ_and_are_the_same_again_for_the_same_seed_and_id() -> None:
+def test_random_requests_differ_by_id_and_are_reproducible() -> None:
     spec = Tensors(shape={"IMAGE": [1, 3, 4, 4]})
-    first, second, third = made(spec, IMAGE, WORDS)
+    first, second, third = build(spec, IMAGE, WORDS)
     assert first != second != third
-    assert made(spec, IMAGE, WORDS, ids=[2, 0]) == [third, first]
+    assert build(spec, IMAGE, WORDS, ids=[2, 0]) == [third, first]
 
 
-def test_zeros_are_one_request() -> None:
+def test_zeros_are_a_single_distinct_request() -> None:
     spec = tensors.complete(Tensors(fill="zeros"), [IMAGE], 8)
     assert workload.distinct(spec) == 1
     assert not to_numpy(workload.build(spec, 0, [5])[0].payload[0]).any()  # type: ignore[arg-type]
 
 
-def test_large_tensors_are_made_fewer_of() -> None:
+def test_there_are_fewer_distinct_requests_of_large_tensors() -> None:
     big = tensors.complete(Tensors(shape={"IMAGE": [8, 3, 1024, 1024]}), [IMAGE], 8)
     assert workload.distinct(big) == (256 << 20) // tensors.size(big)
     huge = tensors.complete(Tensors(shape={"IMAGE": [1, 3, 5120, 5120]}), [IMAGE], 8)
     assert workload.distinct(huge) == 1
 
 
-def test_an_unknown_fill_says_what_there_is() -> None:
+def test_an_unknown_fill_is_an_error() -> None:
     with pytest.raises(UserError, match="'ones' is not known"):
-        made(Tensors(fill="ones"), IMAGE)
+        build(Tensors(fill="ones"), IMAGE)
 
 
-def test_the_digest_tells_specs_apart_and_not_where_a_file_lies(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_spec_and_not_on_the_path_of_a_file(tmp_path: Path) -> None:
     shapes = [tensors.complete(Tensors(batch=batch), [IMAGE], 8) for batch in (1, 2)]
     assert len({workload.digest(spec, seed) for spec in shapes for seed in (0, 1)}) == 4
     digests = set()
@@ -132,20 +132,20 @@ def fill(path: Path, tree: object) -> str:
     return f"@{path}"
 
 
-def test_a_npy_file_is_the_only_input(tmp_path: Path) -> None:
+def test_an_npy_file_is_the_only_input(tmp_path: Path) -> None:
     array = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
     np.save(tmp_path / "a.npy", array)
-    assert (to_numpy(made(Tensors(fill=f"@{tmp_path / 'a.npy'}"), IMAGE)[0][0]) == array).all()
+    assert (to_numpy(build(Tensors(fill=f"@{tmp_path / 'a.npy'}"), IMAGE)[0][0]) == array).all()
 
 
 def test_an_npz_file_has_the_inputs_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", A=np.array([1, 2], np.int32), B=np.array([3.5], np.float64))
     spec = Tensors(fill=f"@{tmp_path / 'a.npz'}")
-    payload = made(spec, TensorSpec("B", "FP64", (1,)), TensorSpec("A", "INT32", (-1,)), max_batch=0)[0]
+    payload = build(spec, TensorSpec("B", "FP64", (1,)), TensorSpec("A", "INT32", (-1,)), max_batch=0)[0]
     assert [to_numpy(one).tolist() for one in payload] == [[3.5], [1, 2]]
 
 
-def test_perf_analyzers_json_lists_shapes_and_base64(tmp_path: Path) -> None:
+def test_perf_analyzer_json_has_lists_shapes_and_base64(tmp_path: Path) -> None:
     tree = {
         "data": [
             {"A": [1, 2, 3, 4], "B": ["one"]},
@@ -154,18 +154,18 @@ def test_perf_analyzers_json_lists_shapes_and_base64(tmp_path: Path) -> None:
     }
     spec = Tensors(fill=fill(tmp_path / "a.json", tree), shape={"A": [1, 2, 2], "B": [1, 1]})
     a, b = TensorSpec("A", "INT32", (-1, -1, 2)), TensorSpec("B", "BYTES", (-1, 1))
-    first, second, third = made(spec, a, b)
+    first, second, third = build(spec, a, b)
     assert [to_numpy(one).tolist() for one in first] == [[[[1, 2], [3, 4]]], [[b"one"]]]
     assert [to_numpy(one).tolist() for one in second] == [[[[5, 6]]], [[b"two"]]]
-    assert third == first  # in turn
+    assert third == first  # after the last entry the first is used again
 
 
-def test_perf_analyzers_streams_follow_one_another_and_batches_take_entries_in_a_row(tmp_path: Path) -> None:
+def test_perf_analyzer_streams_are_concatenated_and_batches_take_consecutive_entries(tmp_path: Path) -> None:
     tree = {"data": [[{"A": [1]}, {"A": [2]}], [{"A": [3]}]]}
     path = fill(tmp_path / "a.json", tree)
     spec = TensorSpec("A", "INT16", (-1, 1))
-    assert [to_numpy(one[0]).tolist() for one in made(Tensors(fill=path), spec)] == [[[1]], [[2]], [[3]]]
-    assert [to_numpy(one[0]).tolist() for one in made(Tensors(fill=path, batch=2), spec, ids=range(2))] == [
+    assert [to_numpy(one[0]).tolist() for one in build(Tensors(fill=path), spec)] == [[[1]], [[2]], [[3]]]
+    assert [to_numpy(one[0]).tolist() for one in build(Tensors(fill=path, batch=2), spec, ids=range(2))] == [
         [[1], [2]],
         [[3], [1]],
     ]
@@ -174,22 +174,22 @@ def test_perf_analyzers_streams_follow_one_another_and_batches_take_entries_in_a
 @pytest.mark.parametrize(
     ("tree", "what"),
     [
-        ([], "is not the JSON"),
-        ({"data": []}, "is not the JSON"),
-        ({"data": [5]}, "is not the JSON"),
+        ([], "is not JSON in the format"),
+        ({"data": []}, "is not JSON in the format"),
+        ({"data": [5]}, "is not JSON in the format"),
         ({"data": [{"B": [1]}]}, "entry 0 has no A"),
         ({"data": [{"A": [1]}, {"A": [1, 2]}]}, "entry 1"),
         ({"data": [{"A": ["x"]}]}, "entry 0"),
         ({"data": [{"A": {"b64": "!"}}]}, "entry 0"),
     ],
 )
-def test_a_json_file_that_does_not_fit_says_where(tmp_path: Path, tree: object, what: str) -> None:
-    with pytest.raises(UserError) as found:
-        made(Tensors(fill=fill(tmp_path / "a.json", tree)), TensorSpec("A", "INT32", (-1, 1)))
-    assert what in found.value.what and found.value.remedy
+def test_a_bad_json_file_is_an_error_that_names_the_entry(tmp_path: Path, tree: object, what: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(Tensors(fill=fill(tmp_path / "a.json", tree)), TensorSpec("A", "INT32", (-1, 1)))
+    assert what in error.value.what and error.value.remedy
 
 
-def test_files_that_are_not_there_or_no_arrays_say_so(tmp_path: Path) -> None:
+def test_missing_files_and_files_without_arrays_are_errors(tmp_path: Path) -> None:
     for name, content, what in (
         ("a.npy", b"no", "cannot be read"),
         ("b.npz", b"no", "cannot be read"),
@@ -198,33 +198,33 @@ def test_files_that_are_not_there_or_no_arrays_say_so(tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=what):
-            made(Tensors(fill=f"@{tmp_path / name}"), IMAGE)
+            build(Tensors(fill=f"@{tmp_path / name}"), IMAGE)
     np.save(tmp_path / "d.npy", np.zeros(3))
     with pytest.raises(UserError, match="holds one array, but the model has 2 inputs"):
-        made(Tensors(fill=f"@{tmp_path / 'd.npy'}"), IMAGE, WORDS)
+        build(Tensors(fill=f"@{tmp_path / 'd.npy'}"), IMAGE, WORDS)
 
 
-# --- what perf_analyzer takes besides ---------------------------------------------------------------------------------
+# --- other formats of perf_analyzer -----------------------------------------------------------------------------------
 
 
-def test_base64_with_a_shape_and_validation_data_beside_it(tmp_path: Path) -> None:
+def test_base64_may_have_a_shape_and_validation_data_is_ignored(tmp_path: Path) -> None:
     three = np.array([1, 2, 3], np.float32)
     tree = {
         "data": [{"A": {"b64": base64.b64encode(three.tobytes()).decode(), "shape": [3]}}],
         "validation_data": [{"OUT": [1]}],
     }
     path = fill(tmp_path / "a.json", tree)
-    batching = made(Tensors(fill=path, shape={"A": [1, 3]}), TensorSpec("A", "FP32", (-1, -1)), ids=[0])[0][0]
+    batching = build(Tensors(fill=path, shape={"A": [1, 3]}), TensorSpec("A", "FP32", (-1, -1)), ids=[0])[0][0]
     assert to_numpy(batching).tolist() == [[1, 2, 3]]
-    plain = made(Tensors(fill=path, shape={"A": [3]}), TensorSpec("A", "FP32", (-1,)), max_batch=0, ids=[0])[0][0]
+    plain = build(Tensors(fill=path, shape={"A": [3]}), TensorSpec("A", "FP32", (-1,)), max_batch=0, ids=[0])[0][0]
     assert to_numpy(plain).tolist() == [1, 2, 3]
 
 
-def test_a_model_without_batches_takes_lists_and_base64_whose_shape_is_the_configs(tmp_path: Path) -> None:
+def test_without_batching_lists_and_base64_have_the_shape_of_the_config(tmp_path: Path) -> None:
     raw = base64.b64encode(np.array([3, 4], np.int32).tobytes()).decode()
     path = fill(tmp_path / "a.json", {"data": [{"A": [1, 2]}, {"A": {"b64": raw}}]})
     spec = Tensors(fill=path, shape={"A": [2]})
-    found = made(spec, TensorSpec("A", "INT32", (-1,)), max_batch=0, ids=range(2))
+    found = build(spec, TensorSpec("A", "INT32", (-1,)), max_batch=0, ids=range(2))
     assert [to_numpy(one[0]).tolist() for one in found] == [[1, 2], [3, 4]]
 
 
@@ -239,21 +239,21 @@ SHORT = TensorSpec("A", "INT16", (-1, 2, -1))
 LINES = TensorSpec("WORDS", "BYTES", (-1, 2))
 
 
-def test_a_folder_has_a_raw_file_or_lines_of_text_for_each_input_and_is_one_request(tmp_path: Path) -> None:
+def test_a_folder_is_one_request_with_a_raw_or_text_file_per_input(tmp_path: Path) -> None:
     spec = Tensors(fill=folder(tmp_path / "in"), shape={"A": [1, 2, 2]})
-    first, second, _ = made(spec, SHORT, LINES)
+    first, second, _ = build(spec, SHORT, LINES)
     assert [to_numpy(one).tolist() for one in first] == [[[[1, 2], [3, 4]]], [[b"eins", "zwei über".encode()]]]
     assert second == first
     assert workload.distinct(tensors.complete(spec, [SHORT, LINES], 8)) == 1
 
 
-def test_a_folders_tensors_are_repeated_in_a_batch(tmp_path: Path) -> None:
+def test_the_tensors_of_a_folder_are_repeated_to_fill_a_batch(tmp_path: Path) -> None:
     spec = Tensors(fill=folder(tmp_path / "in"), shape={"A": [3, 2, 2]}, batch=3)
-    found = to_numpy(made(spec, SHORT, LINES, ids=[0])[0][0])
+    found = to_numpy(build(spec, SHORT, LINES, ids=[0])[0][0])
     assert found.tolist() == [[[1, 2], [3, 4]]] * 3
 
 
-def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_files_in_a_folder(tmp_path: Path) -> None:
     def digest(name: str, change: bytes = b"") -> str:
         spec = Tensors(fill=folder(tmp_path / name), shape={"A": [1, 2, 2]})
         if change:
@@ -263,9 +263,9 @@ def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     assert digest("one") == digest("two") != digest("three", b"a\nb\n")
 
 
-def test_a_folder_that_does_not_fit_says_what(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_fit_the_model_is_an_error(tmp_path: Path) -> None:
     path = folder(tmp_path / "in")
     with pytest.raises(UserError, match="has no file OTHER"):
-        made(Tensors(fill=path), TensorSpec("OTHER", "INT16", (-1, 2)))
+        build(Tensors(fill=path), TensorSpec("OTHER", "INT16", (-1, 2)))
     with pytest.raises(UserError, match="8 were given"):
-        made(Tensors(fill=path), TensorSpec("A", "INT16", (-1, 5)))
+        build(Tensors(fill=path), TensorSpec("A", "INT16", (-1, 5)))

@@ -247,6 +247,12 @@ class _Open(_Stage, tag_field="type"):
     requests: Annotated[
         int, Meta(description="How many are sent (instead of `duration`, or to end earlier).", ge=0)
     ] = 0
+    count: Annotated[
+        Literal["expected", "random"],
+        Meta(
+            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
+        ),
+    ] = "expected"
     max_concurrency: Annotated[int, Meta(description="Requests in flight at the most; 0 is no cap.", ge=0)] = 0
     when_full: Annotated[
         Literal["queue", "drop"],

@@ -1,8 +1,9 @@
-"""When to ask: from a load and a seed to instants. Pure functions, all of it before t=0.
+"""When to send: turns a load and a seed into instants. Pure functions, all evaluated before t=0.
 
-process.py   how arrivals lie around a rate: evenly, Poisson, gamma
-profile.py   the rate over time: flat, ramp, steps, bursts
-plan.py      both together, stage by stage; and its parts for several processes
+process.py         how arrivals scatter around a rate: evenly spaced, Poisson, gamma
+profile.py         the rate over time: flat, ramp, steps, bursts
+plan.py            both combined, stage by stage; and a plan's shards for several processes
+portable_math.py   logarithm and exponential with the same result on every processor
 """
 
 from inferometer.schedule.plan import max_shards, plan, planned_duration, rate_at, shard, total_requests

@@ -1,11 +1,14 @@
-"""From what the file says about the load to a plan, and from a plan to the part of one of several processes.
+"""Turns a load into a plan, and a plan into the shards of several processes.
 
     plan(load, seed)    every instant of every stage
-    shard(plan, k, K)   part k of K: the union of all parts is exactly the whole
+    shard(plan, k, K)   shard k of K: the union of all shards is exactly the whole plan
 
-Ids run on from stage to stage, from 0: a request's id says where in the plan it stands, in whichever process it runs. A
-closed stage that ends by time alone has as many requests as the server allows; UNBOUNDED ids are set aside for it.
+Ids continue from stage to stage, starting at 0: a request's id is its position in the plan, whichever process sends it. How
+many requests a closed stage sends is up to the server if only its duration ends it; UNBOUNDED ids are reserved for it.
 """
+
+import math
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,24 +16,27 @@ from numpy.typing import NDArray
 
 from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.errors import UserError
+from inferometer.random_numbers import Counters, uniforms
 from inferometer.schedule import process, profile
+from inferometer.schedule.process import Floats, Gaps, Uniforms
+from inferometer.schedule.profile import Profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
 from inferometer.units import NS
 
 UNBOUNDED = 1 << 32
 LONGEST = 1e9
-"""Seconds: far more would not fit into 64 bits of nanoseconds."""
+"""Maximum duration of a stage in seconds: much more would not fit into 64 bits of nanoseconds."""
 
 
 def plan(load: Load, seed: int) -> Plan:
-    """Every instant, before the first. A stage's chance depends on the seed and its place alone."""
+    """Compute every instant before the first one is due. A stage's instants depend on its spec, the seed and its index."""
     stages: list[Stage] = []
     first_id = 0
-    for number, spec in enumerate(stages_of(load)):
+    for index, spec in enumerate(stages_of(load)):
         stage = (
             _closed(spec, first_id)
             if isinstance(spec, Closed)
-            else _open(spec, first_id, np.random.default_rng([seed, number]))
+            else _open(spec, first_id, partial(_uniforms, seed, index))
         )
         stages.append(stage)
         first_id += _ids(stage)
@@ -50,30 +56,68 @@ def _closed(spec: Closed, first_id: int) -> ClosedStage:
     )
 
 
-def _open(spec: StageSpec, first_id: int, rng: np.random.Generator) -> OpenStage:
+# --- open stages -----------------------------------------------------------------------------------------------------
+
+
+def _open(spec: StageSpec, first_id: int, random: Uniforms) -> OpenStage:
     assert not isinstance(spec, Closed)
-    shape = profile.of(spec)
-    last = profile.requests(shape, spec.duration) if spec.duration else float("inf")
-    process.check(min(last, spec.requests or last))
-    _check_length(spec.duration)
-    seconds = profile.instants(shape, _points(spec, last, spec.requests or process.LIMIT, rng))
-    _check_length(float(seconds[-1]) if len(seconds) else 0)
-    duration = _ns(spec.duration)
-    instants = np.rint(seconds * NS).astype(np.int64)
-    if duration:
-        instants = instants[: np.searchsorted(instants, duration)]
-    if spec.requests:
-        # It lasts as long as so many requests take at the rate, or until after the last if that is later.
-        span = _ns(float(profile.instants(shape, np.array([float(spec.requests)]))[0]))
-        span = max(span, int(instants[-1]) + 1 if len(instants) else 0)
-        duration = min(duration, span) if duration else span
+    rates = profile.of(spec)
+    expected = profile.requests(rates, spec.duration) if spec.duration else math.inf
+    process.check_count(min(expected, spec.requests or expected))
+    span = _span(spec, rates)
+    gaps = _gaps(spec)
+    if gaps is not None and spec.count == "expected":
+        points = _expected_count(gaps, spec.requests, expected, random)
+        instants = np.minimum(_instants(rates, points), max(span - 1, 0))  # the last may round up to the end
+    else:
+        most = spec.requests or process.LIMIT
+        points = process.evenly(expected, most) if gaps is None else process.free(gaps, expected, most, random)
+        instants = _instants(rates, points)
+        if spec.duration:
+            instants = instants[: np.searchsorted(instants, _ns(spec.duration))]
+        if spec.requests and len(instants):  # a random process may need longer for its requests than its rate says
+            span = max(span, int(instants[-1]) + 1)
     return OpenStage(
         instants=instants,
-        duration=duration,
+        duration=span,
         cap=spec.max_concurrency,
         drop=spec.when_full == "drop",
         first_id=first_id,
     )
+
+
+def _span(spec: StageSpec, rates: Profile) -> int:
+    """Nanoseconds that the stage lasts: its duration, or the time that its requests take at its rate if that is shorter."""
+    ends = [float(spec.duration)] if spec.duration else []
+    if spec.requests:
+        ends.append(float(profile.instants(rates, np.array([float(spec.requests)]))[0]))
+    _check_length(min(ends))
+    return _ns(min(ends))
+
+
+def _gaps(spec: StageSpec) -> Gaps | None:
+    """The distribution of the gaps between the stage's arrivals; None for evenly spaced arrivals."""
+    if isinstance(spec, Gamma):
+        return process.gamma(spec.burstiness)
+    if isinstance(spec, Poisson) or (isinstance(spec, Ramp | Steps | Bursts) and spec.arrivals == "poisson"):
+        return process.exponential
+    return None
+
+
+def _expected_count(gaps: Gaps, requests: int, expected: float, random: Uniforms) -> Floats:
+    """As many points as the rate yields over the stage, rounded; or `requests`, over the time that they take at the rate."""
+    if 0 < requests <= expected:
+        return process.fixed_count(gaps, requests, requests, random)
+    # Halves are rounded up. Products such as 1.005 * 100, just below a half by a floating-point error, count as one.
+    return process.fixed_count(gaps, math.floor(round(expected, 6) + 0.5), expected, random)
+
+
+def _instants(rates: Profile, points: Floats) -> NDArray[np.int64]:
+    """The points of a process of rate 1, moved to where the profile has its rate: nanoseconds after the stage's start."""
+    seconds = profile.instants(rates, points)
+    if len(seconds):
+        _check_length(float(seconds[-1]))
+    return np.rint(seconds * NS).astype(np.int64)
 
 
 def _check_length(seconds: float) -> None:
@@ -81,53 +125,56 @@ def _check_length(seconds: float) -> None:
         raise UserError("a stage of the load lasts longer than thirty years", "raise its rate, or lower its duration")
 
 
-def _points(spec: StageSpec, last: float, most: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """The stage's arrivals, as a process of rate 1."""
-    if isinstance(spec, Gamma):
-        return process.scattered(process.gamma(spec.burstiness), last, most, rng)
-    if isinstance(spec, Poisson) or (isinstance(spec, Ramp | Steps | Bursts) and spec.arrivals == "poisson"):
-        return process.scattered(process.poisson, last, most, rng)
-    return process.evenly(last, most)
+def _uniforms(seed: int, stage: int, counters: Counters, purpose: str) -> Floats:
+    return uniforms(seed, counters, f"stage {stage} {purpose}")
 
 
-def shard(whole: Plan, k: int, of: int, unit: int = 1) -> Plan:
-    """Part k (from 0) of so many: every instant, user, id and place under the cap belongs to exactly one part.
+# --- shards ----------------------------------------------------------------------------------------------------------
 
-    A closed stage's requests are shared out in units of so many, which are whole sequences; the first part has the rest.
+
+def shard(whole: Plan, k: int, shards: int, unit: int = 1) -> Plan:
+    """Shard k of `shards`, counted from 0. Every instant, user, id and unit of the cap belongs to exactly one shard.
+
+    The requests of a closed stage are dealt out in units of `unit`, the length of a sequence, so that no sequence is
+    split; shard 0 also gets the remainder.
     """
-    if not 0 <= k < of <= max_shards(whole):
-        raise ValueError(f"part {k} of {of}: this plan has at most {max_shards(whole)}")
-    return Plan(tuple(_shard(stage, k, of, unit) for stage in whole.stages))
+    if not 0 <= k < shards <= max_shards(whole):
+        raise ValueError(f"shard {k} of {shards}: this plan has at most {max_shards(whole)}")
+    return Plan(tuple(_shard(stage, k, shards, unit) for stage in whole.stages))
 
 
-def _shard(stage: Stage, k: int, of: int, unit: int) -> Stage:
-    first_id, id_step = stage.first_id + k * stage.id_step, stage.id_step * of
+def _shard(stage: Stage, k: int, shards: int, unit: int) -> Stage:
+    first_id, id_step = stage.first_id + k * stage.id_step, stage.id_step * shards
     if isinstance(stage, OpenStage):
         return msgspec.structs.replace(
-            stage, instants=stage.instants[k::of], cap=_share(stage.cap, k, of), first_id=first_id, id_step=id_step
+            stage,
+            instants=stage.instants[k::shards],
+            cap=_share(stage.cap, k, shards),
+            first_id=first_id,
+            id_step=id_step,
         )
-    # User u of the whole starts at u stagger; part k has the users k, k + of, k + 2 of ...
-    concurrency, stagger = _share(stage.concurrency, k, of), stage.ramp_up // stage.concurrency
+    # User u of the whole plan starts at u * stagger; shard k has the users k, k + shards, k + 2 * shards ...
+    concurrency, stagger = _share(stage.concurrency, k, shards), stage.ramp_up // stage.concurrency
     return msgspec.structs.replace(
         stage,
         concurrency=concurrency,
-        requests=_share(stage.requests // unit, k, of) * unit + (0 if k else stage.requests % unit),
-        ramp_up=stagger * of * concurrency,
+        requests=_share(stage.requests // unit, k, shards) * unit + (0 if k else stage.requests % unit),
+        ramp_up=stagger * shards * concurrency,
         ramp_offset=stage.ramp_offset + k * stagger,
         first_id=first_id,
         id_step=id_step,
     )
 
 
-def _share(n: int, k: int, of: int) -> int:
-    """How many of 0..n-1 are k, k + of, k + 2 of ...: as even as can be."""
-    return max(0, -(-(n - k) // of))
+def _share(n: int, k: int, shards: int) -> int:
+    """How many of the numbers 0..n-1 are k, k + shards, k + 2 * shards ...: shares differ by at most one."""
+    return max(0, -(-(n - k) // shards))
 
 
 def max_shards(whole: Plan) -> int:
-    """Into how many parts it can be cut: each needs a user of every closed stage and a place under every cap.
+    """The largest number of shards: each needs a user in every closed stage and at least 1 of every cap.
 
-    A closed stage with fewer requests than users needs a request for each part too, as 0 would mean no end.
+    Each also needs a request of every closed stage that has a number of requests, because 0 would mean no limit.
     """
     limits = [UNBOUNDED]
     for stage in whole.stages:
@@ -135,29 +182,32 @@ def max_shards(whole: Plan) -> int:
     return min(limit for limit in limits if limit)
 
 
+# --- what a plan adds up to ------------------------------------------------------------------------------------------
+
+
 def total_requests(whole: Plan) -> int | None:
-    """How many requests it has (at the most, where a stage may also end by time); None where only time ends a stage."""
+    """The number of requests, at most, as a stage may also end by time; None if a stage ends by time alone."""
     if any(isinstance(stage, ClosedStage) and not stage.requests for stage in whole.stages):
         return None
     return sum(_ids(stage) for stage in whole.stages)
 
 
 def planned_duration(whole: Plan) -> int | None:
-    """Nanoseconds from the start until no more is sent; None where that depends on the server.
+    """Nanoseconds from the start until the last stage ends; None if that depends on the server.
 
-    A closed stage that may also end by its requests counts with its time.
+    A closed stage with both a duration and a number of requests counts with its duration.
     """
     durations = [stage.duration for stage in whole.stages]
     return sum(durations) if all(durations) else None
 
 
 def rate_at(spec: StageSpec, t: int) -> float | None:
-    """Requests a second that an open stage asks for, t nanoseconds after its start; None in closed loop."""
+    """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage."""
     return None if isinstance(spec, Closed) else profile.rate(profile.of(spec), t / NS)
 
 
 def _ids(stage: Stage) -> int:
-    """How many ids are the stage's own."""
+    """How many ids the stage takes."""
     return len(stage.instants) if isinstance(stage, OpenStage) else stage.requests or UNBOUNDED
 
 

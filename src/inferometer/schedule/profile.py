@@ -1,8 +1,8 @@
-"""Rates over time, and the change of time that gives a point process such a rate.
+"""Rates over time, and the change of time scale that gives a point process such a rate.
 
-If u is a point process of rate 1 and L(t) is the number of requests that a rate asks for up to t, its integral, then the
-points t = L^-1(u) have that rate. Every profile here is a row of segments over which the rate is linear, so one integral
-and one inverse serve them all.
+Let u be the points of a process of rate 1 and L(t) the integral of a rate: the number of requests that are due by t. Then
+the points t = L^-1(u) have that rate. Every profile here is a list of segments over which the rate is linear, so that one
+integral and one inverse serve them all.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from inferometer.config.schema import Bursts, Constant, Gamma, Poisson, Ramp, St
 
 Floats = NDArray[np.float64]
 FOREVER = 1e12
-"""Seconds: longer than any run."""
+"""Seconds: longer than any run can last."""
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Segments of `length` seconds over which the rate goes linearly from `first` to `last` (requests a second).
+    """Segments of `length` seconds over which the rate changes linearly from `first` to `last` (requests per second).
 
-    After the last of them they start again (`repeats`), or the rate stays where it ended.
+    After the last segment the profile starts again (`repeats`) or keeps its last rate.
     """
 
     length: Floats
@@ -31,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def of(spec: StageSpec) -> Profile:
-    """The rate that an open-loop stage asks for."""
+    """The rate over time of an open-loop stage."""
     return PROFILES[type(spec)](spec)
 
 
@@ -67,7 +67,7 @@ def _segments(rows: list[tuple[float, float, float]], repeats: bool = False) -> 
 
 
 def rate(profile: Profile, t: float) -> float:
-    """Requests a second asked for at `t` seconds."""
+    """The rate at `t` seconds, in requests per second."""
     ends = np.cumsum(profile.length)
     if profile.repeats:
         t %= ends[-1]
@@ -79,7 +79,7 @@ def rate(profile: Profile, t: float) -> float:
 
 
 def requests(profile: Profile, t: float) -> float:
-    """How many requests the rate asks for up to `t` seconds: its integral."""
+    """The number of requests that are due by `t` seconds: the integral of the rate."""
     starts, total_length = _sums(profile.length)
     masses, total_mass = _sums(_masses(profile))
     whole, t = divmod(t, total_length) if profile.repeats else (0.0, t)
@@ -92,14 +92,14 @@ def requests(profile: Profile, t: float) -> float:
 
 
 def instants(profile: Profile, points: Floats) -> Floats:
-    """When each point of a process of rate 1 falls, in seconds: the inverse of `requests`.
+    """The time in seconds of each point of a process of rate 1: the inverse of `requests`.
 
-    Within a segment, s seconds after its start and m requests after those before it, the rate's integral is
+    Within a segment, s seconds after its start, the number of requests since its start is
 
         m = first s + (last - first) / length s^2 / 2
 
-    which has the root s = 2m / (first + sqrt(first^2 + 2m (last - first) / length)). This way of writing it loses nothing
-    to cancellation, and where the rate is constant it is exactly m / first.
+    which is solved by s = 2m / (first + sqrt(first^2 + 2m (last - first) / length)). Written this way there is no
+    cancellation, and for a constant rate the result is exactly m / first.
     """
     starts, total_length = _sums(profile.length)
     masses, total_mass = _sums(_masses(profile))
@@ -121,6 +121,6 @@ def _masses(profile: Profile) -> Floats:
 
 
 def _sums(values: Floats) -> tuple[Floats, float]:
-    """The sum of those before each, and of all."""
+    """For each value the sum of those before it; and the sum of all."""
     ends = np.cumsum(values)
     return np.concatenate(([0.0], ends[:-1])), float(ends[-1])

@@ -1,1 +1,1 @@
-"""Clocks, the kernel's receive stamps and timers that do not round: what both the client and the simulator stand on."""
+"""Clocks, the kernel's receive timestamps and precise timers, used by both the client and the simulator."""

@@ -1,12 +1,15 @@
 """One timeline for everything: CLOCK_MONOTONIC in nanoseconds.
 
-The kernel can stamp bytes as they reach the TCP socket (SO_TIMESTAMPNS), tens of microseconds after the peer's send on loopback,
-however late we read them. Its stamps are of CLOCK_REALTIME, so they are moved onto our timeline by an offset, which is
-sampled again during a run: a change of it is a step of the wall clock, and is reported.
+The kernel can timestamp bytes when they reach the TCP socket (SO_TIMESTAMPNS): on loopback tens of microseconds after the
+peer's send, however late they are read. These timestamps are of CLOCK_REALTIME. They are moved onto our timeline by an
+offset, which is sampled again during a run: if it changes, the wall clock was stepped, which is reported.
 
-Three things to know about these stamps. The kernel switches stamping on asynchronously at the first request for it in a
-host, so `prime` asks before t=0 and waits until one came. When several segments wait in a socket the kernel merges them
-and keeps the latest stamp. And not every platform has them: then stamps are taken when the bytes are read.
+Three things to know about the kernel's timestamps:
+
+- The kernel enables timestamping asynchronously when the first socket of a host asks for it. So `prime` asks before t=0 and
+  waits until a timestamp arrives.
+- When several segments wait in a socket, the kernel merges them and keeps the latest timestamp.
+- Not every platform has them. Without them, bytes are timestamped when they are read.
 """
 
 import socket
@@ -18,12 +21,12 @@ now = time.monotonic_ns
 
 SO_TIMESTAMPNS = 35
 CMSG_SPACE = 32
-"""Room for one stamp in recvmsg's ancillary buffer."""
+"""Size of recvmsg's ancillary buffer for one timestamp."""
 unpack_stamp = struct.Struct("qq").unpack
 
 
 def wall_offset() -> int:
-    """CLOCK_REALTIME - CLOCK_MONOTONIC in ns: the sample, of several, whose two readings lay closest together."""
+    """CLOCK_REALTIME - CLOCK_MONOTONIC in ns: of several samples, the one whose two readings were closest together."""
     best_gap, best = 1 << 62, 0
     for _ in range(9):
         before = time.monotonic_ns()
@@ -35,12 +38,12 @@ def wall_offset() -> int:
 
 
 def ask_for_stamps(sock: socket.socket) -> None:
-    """Have the kernel stamp what this socket receives."""
+    """Let the kernel timestamp what this socket receives."""
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
 def prime() -> socket.socket | None:
-    """Switch the kernel's stamping on and return the socket that keeps it on, or None where there is no stamping."""
+    """Enable the kernel's timestamps. Return the socket that keeps them enabled, or None if they are not available."""
     if sys.platform != "linux" or not hasattr(socket.socket, "recvmsg"):
         return None
     with socket.socket() as listener:
@@ -64,7 +67,7 @@ def prime() -> socket.socket | None:
 
 
 def stamp_of(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The stamp in recvmsg's ancillary data, CLOCK_REALTIME ns; 0 where there is none."""
+    """The timestamp in recvmsg's ancillary data, CLOCK_REALTIME ns; 0 if there is none."""
     if not ancillary:
         return 0
     seconds, nanoseconds = unpack_stamp(ancillary[0][2])

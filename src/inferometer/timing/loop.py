@@ -1,4 +1,4 @@
-"""The event loop: uvloop where it exists, asyncio elsewhere."""
+"""The event loop: uvloop if it is installed, otherwise asyncio's."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end on a fresh loop of the fastest kind."""
+    """Run `main` to completion on a new loop of the fastest kind."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 

@@ -1,7 +1,7 @@
-"""A timer on absolute deadlines that does not round.
+"""A precise timer for absolute deadlines.
 
-libuv and epoll round timers up to whole milliseconds; a timerfd watched by the loop does not. Where there is no timerfd,
-the loop's own timer fires early and a short spin covers the rest.
+libuv and epoll round timers up to whole milliseconds; a timerfd that the loop watches does not. On platforms without
+timerfd, the loop's own timer is set to fire early, and a short busy wait covers the rest.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK_CLOEXEC = 0o2004000
 _TFD_TIMER_ABSTIME = 1
 _SPIN_NS = 2_000_000
-"""How early the fallback wakes: loops round to 1 ms, and may be late by another."""
+"""How early the fallback wakes: loops round to 1 ms, and may be late by another 1 ms."""
 
 
 def spin_until(deadline: int) -> None:
-    """Be there on time, at the cost of a busy processor."""
+    """Busy-wait until the deadline (monotonic ns)."""
     while now() < deadline:
         pass
 
@@ -35,7 +35,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class TimerfdTimer:
-    """Calls back once at a deadline (`arm`), from the loop, within some tens of microseconds."""
+    """Calls `callback` from the loop once per `arm`, within some tens of microseconds after the deadline."""
 
     kind = "timerfd"
 
@@ -52,8 +52,8 @@ class TimerfdTimer:
         loop.add_reader(self._fd, self._fired)
 
     def arm(self, deadline: int) -> None:
-        """Fire at `deadline` (monotonic ns), at once where that is past; replaces the earlier deadline."""
-        deadline = max(deadline, 1)
+        """Fire at `deadline` (monotonic ns), at once if it has passed. Replaces the previous deadline."""
+        deadline = max(deadline, 1)  # 0 would disarm the timer
         self._spec.value_s, self._spec.value_ns = divmod(deadline, 1_000_000_000)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._ref, None)
 
@@ -74,7 +74,7 @@ class TimerfdTimer:
 
 
 class LoopTimer:
-    """The same on the loop's own timer, for platforms without timerfd."""
+    """The same with the loop's own timer, for platforms without timerfd."""
 
     kind = "loop timer and spin"
 
@@ -108,5 +108,5 @@ DeadlineTimer = TimerfdTimer | LoopTimer
 
 
 def deadline_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> DeadlineTimer:
-    """The best timer that this platform has."""
+    """Create the most precise timer that this platform has."""
     return TimerfdTimer(loop, callback) if sys.platform == "linux" else LoopTimer(loop, callback)

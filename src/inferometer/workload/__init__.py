@@ -1,14 +1,17 @@
-"""What to ask: from a spec and a seed to requests. A request is a function of (spec, seed, id), whoever builds it.
+"""What to send: turns a data spec and a seed into requests. A request depends on (spec, seed, id) alone, in any process.
 
-    synthetic.py   prompts of exactly so many tokens
-    prompts.py     prompts from the command line or the config
-    jsonl.py       a file of prompts, messages or conversations
-    conversation.py  sessions of several turns
-    tensors.py     tensors, made from a model's metadata or read from a file (tensor_files.py)
-    messages.py    messages for a gRPC method
-    tokenizer.py   counts tokens: the built-in one, or a local folder's
+    synthetic.py      generated prompts with an exact number of tokens
+    prompts.py        prompts from the command line or the config
+    jsonl.py          a file of prompts, chat messages or conversations
+    conversation.py   sessions: conversations of several turns
+    tensors.py        tensors, generated from a model's metadata or read from a file
+    tensor_files.py   the formats of such files
+    messages.py       messages for a gRPC method
+    tokenizer.py      counts tokens, with the built-in tokenizer or one from a local folder
 
-A kind of data is a module with build(spec, seed, ids), distinct(spec) and content(spec).
+Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
+distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
+depend on, such as a file.
 """
 
 import hashlib
@@ -30,12 +33,14 @@ KINDS: dict[type, ModuleType] = {
     Messages: messages,
 }
 _SAMPLE = 256
+"""Requests that go into the digest."""
 _TENSOR_SAMPLE = 4
+"""The same for tensors, which may be large."""
 
 
 @memory.enough_for("data")
 def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
-    """The requests with these ids."""
+    """Build the requests with these ids."""
     requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
     return requests
 
@@ -46,27 +51,27 @@ def sessions(spec: Data, requests: Sequence[Request]) -> tuple[Callable[[], Sess
 
 
 def distinct(spec: Data) -> int | None:
-    """How many different requests there are; None is as many as are asked for."""
+    """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
     return count
 
 
 @memory.enough_for("data")
 def digest(spec: Data, seed: int) -> str:
-    """Names the workload: another spec, seed, tokenizer, file content or way of building gives another digest.
+    """Identify the workload: a different spec, seed, tokenizer, file content or algorithm gives a different digest.
 
-    Where files lie is left out, what they hold is not, so that the same run on another machine has the same digest.
+    The content of files is included but their paths are not, so that the same run has the same digest on another machine.
     """
-    said = msgspec.to_builtins(spec)
-    said.pop("path", None)
-    said.pop("tokenizer", None)
+    settings = msgspec.to_builtins(spec)
+    settings.pop("path", None)
+    settings.pop("tokenizer", None)
     sample = _SAMPLE
     if isinstance(spec, Tensors):
         sample = _TENSOR_SAMPLE
-        said["fill"] = "@" if spec.fill.startswith("@") else spec.fill
+        settings["fill"] = "@" if spec.fill.startswith("@") else spec.fill
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
-        msgspec.json.encode([said, seed], order="sorted"),
+        msgspec.json.encode([settings, seed], order="sorted"),
         b"" if isinstance(spec, Tensors | Messages) else tokenizer.load(spec.tokenizer).path.read_bytes(),
         KINDS[type(spec)].content(spec),
         msgspec.msgpack.encode(first),

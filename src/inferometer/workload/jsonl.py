@@ -1,9 +1,9 @@
-"""A file with a request a line, used in turn: request i asks line i modulo their number.
+"""Requests from a file with one JSON object per line. Request i uses line i modulo the number of lines.
 
-    {"prompt": "..."}   or   {"messages": [{"role": "user", "content": "..."}]}   and, if wanted, "output": 200
+    {"prompt": "..."}   or   {"messages": [{"role": "user", "content": "..."}]}   optionally with "output": 200
     {"turns": ["...", "..."], "think": 0.5}   a session: each turn follows the response to the one before, after `think` seconds
 
-Other keys are left alone, and blank lines are passed over. Content may be a list of parts, of which the texts count.
+Other keys and blank lines are ignored. A message's content may be a list of parts, whose texts count as input tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 def build(spec: Jsonl, seed: int, ids: Sequence[int]) -> list[Request]:
     lines = _lines(spec)
-    places = sorted({id % len(lines) for id in ids})
-    counted = tokenizer.load(spec.tokenizer).count_batch(text for at in places for text in _texts(lines[at].payload))
+    used = sorted({id % len(lines) for id in ids})
+    counted = tokenizer.load(spec.tokenizer).count_batch(text for i in used for text in _texts(lines[i].payload))
     counts, next_count = {}, iter(counted)
-    for at in places:
-        counts[at] = sum(next(next_count) for _ in _texts(lines[at].payload))
+    for i in used:
+        counts[i] = sum(next(next_count) for _ in _texts(lines[i].payload))
     return [_request(id, lines[id % len(lines)], counts[id % len(lines)], spec.output) for id in ids]
 
 
@@ -63,7 +63,7 @@ def distinct(spec: Jsonl) -> int:
 
 
 def content(spec: Jsonl) -> bytes:
-    """What the file holds."""
+    """The content of the file."""
     return _read(spec.path)
 
 
@@ -78,7 +78,9 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise UserError(f"data.path {path} cannot be read: {error.strerror}", f"give a file of lines {FORM}") from None
+        raise UserError(
+            f"data.path {path} cannot be read: {error.strerror}", f"give a file with one request per line: {FORM}"
+        ) from None
 
 
 @lru_cache(maxsize=2)
@@ -89,14 +91,14 @@ def _parse(path: str, data: bytes) -> tuple[_Line, ...]:
             try:
                 lines.append(_line(text))
             except ValueError as error:
-                raise UserError(f"{path}, line {number}: {error}", f"a line is {FORM}") from None
+                raise UserError(f"{path}, line {number}: {error}", f"write each line as {FORM}") from None
     if not lines:
-        raise UserError(f"{path} holds no requests", f"a line is {FORM}")
+        raise UserError(f"{path} contains no requests", f"write each line as {FORM}")
     return tuple(lines)
 
 
 def _line(text: bytes) -> _Line:
-    """One line, or a ValueError that says what is wrong with it."""
+    """Parse one line; ValueError says what is wrong with it."""
     try:
         row = msgspec.json.decode(text.strip())
     except msgspec.DecodeError as error:
@@ -104,16 +106,18 @@ def _line(text: bytes) -> _Line:
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     if not isinstance(row, dict):
-        raise ValueError(f"not an object but {_kind(row)}")
+        raise ValueError(f"expected an object, got {_kind(row)}")
     given = [key for key in ("prompt", "messages", "turns") if key in row]
     if len(given) != 1:
         keys = ", ".join(sorted(row)) or "none"
         raise ValueError(
-            " and ".join(given) + " together" if given else f"no prompt, messages or turns (keys: {keys[:100]})"
+            f"it has both {' and '.join(given)}"
+            if given
+            else f"it has no prompt, messages or turns (its keys: {keys[:100]})"
         )
     output = row.get("output")
     if output is not None and (isinstance(output, bool) or not isinstance(output, int) or output < 0):
-        raise ValueError(f"output is {output!r}, not a number of tokens")
+        raise ValueError(f"output must be a number of tokens, got {output!r}")
     if "turns" in row:
         turns, think = _turns(row["turns"]), _think(row.get("think", 0))
         return _Line([{"role": "user", "content": turns[0]}], output, turns, think)
@@ -122,19 +126,19 @@ def _line(text: bytes) -> _Line:
 
 def _turns(turns: object) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ValueError("turns is not a list of texts")
+        raise ValueError("turns must be a list of strings")
     return tuple(turns)
 
 
 def _think(seconds: object) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        raise ValueError(f"think is {seconds!r}, not a number of seconds")
+        raise ValueError(f"think must be a number of seconds, got {seconds!r}")
     return int(seconds * NS)
 
 
 def _prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
-        raise ValueError(f"prompt is {_kind(prompt)}, not text")
+        raise ValueError(f"prompt must be a string, got {_kind(prompt)}")
     if not prompt:
         raise ValueError("prompt is empty")
     return prompt
@@ -142,7 +146,7 @@ def _prompt(prompt: object) -> str:
 
 def _messages(messages: object) -> Messages:
     if not isinstance(messages, list):
-        raise ValueError(f"messages is {_kind(messages)}, not a list")
+        raise ValueError(f"messages must be a list, got {_kind(messages)}")
     if not messages:
         raise ValueError("messages is empty")
     for number, message in enumerate(messages):
@@ -150,23 +154,23 @@ def _messages(messages: object) -> Messages:
             raise ValueError(f"messages.{number} has no role")
         content = message.get("content")
         if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
-            raise ValueError(f"messages.{number}.content is a list of something else than parts")
+            raise ValueError(f"messages.{number}.content is a list of something other than objects")
         if not isinstance(content, str | list) and not (content is None and len(message) > 2):  # null beside tool_calls
-            raise ValueError(f"messages.{number}.content is {_kind(content)}, not text")
+            raise ValueError(f"messages.{number}.content must be a string or a list, got {_kind(content)}")
     return messages
 
 
 def _texts(payload: str | Messages) -> list[str]:
-    """The texts that count as input."""
+    """The texts whose tokens count as input."""
     if isinstance(payload, str):
         return [payload]
-    found: list[object] = []
+    texts: list[object] = []
     for message in payload:
         content = message.get("content")
-        found += [part.get("text") for part in content] if isinstance(content, list) else [content]
-    return [text for text in found if isinstance(text, str)]
+        texts += [part.get("text") for part in content] if isinstance(content, list) else [content]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _kind(value: object) -> str:
-    names = {str: "a text", dict: "an object", list: "a list", bool: "true or false", type(None): "nothing"}
+    names = {str: "a string", dict: "an object", list: "a list", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

@@ -1,4 +1,4 @@
-"""Messages for a gRPC method: from the config, or from a file."""
+"""Messages for a gRPC method, from the config or from a file. Request i uses message i modulo their number."""
 
 import json
 from collections.abc import Sequence
@@ -14,9 +14,8 @@ from inferometer.types import Request
 
 
 def build(spec: Messages, seed: int, ids: Sequence[int]) -> list[Request]:
-    """The requests with these ids: the messages in turn. A list is a stream of several."""
-    all_of_them = _messages(spec)
-    payloads = [one if isinstance(one, list) else [one] for one in all_of_them]
+    """Build the requests with these ids. A list of messages is sent as a stream."""
+    payloads = [one if isinstance(one, list) else [one] for one in _messages(spec)]
     return [Request(id, payloads[id % len(payloads)], 0, 0) for id in ids]
 
 
@@ -33,7 +32,7 @@ def _messages(spec: Messages) -> list[Any]:
 
 
 def is_encoded(path: str) -> bool:
-    """The file is one message as it travels, where others have JSON."""
+    """Whether the file is a single encoded message rather than lines of JSON."""
     return path.endswith(".bin")
 
 
@@ -42,16 +41,16 @@ def _from_file(path: str) -> list[Any]:
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise UserError(f"data.path: {path}: {error.strerror}", "give a file with one JSON request a line") from None
+        raise UserError(f"data.path: {path}: {error.strerror}", "give a file with one JSON request per line") from None
     if is_encoded(path):
         return [data]
-    found = []
+    messages = []
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             try:
-                found.append(json.loads(line))
+                messages.append(json.loads(line))
             except ValueError as error:
-                raise UserError(f"data.path: {path}, line {number}: not JSON: {error}", "mend that line") from None
-    if not found:
-        raise UserError(f"data.path: {path} has no requests", "give a file with one JSON request a line")
-    return found
+                raise UserError(f"data.path: {path}, line {number}: not JSON: {error}", "correct that line") from None
+    if not messages:
+        raise UserError(f"data.path: {path} contains no requests", "give a file with one JSON request per line")
+    return messages

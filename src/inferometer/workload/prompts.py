@@ -1,4 +1,4 @@
-"""Prompts given one by one, used in turn: request i asks prompt i modulo their number."""
+"""Prompts from the command line or the config. Request i uses prompt i modulo their number."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from inferometer.workload import tokenizer
 def build(spec: Prompts, seed: int, ids: Sequence[int]) -> list[Request]:
     for number, prompt in enumerate(spec.prompts):
         if not prompt:
-            raise UserError(f"data.prompts.{number} is empty", "give it some text, or take it out")
+            raise UserError(f"data.prompts.{number} is empty", "give it some text, or remove it")
     counts = tokenizer.load(spec.tokenizer).count_batch(spec.prompts)
-    turns = len(spec.prompts)
-    return [Request(id, spec.prompts[id % turns], counts[id % turns], spec.output) for id in ids]
+    n = len(spec.prompts)
+    return [Request(id, spec.prompts[id % n], counts[id % n], spec.output) for id in ids]
 
 
 def distinct(spec: Prompts) -> int:
@@ -22,5 +22,5 @@ def distinct(spec: Prompts) -> int:
 
 
 def content(spec: Prompts) -> bytes:
-    """Nothing outside the spec."""
+    """Nothing: the prompts are in the spec."""
     return b""

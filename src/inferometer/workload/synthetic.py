@@ -1,14 +1,15 @@
-"""Prompts of exactly so many tokens, by any tokenizer, from the built-in corpus.
+"""Generates prompts with an exact number of tokens, for any tokenizer, from the built-in corpus.
 
-A prompt is a few words that no other prompt starts with, so that a server's prefix cache cannot flatter it, then text of
-the corpus from some sentence on, then words of one token to make up the number:
+A prompt consists of three parts: a head of a few words that no other prompt starts with, so that the server's prefix cache
+does not speed it up; text of the corpus, starting at some sentence; and words of one token each to reach the exact number:
 
     lantern orchard velvet The captain repaired the rusty anchor at the harbour. Most sailors are
-    [ its own head       ] [ corpus, from a sentence's start                                   ] [ filling ]
+    [ head               ] [ corpus, from the start of a sentence                              ] [ filling ]
 
-How many tokens a word adds is measured once for each word of the corpus; a prompt's count is then a sum, and the right
-place to cut is found by bisection, for all prompts at once. Tokens that span words would make the sum wrong: prompts by a
-tokenizer that is not ours are therefore counted as a whole, and those that are off are made anew, too long, and cut.
+How many tokens a word adds is measured once for each word of the corpus. The tokens of a prompt are then a sum, and the
+point at which to cut the corpus is found by bisection, for all prompts at once. With a tokenizer whose tokens span words
+the sum is wrong. So prompts for any tokenizer but the built-in one are counted as a whole afterwards, and those of the
+wrong length are generated again, too long, and cut.
 """
 
 from collections.abc import Sequence
@@ -20,15 +21,15 @@ from numpy.typing import NDArray
 
 from inferometer.config.schema import Synthetic
 from inferometer.errors import UserError
+from inferometer.random_numbers import random_bits, shuffled
 from inferometer.types import Request
 from inferometer.workload import tokenizer as tokenizers
-from inferometer.workload.random_streams import draw, shuffled
 from inferometer.workload.tokenizer import Tokenizer
 
 HEAD = 3
-"""Words that a prompt has for itself."""
+"""Number of words in the head."""
 ENOUGH = 64
-"""With fewer words of one token than this, prompts start with longer words instead."""
+"""If the corpus has fewer words of one token than this, heads use longer words as well."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -39,7 +40,7 @@ def build(spec: Synthetic, seed: int, ids: Sequence[int]) -> list[Request]:
 
 
 def distinct(spec: Synthetic) -> None:
-    """As many as are asked for."""
+    """None: every id has its own prompt."""
 
 
 def content(spec: Synthetic) -> bytes:
@@ -48,60 +49,60 @@ def content(spec: Synthetic) -> bytes:
 
 
 def prompts(tokenizer: Tokenizer, n: int, seed: int, ids: Sequence[int]) -> list[str]:
-    """One prompt of n tokens for each id."""
+    """Generate one prompt of n tokens for each id."""
     numbers = np.array(ids, dtype=np.uint64)
     texts = _compose(_material(tokenizer, n), n, seed, numbers)
-    if tokenizer.path.parent != tokenizers.BUILTIN:  # whose counts add up by construction, see tokenizer.words
+    if tokenizer.path.parent != tokenizers.BUILTIN:  # the built-in one's counts add up, see tokenizer.words
         counts = tokenizer.count_batch(texts)
         for i, count in enumerate(counts):
             if count != n:
-                texts[i] = _mend(tokenizer, n, seed, numbers[i : i + 1])
+                texts[i] = _cut_to_length(tokenizer, n, seed, numbers[i : i + 1])
     return texts
 
 
-# --- what prompts are made of, for one tokenizer ---------------------------------------------------------------------
+# --- the material for prompts, measured with one tokenizer -----------------------------------------------------------
 
 
 class _Material(msgspec.Struct, frozen=True):
     text: str
-    """Paragraphs in a row, as often as the longest prompt needs."""
-    places: NDArray[np.int64]
-    """Where each word starts, its space included; and the end of the text."""
+    """The paragraphs of the corpus, repeated as often as the longest prompt needs."""
+    offsets: NDArray[np.int64]
+    """Where each word starts in the text, including the space before it; and the end of the text."""
     tokens: NDArray[np.int64]
-    """Tokens before each of these places."""
+    """Number of tokens before each of these offsets."""
     sentences: NDArray[np.int64]
-    """Words that start a sentence."""
+    """Indices of the words that start a sentence."""
     starters: list[str]
     starter_tokens: NDArray[np.int64]
-    """Words for the start of a prompt, and how many tokens each is there."""
+    """Words to start a prompt with, and how many tokens each has there."""
     followers: list[str]
     follower_tokens: NDArray[np.int64]
-    """Words for after that."""
+    """Words to continue with, and how many tokens each adds."""
     singles: list[str]
-    """Those of them that add one token; may be empty."""
+    """The followers that add exactly one token; may be empty."""
 
 
 @cache
 def _measured(tokenizer: Tokenizer) -> _Material:
-    """The corpus once, each of its words measured."""
+    """The corpus, without repetition, with the tokens of each of its words."""
     words = [word for line in tokenizers.prose().splitlines() if line[-1] in '.?!"' for word in line.split(" ")]
-    kinds = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    index = {word: i for i, word in enumerate(dict.fromkeys(words))}
     alone = tokenizer.count("a")
-    added = np.maximum(np.array(tokenizer.count_batch(f"a {word}" for word in kinds)) - alone, 0)
+    added = np.maximum(np.array(tokenizer.count_batch(f"a {word}" for word in index)) - alone, 0)
     if not added.any():
         raise UserError(
-            f"tokenizer {tokenizer.name} finds no tokens in English text", "give another data.tokenizer, or none"
+            f"tokenizer {tokenizer.name} finds no tokens in English text", "use another data.tokenizer, or leave it out"
         )
-    order = np.array([kinds[word] for word in words])
+    order = np.array([index[word] for word in words])
     ends = np.array([word[-1] in '.?!"' for word in words])
     plain = [word for word in tokenizers.words() if len(word) > 2]
     starts = np.array(tokenizer.count_batch(plain))
     follows = np.array(tokenizer.count_batch(f"a {word}" for word in plain)) - alone
-    starters, starter_tokens = _ones(plain, starts)
-    followers, follower_tokens = _ones(plain, follows)
+    starters, starter_tokens = _prefer_single(plain, starts)
+    followers, follower_tokens = _prefer_single(plain, follows)
     return _Material(
         text=" " + " ".join(words),
-        places=np.concatenate(([0], np.cumsum([len(word) + 1 for word in words]))),
+        offsets=np.concatenate(([0], np.cumsum([len(word) + 1 for word in words]))),
         tokens=np.concatenate(([0], np.cumsum(added[order]))),
         sentences=np.concatenate(([0], np.flatnonzero(ends)[:-1] + 1)),
         starters=starters,
@@ -112,97 +113,97 @@ def _measured(tokenizer: Tokenizer) -> _Material:
     )
 
 
-def _ones(words: list[str], counts: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """Those of one token if there are enough, else all."""
+def _prefer_single(words: list[str], counts: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    """The words of one token if there are enough of them, otherwise all words; and their numbers of tokens."""
     keep = counts == 1 if np.count_nonzero(counts == 1) >= ENOUGH else np.ones(len(words), dtype=bool)
     return [word for word, kept in zip(words, keep, strict=True) if kept], counts[keep]
 
 
 @cache
 def _repeated(tokenizer: Tokenizer, times: int) -> _Material:
-    """The same with the text several times over."""
+    """The same with the text repeated."""
     once = _measured(tokenizer)
     rounds = np.arange(times)[:, None]
     return msgspec.structs.replace(
         once,
         text=once.text * times,
-        places=np.append((once.places[:-1] + rounds * once.places[-1]).ravel(), times * once.places[-1]),
+        offsets=np.append((once.offsets[:-1] + rounds * once.offsets[-1]).ravel(), times * once.offsets[-1]),
         tokens=np.append((once.tokens[:-1] + rounds * once.tokens[-1]).ravel(), times * once.tokens[-1]),
     )
 
 
 def _material(tokenizer: Tokenizer, n: int) -> _Material:
-    """So much text that n tokens can start at any sentence of the first time."""
+    """Enough text for n tokens to start at any sentence of the first repetition."""
     return _repeated(tokenizer, 1 + -(-n // max(1, int(_measured(tokenizer).tokens[-1]))))
 
 
-# --- putting them together -------------------------------------------------------------------------------------------
+# --- composing prompts -----------------------------------------------------------------------------------------------
 
 
-def _compose(made_of: _Material, n: int, seed: int, ids: NDArray[np.uint64]) -> list[str]:
-    """Prompts whose words' tokens sum up to n."""
-    heads, used = _heads(made_of, min(HEAD, n), seed, ids)
+def _compose(material: _Material, n: int, seed: int, ids: NDArray[np.uint64]) -> list[str]:
+    """Prompts whose words have n tokens in total."""
+    heads, used = _heads(material, min(HEAD, n), seed, ids)
     budget = np.maximum(n - used, 0)
-    first = made_of.sentences[draw(seed, ids, "body") % np.uint64(len(made_of.sentences))]
-    last = np.searchsorted(made_of.tokens, made_of.tokens[first] + budget, side="right") - 1
-    missing = budget - (made_of.tokens[last] - made_of.tokens[first])
-    text, singles = made_of.text, made_of.singles
-    bodies = [text[a:b] for a, b in zip(made_of.places[first], made_of.places[last], strict=True)]
-    filling = draw(seed, ids, "filling") % np.uint64(max(1, len(singles)))
+    first = material.sentences[random_bits(seed, ids, "body") % np.uint64(len(material.sentences))]
+    last = np.searchsorted(material.tokens, material.tokens[first] + budget, side="right") - 1
+    missing = budget - (material.tokens[last] - material.tokens[first])
+    text, singles = material.text, material.singles
+    bodies = [text[a:b] for a, b in zip(material.offsets[first], material.offsets[last], strict=True)]
+    filling = random_bits(seed, ids, "filling") % np.uint64(max(1, len(singles)))
     return [
         head + body + "".join(f" {singles[(at + j) % len(singles)]}" for j in range(count)) if count and singles else head + body
         for head, body, at, count in zip(heads, bodies, filling.tolist(), missing.tolist(), strict=True)
     ]  # fmt: skip
 
 
-def _heads(made_of: _Material, words: int, seed: int, ids: NDArray[np.uint64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The first words of each prompt, and their tokens.
+def _heads(material: _Material, words: int, seed: int, ids: NDArray[np.uint64]) -> tuple[list[str], NDArray[np.int64]]:
+    """The first words of each prompt, and how many tokens they have.
 
-    They are the id written in words for digits, the fastest digit first: requests near one another differ in the first
-    word, and no two share all of them before the digits run out (with the built-in tokenizer, after thousands of millions).
-    The digit before is added to each, so that the slower ones vary too.
+    They are the id, written with words as digits and the least significant digit first. So consecutive requests differ in
+    their first word, and no two requests have the same head until the digits run out (with the built-in tokenizer, after
+    billions of requests). The previous digit is added to each digit, so that the more significant ones vary too.
     """
     digits, digit = [], np.zeros(len(ids), dtype=np.uint64)
     tokens = np.zeros(len(ids), dtype=np.int64)
     rest = ids
-    for place in range(words):
+    for position in range(words):
         choices, counts = (
-            (made_of.followers, made_of.follower_tokens) if place else (made_of.starters, made_of.starter_tokens)
+            (material.followers, material.follower_tokens) if position else (material.starters, material.starter_tokens)
         )
         digit = (rest + digit) % np.uint64(len(choices))
         rest = rest // np.uint64(len(choices))
-        chosen = shuffled(seed, len(choices), f"word {place}")[digit]
+        chosen = shuffled(seed, len(choices), f"word {position}")[digit]
         digits.append([choices[i] for i in chosen.tolist()])
         tokens += counts[chosen]
     return [" ".join(row) for row in zip(*digits, strict=True)], tokens
 
 
-# --- where the sum is wrong ------------------------------------------------------------------------------------------
+# --- tokenizers whose tokens span words ------------------------------------------------------------------------------
 
 
-def _mend(tokenizer: Tokenizer, n: int, seed: int, id: NDArray[np.uint64]) -> str:
-    """The same prompt made longer than needed, cut near the end of its nth token, with another ending if it takes one."""
+def _cut_to_length(tokenizer: Tokenizer, n: int, seed: int, id: NDArray[np.uint64]) -> str:
+    """Generate the same prompt with more tokens and cut it near the end of its nth, with another ending if necessary."""
     for longer in (2 * n + 16, 8 * n + 64):
         text = _compose(_material(tokenizer, longer), longer, seed, id)[0]
         ends = tokenizer.ends(text)
         if len(ends) < n:
             continue
         nearest = sorted(range(max(0, ends[n - 1] - 12), ends[n - 1] + 12), key=lambda cut: abs(cut - ends[n - 1]))
-        endings = _endings(tokenizer, int(draw(seed, id, "ending")[0]))
+        endings = _endings(tokenizer, int(random_bits(seed, id, "ending")[0]))
         for cuts, ends_with in ((nearest[:1], [""]), (nearest[1:], [""]), *(([cut], endings) for cut in nearest)):
             tries = [(text[:cut].rstrip() + ending).lstrip() for cut in cuts for ending in ends_with]
             counts = tokenizer.count_batch(tries)
             if n in counts:
                 return tries[counts.index(n)]
     raise UserError(
-        f"tokenizer {tokenizer.name} makes no prompt of exactly {n} token{'s' * (n > 1)} from the built-in corpus",
-        "give another data.input or data.tokenizer, or prompts of your own with data.type: jsonl",
+        f"tokenizer {tokenizer.name} cannot make a prompt of exactly {n} token{'s' * (n > 1)} from the built-in corpus",
+        "change data.input or data.tokenizer, or give your own prompts with data.type: jsonl",
     )
 
 
-def _endings(tokenizer: Tokenizer, turn: int) -> list[str]:
-    """Short things to end with, of which a text takes one token more or fewer than of another."""
+def _endings(tokenizer: Tokenizer, random: int) -> list[str]:
+    """Short endings that add different numbers of tokens to a text."""
     singles = _measured(tokenizer).singles
-    words = [f" {singles[(turn + j) % len(singles)]}" for j in range(min(6, len(singles)))]
-    start = turn % len(LETTERS)
+    words = [f" {singles[(random + j) % len(singles)]}" for j in range(min(6, len(singles)))]
+    start = random % len(LETTERS)
     return [*words, *LETTERS[start:], *LETTERS[:start], "."]

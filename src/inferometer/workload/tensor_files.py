@@ -1,12 +1,16 @@
-"""Tensors from a file: numpy's .npy and .npz, and what perf_analyzer's --input-data takes, a JSON file or a folder.
+"""Reads tensors from a file: numpy's .npy and .npz, and what perf_analyzer's --input-data accepts, a JSON file or a folder.
 
     {"data": [{"INPUT0": [1, 2, 3], "INPUT1": {"content": [4, 5], "shape": [2]}, "INPUT2": {"b64": "..."}}, ...]}
 
-An entry of `data` is a request. A list of entries is a stream: one sequence, or what is sent one after the other. Without any
-list all entries are one stream; beside lists, an entry in none is a stream by itself. (What else stands in the file, such as
-`validation_data`, is not looked at.) A folder has a file for each input, named as the input is: raw numbers as they travel, or,
-for BYTES, a string a line; it is one request. As with perf_analyzer, these tensors have no batch dimension: a batch is made of
-so many entries in a row. An .npz holds one request, batch included.
+JSON: each entry of `data` is a request. A list of entries is a stream: a sequence, or requests to send one after the other.
+If there is no such list, all entries form one stream; if there are some, an entry outside of them is its own stream. Other
+keys of the file, such as `validation_data`, are ignored.
+
+Folder: one request, with a file for each input, named like the input. It holds raw numbers in the byte order of the
+protocol or, for BYTES, one string per line.
+
+In both, as with perf_analyzer, tensors have no batch dimension: a batch is made of consecutive entries. An .npy or .npz
+file holds one request, including its batch dimension.
 """
 
 import base64
@@ -34,6 +38,7 @@ Entry = dict[str, Any]
 
 @cache
 def read(path: str) -> bytes:
+    """The content of the file, read once."""
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -41,17 +46,17 @@ def read(path: str) -> bytes:
 
 
 def content(path: str) -> bytes:
-    """All that the file holds, or all files of the folder."""
-    place = Path(path).expanduser()
-    if not place.is_dir():
+    """The content of the file, or of all files in the folder."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
         return read(path)
     return b"".join(
-        b"%b\0%b" % (one.name.encode(), one.read_bytes()) for one in sorted(place.iterdir()) if one.is_file()
+        b"%b\0%b" % (one.name.encode(), one.read_bytes()) for one in sorted(folder.iterdir()) if one.is_file()
     )
 
 
 def payloads(spec: Tensors) -> list[Payload]:
-    """All requests that the file holds."""
+    """All requests in the file."""
     path = spec.fill[1:]
     inputs = tuple((one.name, one.datatype, tuple(one.shape)) for one in spec.inputs)
     return _payloads(path, inputs, spec.batch)
@@ -69,19 +74,19 @@ def _payloads(path: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...], b
 
 
 def names(path: str) -> set[str]:
-    """The inputs that the file has something for. An .npy does not say."""
+    """The inputs that the file has tensors for. An .npy file does not name its input."""
     if path.endswith(".npy"):
         return set()
     if path.endswith(".npz"):
         return set(_arrays(path, ()))
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return {one.name for one in place.iterdir()}
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return {one.name for one in folder.iterdir()}
     return {name for entry in _entries(path) for name in entry}
 
 
 def streams(path: str) -> list[range]:
-    """Where each of a JSON file's streams lies among its entries; of another file, nothing."""
+    """The indices of the entries of each stream in a JSON file; empty for other files."""
     if path.endswith((".npy", ".npz")) or Path(path).expanduser().is_dir():
         return []
     lengths = [len(stream) for stream in _parsed(path)]
@@ -90,7 +95,7 @@ def streams(path: str) -> list[range]:
 
 @cache
 def _entries(path: str) -> list[Entry]:
-    """The entries of all streams, one stream after the other."""
+    """The entries of all streams, stream by stream."""
     return [entry for stream in _parsed(path) for entry in stream]
 
 
@@ -101,17 +106,17 @@ def _parsed(path: str) -> list[list[Entry]]:
         return _streams(tree["data"])
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"data.fill: {path} is not the JSON of perf_analyzer's --input-data",
+            f"data.fill: {path} is not JSON in the format of perf_analyzer's --input-data",
             'give {"data": [{"INPUT0": [...]}, ...]}, or an .npy or .npz file',
         ) from None
 
 
 def _finite(path: str, text: str) -> float:
-    """A number of a JSON file, where one that is too large would be infinite."""
+    """Parse a number; raise UserError instead of returning infinity when it is too large."""
     value = float(text)
     if math.isinf(value):
         raise UserError(
-            f"data.fill: {path}: {text:.60} does not fit into any datatype", "write Infinity if that is meant"
+            f"data.fill: {path}: {text:.60} does not fit into any datatype", "write Infinity if you mean it"
         )
     return value
 
@@ -119,39 +124,40 @@ def _finite(path: str, text: str) -> float:
 def _streams(data: Any) -> list[list[Entry]]:
     if not isinstance(data, list):
         raise ValueError
-    is_one = not any(isinstance(each, list) for each in data)
-    found = [data] if is_one else [each if isinstance(each, list) else [each] for each in data]
-    if not all(found) or not all(isinstance(entry, dict) for stream in found for entry in stream):
+    is_one_stream = not any(isinstance(each, list) for each in data)
+    streams = [data] if is_one_stream else [each if isinstance(each, list) else [each] for each in data]
+    if not all(streams) or not all(isinstance(entry, dict) for stream in streams for entry in stream):
         raise ValueError
-    return found
+    return streams
 
 
 def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequence[TensorInput], batch: int) -> Payload:
-    """`batch` entries in a row (from the start again at the end), stacked where the model takes batches."""
+    """`batch` consecutive entries, continuing at the start after the last, stacked if the model takes batches."""
     steps = [(first + j) % len(entries) for j in range(batch)]
-    found = []
+    payload = []
     for one in specs:
-        parts = [_one(path, entries[step], step, one) for step in steps]
+        parts = [_tensor(path, entries[step], step, one) for step in steps]
         data = b"".join(part.data for part in parts)
         shape = parts[0].shape
         if any(part.shape != shape for part in parts):
             raise UserError(
-                f"data.fill: {path}: the shapes of {one.name} differ within a batch", "batch entries of one shape"
+                f"data.fill: {path}: the shapes of {one.name} differ within a batch",
+                "give entries of a batch the same shape",
             )
         has_batch = len(one.shape) == len(shape) + 1
         if batch > 1 and not has_batch:
-            raise UserError(f"data.fill: {path}: {one.name} has its batch already", "leave data.batch at 1")
-        found.append(Tensor(one.name, one.datatype, (batch, *shape) if has_batch else shape, data))
-    return tuple(found)
+            raise UserError(f"data.fill: {path}: {one.name} already has a batch dimension", "leave data.batch at 1")
+        payload.append(Tensor(one.name, one.datatype, (batch, *shape) if has_batch else shape, data))
+    return tuple(payload)
 
 
-_SIZE = 'say its size with data.shape, or beside the data: {"content": [...], "shape": [...]}'
+_GIVE_SHAPE = 'give its shape in data.shape, or beside the data: {"content": [...], "shape": [...]}'
 
 
-def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
+def _tensor(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
     where = f"data.fill: {path}, entry {step}"
     if spec.name not in entry:
-        raise UserError(f"{where} has no {spec.name}", f"it has {', '.join(entry) or 'nothing'}")
+        raise UserError(f"{where} has no {spec.name}", f"it has {', '.join(entry) or 'no tensors'}")
     value = entry[spec.name]
     shape = value.get("shape") if isinstance(value, dict) else None
     content = value.get("content") if isinstance(value, dict) and "content" in value else value
@@ -162,7 +168,7 @@ def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tens
             return _raw(content, spec, shape)
         return _listed(content, spec, shape)
     except UserError as error:
-        raise UserError(f"{where}: {error.what}", error.remedy or _SIZE) from None
+        raise UserError(f"{where}: {error.what}", error.remedy or _GIVE_SHAPE) from None
     except (KeyError, TypeError, ValueError, binascii.Error):
         raise UserError(
             f"{where}: {spec.name} is neither a list nor base64", 'write [1, 2] or {"b64": "..."}'
@@ -170,16 +176,16 @@ def _one(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tens
 
 
 def _raw(data: bytes, spec: TensorInput, shape: Sequence[int] | None) -> Tensor:
-    made = Tensor(spec.name, spec.datatype, tuple(shape) if shape is not None else _without_batch(spec), data)
+    tensor = Tensor(spec.name, spec.datatype, tuple(shape) if shape is not None else _without_batch(spec), data)
     try:
-        tensors.check(made)
+        tensors.check(tensor)
     except UserError:
         if shape is not None:
             raise
-        # The model takes no batches, or the batch is written out.
-        made = Tensor(spec.name, spec.datatype, tuple(spec.shape), data)
-        tensors.check(made)
-    return made
+        # The model takes no batches, or the data includes the batch dimension.
+        tensor = Tensor(spec.name, spec.datatype, tuple(spec.shape), data)
+        tensors.check(tensor)
+    return tensor
 
 
 def _listed(content: Any, spec: TensorInput, shape: Sequence[int] | None) -> Tensor:
@@ -187,7 +193,7 @@ def _listed(content: Any, spec: TensorInput, shape: Sequence[int] | None) -> Ten
     if shape is None:
         shape = _without_batch(spec)
         if tensors.elements(shape) != count:
-            shape = spec.shape  # the batch is written out
+            shape = spec.shape  # the data includes the batch dimension
     return tensors.from_json(spec.name, spec.datatype, shape, content)
 
 
@@ -196,12 +202,12 @@ def _without_batch(spec: TensorInput) -> tuple[int, ...]:
 
 
 def _from_folder(path: str, specs: Sequence[TensorInput]) -> dict[str, Any]:
-    """The only entry: bytes, or a list of strings, by input."""
+    """The folder's only entry: bytes, or a list of strings, for each input."""
     entry: dict[str, Any] = {}
     for one in specs:
         file = Path(path).expanduser() / one.name
         if not file.is_file():
-            raise UserError(f"data.fill: the folder {path} has no file {one.name}", "name the files as the inputs are")
+            raise UserError(f"data.fill: the folder {path} has no file {one.name}", "name the files like the inputs")
         data = read(str(file))
         entry[one.name] = data.splitlines() if one.datatype == "BYTES" else data
     return entry
@@ -212,15 +218,15 @@ def _from_folder(path: str, specs: Sequence[TensorInput]) -> dict[str, Any]:
 
 def _from_arrays(path: str, specs: Sequence[TensorInput]) -> Payload:
     arrays = _arrays(path, specs)
-    found = []
+    payload = []
     for one in specs:
         if one.name not in arrays:
             raise UserError(f"data.fill: {path} has no {one.name}", f"it has {', '.join(arrays)}")
         try:
-            found.append(tensors.from_numpy(one.name, arrays[one.name], one.datatype))
+            payload.append(tensors.from_numpy(one.name, arrays[one.name], one.datatype))
         except UserError as error:
             raise UserError(f"data.fill: {path}: {error.what}", error.remedy) from None
-    return tuple(found)
+    return tuple(payload)
 
 
 def _arrays(path: str, specs: Sequence[TensorInput]) -> dict[str, NDArray[Any]]:
@@ -234,6 +240,7 @@ def _arrays(path: str, specs: Sequence[TensorInput]) -> dict[str, NDArray[Any]]:
         ) from None
     if len(specs) != 1:
         raise UserError(
-            f"data.fill: {path} holds one array, but the model has {len(specs)} inputs", "save an .npz with their names"
+            f"data.fill: {path} holds one array, but the model has {len(specs)} inputs",
+            "save an .npz with the inputs by name",
         )
     return {specs[0].name: loaded}

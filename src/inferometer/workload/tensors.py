@@ -1,7 +1,7 @@
-"""Tensors for a model behind KServe v2: zeros, random numbers, or what a file holds.
+"""Tensors for a model behind KServe v2: zeros, random numbers, or the content of a file.
 
-What the model takes is asked of the server (or stands in data.inputs); `complete` makes full shapes of it, once, before
-anything is built. Then a request is a function of (spec, seed, id), as with every kind of data.
+The model's inputs come from the server's metadata or from data.inputs. `complete` turns them into full shapes, once, before
+any request is built. After that a request depends on (spec, seed, id) alone, as with every kind of data.
 """
 
 import difflib
@@ -18,8 +18,9 @@ from inferometer.types import Request
 from inferometer.workload import tensor_files
 
 _ROOM = 256 << 20
-"""Bytes of random tensors that are made before t=0, over all different requests of a process."""
+"""Maximum total size in bytes of the distinct random requests of a process, which are all built before t=0."""
 _MOST = 20_000
+"""Maximum number of distinct random requests."""
 
 
 def complete(
@@ -29,7 +30,10 @@ def complete(
     in_grpc_message: bool = False,
     as_json: bool = False,
 ) -> Tensors:
-    """The spec with inputs of full shapes: the user's, the batch size in front where the model takes batches, else 1."""
+    """Return the spec with full input shapes: those in data.shape, else 1 for a dynamic size and data.batch for the batch.
+
+    Raises UserError when the spec does not fit the model, or a request would not fit into memory or a gRPC message.
+    """
     known = _specs(spec.inputs) or list(metadata)
     names = [one.name for one in known]
     for name in spec.shape:
@@ -41,11 +45,11 @@ def complete(
             )
     if spec.batch > 1 and not max_batch:
         raise UserError(
-            f"data.batch: {spec.batch}, but the model takes no batches",
+            f"data.batch is {spec.batch}, but the model takes no batches",
             "leave it out, or give full shapes in data.shape",
         )
     if max_batch and spec.batch > max_batch:
-        raise UserError(f"data.batch: {spec.batch}, but the model takes at most {max_batch}", "lower it")
+        raise UserError(f"data.batch is {spec.batch}, but the model takes at most {max_batch}", "lower it")
     known = _needed(known, spec)
     full = msgspec.structs.replace(spec, inputs=[_full(one, spec, max_batch) for one in known])
     where = "data.shape" if spec.shape else "data"
@@ -55,25 +59,25 @@ def complete(
     if max_batch and batch(full, max_batch) > max_batch:
         given = batch(full, max_batch)
         raise UserError(
-            f"data: a batch of {given}, but the model takes at most {max_batch}",
+            f"data has a batch of {given}, but the model takes at most {max_batch}",
             "lower the first size of data.shape, or of the tensors in the file",
         )
     return full
 
 
 def _needed(known: list[TensorSpec], spec: Tensors) -> list[TensorSpec]:
-    """The inputs to send: those that a request may do without only where data.shape or the file has them."""
+    """The inputs to send. Optional inputs are sent only if data.shape or the file has them."""
     named = spec.shape.keys() | (tensor_files.names(spec.fill[1:]) if spec.fill.startswith("@") else set())
     return tensors.to_send(known, {one.name for one in known if not one.optional} | named)
 
 
 def _check_file(spec: Tensors, known: Sequence[TensorSpec]) -> None:
-    """What the file holds is what the model takes, sizes included."""
+    """Check that the tensors in the file have the datatypes and shapes that the model takes."""
     for payload in tensor_files.payloads(spec):
-        for made, one in zip(payload, known, strict=True):
-            if wrong := tensors.misfit(made, one):
+        for tensor, one in zip(payload, known, strict=True):
+            if problem := tensors.misfit(tensor, one):
                 raise UserError(
-                    f"data.fill: {spec.fill[1:]}: {wrong}", "save tensors of the shape that the model takes"
+                    f"data.fill: {spec.fill[1:]}: {problem}", "save tensors with the shapes that the model takes"
                 )
 
 
@@ -85,16 +89,17 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int) -> TensorInput:
         if max_batch and one.shape and one.shape[0] < 0:
             shape[0] = spec.batch
     else:
-        wrong = tensors.misfit(Tensor(one.name, one.datatype, tuple(given), b""), one)
-        if wrong:
+        if problem := tensors.misfit(Tensor(one.name, one.datatype, tuple(given), b""), one):
             raise UserError(
-                f"data.shape: {wrong}", "give every dimension, the batch included; those that are -1 are free"
+                f"data.shape: {problem}", "give every dimension, including the batch; a dimension of -1 takes any size"
             )
         if any(size < 0 for size in given):
-            raise UserError(f"data.shape: {one.name}: {tensors.shown(given)} has a size below 0", "give every size")
+            raise UserError(
+                f"data.shape: {one.name}: {tensors.shown(given)} has a size below 0", "give a size for every dimension"
+            )
         if max_batch and given and spec.batch not in (1, given[0]):
             raise UserError(
-                f"data.batch: {spec.batch}, but data.shape has a batch of {given[0]} for {one.name}: {tensors.shown(given)}",
+                f"data.batch is {spec.batch}, but data.shape has a batch of {given[0]} for {one.name}: {tensors.shown(given)}",
                 f"write {tensors.shown([spec.batch, *given[1:]])}, or leave data.batch out",
             )
         shape = list(given)
@@ -102,7 +107,7 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int) -> TensorInput:
 
 
 def build(spec: Tensors, seed: int, ids: Sequence[int]) -> list[Request]:
-    """The requests with these ids."""
+    """Build the requests with these ids."""
     if spec.fill.startswith("@"):
         payloads = tensor_files.payloads(spec)
         return [Request(id, payloads[id % len(payloads)], 0, 0) for id in ids]
@@ -110,7 +115,7 @@ def build(spec: Tensors, seed: int, ids: Sequence[int]) -> list[Request]:
         payload = tuple(tensors.zeros(one.name, one.datatype, one.shape) for one in spec.inputs)
         return [Request(id, payload, 0, 0) for id in ids]
     if spec.fill != "random":
-        raise UserError(f"data.fill: {spec.fill!r} is not known", "it takes zeros, random, @FILE or @FOLDER")
+        raise UserError(f"data.fill {spec.fill!r} is not known", "use zeros, random, @FILE or @FOLDER")
     count = distinct(spec) or 1
     return [Request(id, _random(spec, seed, id % count), 0, 0) for id in ids]
 
@@ -121,7 +126,7 @@ def _random(spec: Tensors, seed: int, id: int) -> tuple[Tensor, ...]:
 
 
 def distinct(spec: Tensors) -> int:
-    """How many different requests there are. Sequences need a whole number of them."""
+    """How many different requests there are."""
     if spec.fill == "zeros":
         return 1
     if spec.fill.startswith("@"):
@@ -130,7 +135,7 @@ def distinct(spec: Tensors) -> int:
 
 
 def size(spec: Tensors) -> int:
-    """Bytes of one request's tensors."""
+    """Size in bytes of the tensors of one request."""
     return sum(map(tensors.size_of, _specs(spec.inputs)))
 
 
@@ -139,7 +144,7 @@ def _specs(inputs: Sequence[TensorInput]) -> list[TensorSpec]:
 
 
 def batch(spec: Tensors, max_batch: int) -> int:
-    """Inferences of a request, of the largest that a file has: the first dimension, where the model takes batches."""
+    """Inferences per request: the first dimension if the model takes batches; for a file, that of its largest request."""
     if not max_batch or not spec.inputs:
         return 1
     shapes = [spec.inputs[0].shape]
@@ -149,15 +154,16 @@ def batch(spec: Tensors, max_batch: int) -> int:
 
 
 def has_streams(spec: Tensors) -> bool:
-    """The data says by itself which requests are a sequence."""
+    """Whether the data itself says which requests form a sequence: a JSON file does."""
     return spec.fill.startswith("@") and bool(tensor_files.streams(spec.fill[1:]))
 
 
 def sequences(spec: Tensors, count: int, first: int = 0, step: int = 1) -> list[Sequence[int]]:
-    """The ids of the requests of `count` sequences, or of more where there are more streams: each is a stream, from its start
-    again where it is shorter than data.sequence. `first` and `step`: the sequences are those of one part of several.
+    """The ids of the requests of each sequence: `count` sequences, or as many as there are streams if that is more.
 
-    Where data.sequence says how long they are and there are not several streams, the requests just follow one another.
+    Each sequence is a stream of the file; if data.sequence is longer than the stream, it continues at the stream's start. If
+    data.sequence is a length and the file has at most one stream, sequences are consecutive requests. `first` and `step`
+    select the sequences of one shard: first, first + step, first + 2 * step ...
     """
     streams = tensor_files.streams(spec.fill[1:]) if spec.fill.startswith("@") else []
     length = spec.sequence
@@ -165,18 +171,17 @@ def sequences(spec: Tensors, count: int, first: int = 0, step: int = 1) -> list[
         return [range(n * length, (n + 1) * length) for n in range(count)]
     if not streams:
         raise UserError(
-            f"data.sequence: {length}, but data.fill is {spec.fill}",
+            f"data.sequence is {length}, but data.fill is {spec.fill}",
             'give a JSON file with a list of requests for each sequence: "@FILE"',
         )
     if spec.batch > 1:
         raise UserError(
-            f"data.batch: {spec.batch}, but the requests of {spec.fill[1:]} are sequences, each request one inference",
+            f"data.batch is {spec.batch}, but the requests of {spec.fill[1:]} are sequences, with one inference per request",
             "leave data.batch at 1",
         )
     chosen = (streams[(first + n * step) % len(streams)] for n in range(max(count, -(-len(streams) // step))))
     return [
-        [stream[turn % len(stream)] for turn in range(length)] if isinstance(length, int) else stream
-        for stream in chosen
+        [stream[i % len(stream)] for i in range(length)] if isinstance(length, int) else stream for stream in chosen
     ]
 
 

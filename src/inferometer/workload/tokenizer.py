@@ -1,7 +1,7 @@
-"""Counting tokens: the built-in tokenizer, or one from a local folder. Neither needs a network.
+"""Counts tokens, with the built-in tokenizer or one from a local folder. Neither needs a network.
 
-The built-in one is a small byte-level BPE that tools/build_tokenizer.py trained on the corpus shipped beside it. The
-`tokenizers` library is imported on first use: it is not there for `--help`.
+The built-in tokenizer is a small byte-level BPE. tools/build_tokenizer.py trained it on the corpus that is shipped with it.
+The `tokenizers` library is imported on first use, so that `--help` stays fast.
 """
 
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 BUILTIN = Path(__file__).parent / "builtin"
-REMEDY = "give a folder with a tokenizer.json, or that file; leave it out for the built-in tokenizer"
+REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out to use the built-in tokenizer"
 
 
 class Tokenizer:
@@ -25,9 +25,9 @@ class Tokenizer:
 
     def __init__(self, name: str, path: Path, inner: "tokenizers.Tokenizer") -> None:
         self.name = name
-        """`builtin`, or the path as it was given."""
+        """`builtin`, or the path that the user gave."""
         self.path = path
-        """The tokenizer.json it came from."""
+        """The tokenizer.json that it was read from."""
         self._inner = inner
 
     def encode(self, text: str) -> list[int]:
@@ -42,7 +42,7 @@ class Tokenizer:
         return len(self._inner.encode(text, add_special_tokens=False))
 
     def count_batch(self, texts: Iterable[str]) -> list[int]:
-        """The same for many texts at once, several times as fast."""
+        """Tokens in each text; several times as fast as counting one by one."""
         return [len(encoding) for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def ends(self, text: str) -> list[int]:
@@ -66,7 +66,7 @@ def load(path: str | None = None) -> Tokenizer:
 
 
 def _read(name: str, file: Path) -> Tokenizer:
-    import tokenizers  # noqa: PLC0415  (heavy: only who counts tokens pays)
+    import tokenizers  # noqa: PLC0415  (slow to import)
 
     try:
         inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
@@ -81,16 +81,17 @@ def _read(name: str, file: Path) -> Tokenizer:
 
 @cache
 def prose() -> str:
-    """The built-in corpus: a heading or a paragraph a line."""
+    """The built-in corpus. Each line is a heading or a paragraph."""
     return (BUILTIN / "prose.txt").read_text(encoding="utf-8")
 
 
 @cache
 def words() -> tuple[str, ...]:
-    """The corpus's words, commonest first, that are one token of the built-in tokenizer when written " word".
+    """The words of the corpus, most frequent first, that the built-in tokenizer encodes as one token when written " word".
 
-    The tokenizer cuts a text before each space that a letter follows, so the counts add up: " a b c" is three tokens.
+    The tokenizer splits a text before each space that is followed by a letter, so the counts add up: " a b c" is three
+    tokens.
     """
-    found = [word for word, _ in Counter(re.findall(r"\b[a-z]+\b", prose())).most_common()]
-    counts = load().count_batch([f" {word}" for word in found])
-    return tuple(word for word, count in zip(found, counts, strict=True) if count == 1)
+    candidates = [word for word, _ in Counter(re.findall(r"\b[a-z]+\b", prose())).most_common()]
+    counts = load().count_batch([f" {word}" for word in candidates])
+    return tuple(word for word, count in zip(candidates, counts, strict=True) if count == 1)

@@ -1,10 +1,9 @@
-"""Writes a tiny Llama-shaped GGUF with random weights and a tokenizer made by hand. Needs no network.
+"""Writes a tiny Llama-shaped GGUF with random weights and a hand-written tokenizer. Needs no network.
 
-The vocabulary is SentencePiece's kind: 3 special tokens, 256 bytes, printable ASCII, and made-up words such as `▁lomika`.
-Random weights are enough to make a server do all of its work. Two things are not left to chance, so that tests can rely on
-them: an answer at temperature 0 consists of words (the special tokens and bytes have no output weights, so that their
-logits are 0 and some word's is higher), and hence it does not end before the length asked for, unless a request's
-`logit_bias` raises EOS.
+The vocabulary is in the style of SentencePiece: 3 special tokens, 256 bytes, printable ASCII, and invented words such as
+`▁lomika`. Random weights are enough to make a server do all of its work. Two things are certain, so that tests can rely on
+them: a response at temperature 0 consists of words (special tokens and bytes have no output weights, so their logits are 0
+and that of some word is higher), and therefore it has the requested length, unless the request's `logit_bias` raises EOS.
 """
 
 from itertools import product
@@ -26,7 +25,7 @@ Token = tuple[str, float, gguf.TokenType]
 
 
 def write(path: Path, name: str, parallel: int, seed: int = 0) -> None:
-    """The file at `path`, with room for `parallel` contexts of CONTEXT tokens."""
+    """Write the file to `path`, for `parallel` contexts of CONTEXT tokens."""
     tokens = vocabulary()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
@@ -57,7 +56,7 @@ def write(path: Path, name: str, parallel: int, seed: int = 0) -> None:
 
 
 def vocabulary() -> list[Token]:
-    """Special tokens, bytes, single characters, and words with all of the pieces that merge into them."""
+    """Special tokens, bytes, single characters, and words with all pieces that are merged into them."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     pieces = [
         *(f"▁{one}" for one in syllables),
@@ -72,11 +71,11 @@ def vocabulary() -> list[Token]:
 
 
 def weights(vocabulary_size: int, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Random tensors under the names that llama.cpp looks for."""
-    chance = np.random.default_rng(seed)
+    """Random tensors with the names that llama.cpp expects."""
+    generator = np.random.default_rng(seed)
 
     def random(*shape: int) -> NDArray[np.float32]:
-        return (chance.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        return (generator.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
 
     ones = np.ones(WIDTH, np.float32)
     output = 8 * random(vocabulary_size, WIDTH)

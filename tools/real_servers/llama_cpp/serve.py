@@ -2,8 +2,9 @@
 
     ~/.cache/inferometer/real/llama_cpp/bin/python tools/real_servers/llama_cpp/serve.py
 
-With `--api-key KEY` it wants that key. One JSON line says where it is, once it answers: {"url": "http://127.0.0.1:40123", "model": "tiny-llama", ...}. It ends when
-standard input closes, so that it never outlives who started it. What llama.cpp has to say goes to standard error.
+With `--api-key KEY` it requires that key. When it is ready, it prints one line of JSON:
+{"url": "http://127.0.0.1:40123", "model": "tiny-llama", ...}. It ends when standard input is closed, so that it does not outlive
+the process that started it. The output of llama.cpp goes to standard error.
 """
 
 import argparse
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--api-key")
     options = parser.parse_args()
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the library prints is not the JSON line
+    os.dup2(2, 1)  # the library prints to standard output, which is for the JSON line
     with tempfile.TemporaryDirectory(prefix="llama_cpp-") as folder:
         path = Path(folder) / f"{NAME}.gguf"
         write(path, NAME, SLOTS)
@@ -33,7 +34,7 @@ def main() -> None:
         ready = {"url": server.listening_address, "model": NAME, "context": CONTEXT, "bos": BOS, "eos": EOS}
         print(json.dumps(ready), file=answer, flush=True)
         sys.stdin.read()
-    os._exit(0)  # at once, whatever its threads are doing
+    os._exit(0)  # without waiting for its threads
 
 
 def parameters(path: Path, api_key: str | None) -> xllamacpp.CommonParams:
@@ -44,7 +45,7 @@ def parameters(path: Path, api_key: str | None) -> xllamacpp.CommonParams:
     params.port = 0
     params.n_ctx = CONTEXT * SLOTS
     params.n_parallel = SLOTS
-    params.n_threads_http = 32  # a connection holds one, idle or not, for 5 s
+    params.n_threads_http = 32  # a connection occupies one for 5 s, even if it is idle
     if api_key is not None:
         params.api_keys = [api_key]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1

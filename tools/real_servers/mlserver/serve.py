@@ -2,9 +2,10 @@
 
     ~/.cache/inferometer/real/mlserver/bin/python tools/real_servers/mlserver/serve.py --models tests/real/mlserver_models [NAME...]
 
-Without names it serves all of the folder's models. One JSON line says where it is, once it answers:
+Without names it serves all models in the folder. When it is ready, it prints one line of JSON:
 {"http": "http://127.0.0.1:40123", "grpc": "grpc://127.0.0.1:40124", "metrics": "http://127.0.0.1:40125/metrics", "pid": 4711}.
-It ends when standard input closes, so that it never outlives who started it. What the server has to say goes to standard error.
+It ends when standard input is closed, so that it does not outlive the process that started it. The output of the server goes to
+standard error.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _settings(http: int, grpc: int, metrics: int) -> dict[str, object]:
-    """No worker processes; and no compression, which streams cannot have."""
+    """Settings without worker processes, and without compression, which does not work with streams."""
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
     return {"host": "127.0.0.1", **ports, "parallel_workers": 0, "gzip_enabled": False, "debug": False}
 

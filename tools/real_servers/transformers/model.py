@@ -1,7 +1,7 @@
-"""Writes a folder with a tiny Llama of random weights and a tokenizer trained on made-up words. Needs no network.
+"""Writes a folder with a tiny Llama of random weights and a tokenizer trained on invented words. Needs no network.
 
-As with llama_cpp/model.py, special tokens and single bytes have no output weights: an answer at temperature 0 consists of
-words, and has the length asked for.
+As with llama_cpp/model.py, special tokens and single bytes have no output weights: a response at temperature 0 consists
+of words, and has the requested length.
 """
 
 from itertools import product

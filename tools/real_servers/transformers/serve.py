@@ -2,8 +2,8 @@
 
     ~/.cache/inferometer/real/transformers/bin/python tools/real_servers/transformers/serve.py [--continuous-batching]
 
-One JSON line says where it is, once it answers: {"url": "http://127.0.0.1:40123", "model": "/tmp/...", ...}. It ends when
-standard input closes, so that it never outlives who started it. What the server has to say goes to standard error.
+When it is ready, it prints one line of JSON: {"url": "http://127.0.0.1:40123", "model": "/tmp/...", ...}. It ends when standard
+input is closed, so that it does not outlive the process that started it. The output of the server goes to standard error.
 """
 
 import json
@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="transformers-") as folder:
         model = Path(folder) / "tiny-llama"
         write(model, CONTEXT)
-        (Path(folder) / "hub").mkdir()  # /v1/models lists this cache, and fails where there is none
+        (Path(folder) / "hub").mkdir()  # /v1/models lists this cache, and fails if it does not exist
         port = _free_port()
         command = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), *sys.argv[1:]]
         command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]

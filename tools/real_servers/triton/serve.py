@@ -2,11 +2,11 @@
 
     ~/.cache/inferometer/real/triton/bin/python tools/real_servers/triton/serve.py --models tests/real/triton_models [NAME...]
 
-Without names it serves all of the folder's models, and what it does not know itself it hands on to tritonserver (such as
-`--grpc-use-ssl=1`). One JSON line says where it is, once it answers: {"http": "http://127.0.0.1:40123",
-"grpc": "grpc://127.0.0.1:40124", "metrics": "http://127.0.0.1:40125/metrics", "pid": 4711}. It ends when standard input
-closes, so that it never outlives who started it. What tritonserver has to say goes to standard error; that it finds no GPU
-(NVML, DCGM, pinned memory) is no error.
+Without names it serves all models in the folder. Unknown options, such as `--grpc-use-ssl=1`, are passed on to tritonserver. When
+it is ready, it prints one line of JSON: {"http": "http://127.0.0.1:40123", "grpc": "grpc://127.0.0.1:40124",
+"metrics": "http://127.0.0.1:40125/metrics", "pid": 4711}. It ends when standard input is closed, so that it does not outlive the
+process that started it. The output of tritonserver goes to standard error; its messages about a missing GPU (NVML, DCGM, pinned
+memory) are harmless.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PACKAGES = Path(sysconfig.get_path("purelib"))
 TRITON = PACKAGES / "pytriton/tritonserver"
 START_S, STOP_S = 90, 15
 ATTEMPTS = 3
-"""Between finding a port free and listening there, somebody else may take it."""
+"""Another process may take a free port before tritonserver listens on it."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def _command(repository: Path, http: int, grpc: int, metrics: int) -> list[str]:
         str(TRITON / "bin/tritonserver"),
         f"--model-repository={repository}",
         f"--backend-directory={TRITON / 'backends'}",
-        "--disable-auto-complete-config",  # else each model is started twice
+        "--disable-auto-complete-config",  # otherwise each model is started twice
         "--exit-timeout-secs=5",
         *(f"--{name}-address=127.0.0.1" for name in ports),
         *(f"--{name}-port={port}" for name, port in ports.items()),
@@ -89,7 +89,7 @@ def _command(repository: Path, http: int, grpc: int, metrics: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The python backend's stub is to load the library of this very interpreter, and to find numpy."""
+    """Lets the stub of the python backend load the library of this interpreter and find numpy."""
     return {
         "LD_LIBRARY_PATH": f"{sysconfig.get_config_var('LIBDIR')}:{PACKAGES / 'nvidia_pytriton.libs'}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -101,7 +101,7 @@ def _environment() -> dict[str, str]:
 
 
 def _answers(server: subprocess.Popen[bytes], urls: list[str]) -> bool:
-    """All of the URLs answer with 200; False where the server ended instead."""
+    """Wait until all URLs respond with 200; False if the server ended instead."""
     deadline = time.monotonic() + START_S
     while server.poll() is None:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Prompts and files that the user gives, and the errors in them."""
+"""Prompts from the config and from JSONL files, and the errors for bad ones."""
 
 import json
 import re
@@ -19,12 +19,12 @@ PARTS = [
 
 
 def lines(tmp_path: Path, *rows: object) -> Jsonl:
-    file = tmp_path / "asks.jsonl"
+    file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
     return Jsonl(path=str(file), output=50)
 
 
-def test_prompts_in_turn() -> None:
+def test_prompts_are_used_in_turn() -> None:
     spec = Prompts(prompts=["one", "two words"], output=5)
     assert workload.build(spec, 0, [0, 1, 2, 7]) == [
         Request(0, "one", load().count("one"), 5),
@@ -35,12 +35,12 @@ def test_prompts_in_turn() -> None:
     assert workload.distinct(spec) == 2
 
 
-def test_an_empty_prompt_is_named() -> None:
+def test_an_empty_prompt_is_an_error() -> None:
     with pytest.raises(UserError, match=r"data\.prompts\.1 is empty"):
         workload.build(Prompts(prompts=["a", ""]), 0, [0])
 
 
-def test_lines_of_both_kinds_with_their_own_lengths(tmp_path: Path) -> None:
+def test_a_file_may_mix_prompts_and_messages_with_their_own_lengths(tmp_path: Path) -> None:
     spec = lines(
         tmp_path,
         {"prompt": "Hello, wörld"},
@@ -60,7 +60,7 @@ def test_lines_of_both_kinds_with_their_own_lengths(tmp_path: Path) -> None:
     assert workload.distinct(spec) == 3
 
 
-def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+def test_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
     requests = workload.build(Jsonl(path=str(tmp_path / "a.jsonl")), 0, range(2))
     assert [request.payload for request in requests] == ["a", "b"]
@@ -71,7 +71,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert workload.build(lines(tmp_path, {"prompt": "afterw"}), 0, [0])[0].payload == "afterw"
 
 
-def test_assistant_message_without_content_beside_tool_calls(tmp_path: Path) -> None:
+def test_an_assistant_message_with_tool_calls_needs_no_content(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": []}]
     assert workload.build(lines(tmp_path, {"messages": messages}), 0, [0])[0].n_in == load().count("hi")
 
@@ -81,48 +81,48 @@ def test_assistant_message_without_content_beside_tool_calls(tmp_path: Path) -> 
     [
         ("{", "not JSON: "),
         ('{"prompt": "a"} x', "not JSON: "),
-        ("[1]", "not an object but a list"),
-        ('"a"', "not an object but a text"),
-        ({}, "no prompt, messages or turns (keys: none)"),
-        ({"promt": "a", "id": 1}, "no prompt, messages or turns (keys: id, promt)"),
-        ({"prompt": "a", "messages": CHAT}, "prompt and messages together"),
-        ({"prompt": 5}, "prompt is a number, not text"),
-        ({"prompt": None}, "prompt is nothing, not text"),
-        ({"prompt": ["a"]}, "prompt is a list, not text"),
+        ("[1]", "expected an object, got a list"),
+        ('"a"', "expected an object, got a string"),
+        ({}, "it has no prompt, messages or turns (its keys: none)"),
+        ({"promt": "a", "id": 1}, "it has no prompt, messages or turns (its keys: id, promt)"),
+        ({"prompt": "a", "messages": CHAT}, "it has both prompt and messages"),
+        ({"prompt": 5}, "prompt must be a string, got a number"),
+        ({"prompt": None}, "prompt must be a string, got null"),
+        ({"prompt": ["a"]}, "prompt must be a string, got a list"),
         ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": "a", "output": "7"}, "output is '7', not a number of tokens"),
-        ({"prompt": "a", "output": -1}, "output is -1, not a number of tokens"),
-        ({"prompt": "a", "output": True}, "output is True, not a number of tokens"),
-        ({"prompt": "a", "output": 1.5}, "output is 1.5, not a number of tokens"),
-        ({"messages": "a"}, "messages is a text, not a list"),
+        ({"prompt": "a", "output": "7"}, "output must be a number of tokens, got '7'"),
+        ({"prompt": "a", "output": -1}, "output must be a number of tokens, got -1"),
+        ({"prompt": "a", "output": True}, "output must be a number of tokens, got True"),
+        ({"prompt": "a", "output": 1.5}, "output must be a number of tokens, got 1.5"),
+        ({"messages": "a"}, "messages must be a list, got a string"),
         ({"messages": []}, "messages is empty"),
         ({"messages": ["a"]}, "messages.0 has no role"),
         ({"messages": [{"content": "a"}]}, "messages.0 has no role"),
-        ({"messages": [CHAT[0], {"role": "user"}]}, "messages.1.content is nothing, not text"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content is a number, not text"),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content is a list of something else than parts"),
+        ({"messages": [CHAT[0], {"role": "user"}]}, "messages.1.content must be a string or a list, got null"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be a string or a list, got a number"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content is a list of something other than objects"),
     ],
 )  # fmt: skip
-def test_a_bad_line_is_named_with_its_number(tmp_path: Path, line: object, what: str) -> None:
+def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: object, what: str) -> None:
     spec = lines(tmp_path, {"prompt": "fine"}, "", line, {"prompt": "fine"})
     with pytest.raises(UserError, match=re.escape(f"{spec.path}, line 3: {what}")) as error:
         workload.build(spec, 0, [0])
-    assert error.value.remedy.startswith('a line is {"prompt": "..."} or {"messages":')
+    assert error.value.remedy.startswith('write each line as {"prompt": "..."} or {"messages":')
 
 
-def test_a_line_that_is_not_text(tmp_path: Path) -> None:
+def test_a_line_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 2: not "):
         workload.distinct(Jsonl(path=str(tmp_path / "a.jsonl")))
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n"])
-def test_an_empty_file(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UserError, match=r"asks\.jsonl holds no requests \(a line is"):
+def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
+    with pytest.raises(UserError, match=r"requests\.jsonl contains no requests \(write each line as"):
         workload.build(lines(tmp_path, content), 0, [0])
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.path .*none cannot be read: No such file or directory \(give a file"):
         workload.build(Jsonl(path=str(tmp_path / "none")), 0, [0])
     with pytest.raises(UserError, match="cannot be read: Is a directory"):

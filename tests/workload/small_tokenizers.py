@@ -1,0 +1,96 @@
+"""Small tokenizers of other kinds than the built-in one, trained in a moment, for tests of prompt lengths."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from inferometer.workload.tokenizer import prose
+
+TEXT = prose()[:60_000].splitlines()
+
+
+def byte_level() -> Tokenizer:
+    """GPT-2 style, with a space before the text and one token per digit."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    )
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=1500, show_progress=False))
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """BERT style: lower case, [CLS] and [SEP] (which do not count), truncation and padding (which must have no effect)."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]"]
+    tokenizer.train_from_iterator(
+        TEXT, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
+    )
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    tokenizer.enable_truncation(20)
+    tokenizer.enable_padding(length=30)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """SentencePiece style, as used by T5 and ALBERT."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(
+        TEXT, trainers.UnigramTrainer(vocab_size=2000, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    )
+    return tokenizer
+
+
+def spanning() -> Tokenizer:
+    """A BPE without a pre-tokenizer, like that of Llama 2: tokens may span words."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    sentences = [sentence for line in TEXT[:150] for sentence in line.split(". ")]
+    tokenizer.train_from_iterator(
+        sentences,
+        trainers.BpeTrainer(vocab_size=1500, special_tokens=["<unk>"], show_progress=False, max_token_length=24),
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def characters() -> Tokenizer:
+    """One token per character, so that no word is a single token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(
+        TEXT,
+        trainers.BpeTrainer(vocab_size=256, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "byte_level": byte_level,
+    "word_piece": word_piece,
+    "unigram": unigram,
+    "spanning": spanning,
+    "characters": characters,
+}
+
+
+def save(name: str, folder: Path) -> str:
+    """Save this tokenizer to a folder and return its path."""
+    folder = folder / name
+    folder.mkdir()
+    TOKENIZERS[name]().save(str(folder / "tokenizer.json"))
+    return str(folder)
