@@ -116,7 +116,7 @@ def test_it_says_which_models_are_served_and_which_are_not_and_the_metrics_port_
     first, metrics, failed = (process.stdout.readline() for _ in range(3))
     try:
         assert first.rstrip().endswith("(models good, identity)")
-        assert failed.startswith("Not served: broken: ")
+        assert failed.startswith("Failed to load broken: ")
         assert "ZeroDivisionError" in failed
         with RawClient(metrics.split()[1].removesuffix("/metrics")) as client:
             assert client.ask("/metrics").status == 200
@@ -206,7 +206,7 @@ def test_that_grpc_takes_less_than_the_limit_says_is_said_at_the_start(settings_
 
 @pytest.mark.parametrize("option", ["--max-header", "--max-streams", "--max-requests"])
 def test_a_limit_that_grpc_cannot_count_to_is_refused_where_grpc_is_served(settings_of, option: str):
-    with pytest.raises(UserError, match=f"{option} is 3000000000, and gRPC counts to 2147483647"):
+    with pytest.raises(UserError, match=f"{option} must be at most 2147483647 for gRPC"):
         settings_of("identity", option, "3000000000")
     assert settings_of("identity", option, "3000000000", "--grpc", "-1").grpc is None
 

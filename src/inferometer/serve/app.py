@@ -168,7 +168,9 @@ async def _refuse_rest(
 ) -> None:
     """What is left is refused in words, before its connection is closed. Who is still sending is given a second to read
     them, unless it is to end at once, or had no `seconds` to begin with."""
-    partial = sum(listener.refuse_partial("the server has stopped") for listener in listeners)
+    partial = sum(
+        listener.refuse_partial("the server stopped before the request was complete") for listener in listeners
+    )
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)

@@ -60,11 +60,19 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
     (
         "nv_inference_request_latency_seconds",
-        "Successful requests, from arrival to the last answer",
+        "Latency of successful requests, from arrival to the last response",
         lambda counted: counted.request,
     ),
-    ("nv_inference_queue_latency_seconds", "Time in the queue", lambda counted: counted.queue),
-    ("nv_inference_compute_latency_seconds", "Time on an instance", lambda counted: counted.compute),
+    (
+        "nv_inference_queue_latency_seconds",
+        "Time that successful requests spent in the queue",
+        lambda counted: counted.queue,
+    ),
+    (
+        "nv_inference_compute_latency_seconds",
+        "Time that successful requests spent on a model instance",
+        lambda counted: counted.compute,
+    ),
 )
 
 

@@ -21,22 +21,22 @@ def explained(host: str, port: int, option: str) -> Iterator[None]:
     try:
         yield
     except socket.gaierror as error:
-        raise UserError(f"cannot resolve {host}: {error.strerror}", "give --host an address or a name") from None
+        raise UserError(f"cannot resolve {host}: {error.strerror}", "set --host to an address or host name") from None
     except OverflowError:
-        raise UserError(f"there is no port {port}", f"choose a {option} up to 65535") from None
+        raise UserError(f"port {port} is out of range", f"choose a {option} from 0 to 65535") from None
     except OSError as error:
         reason, remedy = _REASONS.get(
-            error.errno or 0, (f"cannot be listened on: {error.strerror}", "see --host and {option}")
+            error.errno or 0, (f"is not available: {error.strerror}", "check --host and {option}")
         )
         raise UserError(f"{host} port {port} {reason}", remedy.format(option=option)) from None
 
 
 _REASONS = {
-    errno.EADDRINUSE: ("is in use", "choose another with {option}, or {option} 0 for any free one"),
-    errno.EACCES: ("needs privileges", "choose a {option} from 1024 on"),
+    errno.EADDRINUSE: ("is in use", "choose another port with {option}, or {option} 0 for any free port"),
+    errno.EACCES: ("requires root privileges", "choose a {option} of at least 1024"),
     errno.EADDRNOTAVAIL: (
         "is not an address of this machine",
-        "give --host an address of this machine, or 0.0.0.0 for all",
+        "set --host to an address of this machine, or 0.0.0.0 for all interfaces",
     ),
 }
 

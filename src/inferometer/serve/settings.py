@@ -88,16 +88,17 @@ def check(settings: Settings) -> None:
         ("--max-requests", settings.limits.requests),
     ):
         if limit < 1:
-            raise UserError(f"{option} is {limit}", "give 1 or more")
+            raise UserError(f"{option} must be at least 1 (got {limit})")
         if limit > GRPC_MOST and option != "--max-message" and settings.grpc is not None:
             raise UserError(
-                f"{option} is {limit}, and gRPC counts to {GRPC_MOST}", "give less, or do without gRPC: --grpc -1"
+                f"{option} must be at most {GRPC_MOST} for gRPC (got {limit})",
+                "lower it, or disable gRPC with --grpc -1",
             )
     for option, seconds in (("--idle", settings.limits.idle), ("--stalled", settings.limits.stalled)):
         if not 0 <= seconds < math.inf:
-            raise UserError(f"{option} is {seconds:g} s", "give 0 (no limit) or more")
+            raise UserError(f"{option} must be at least 0, which means no limit (got {seconds:g} s)")
     if settings.drain < 0:
-        raise UserError(f"--drain is {settings.drain:g} s", "give 0 or more")
+        raise UserError(f"--drain must be at least 0 (got {settings.drain:g} s)")
     if settings.sim is not None:
         simulating.check(settings.sim)
 
@@ -108,11 +109,11 @@ def _check_ports(ports: dict[str, int | None]) -> None:
         if port is None:
             continue
         if not 0 <= port <= LAST_PORT:
-            raise UserError(f"{option} is {port}", f"give a port up to {LAST_PORT}, or 0 for any free one")
+            raise UserError(f"{option} must be a port from 0 to {LAST_PORT} (got {port})", "0 means any free port")
         if port in taken:
             raise UserError(
-                f"{taken[port]} and {option} are both port {port}",
-                "give each its own (--grpc is the one after --http unless told, --metrics the next but one), or 0 for any free one",
+                f"{taken[port]} and {option} use the same port, {port}",
+                "give each its own port (--grpc defaults to --http + 1, --metrics to --http + 2), or 0 for any free port",
             )
         if port:
             taken[port] = option

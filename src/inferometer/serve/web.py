@@ -102,7 +102,7 @@ class Web:
 
     def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
         if self._draining and not request.was_let_in:
-            why = "the server is shutting down and takes no new requests"
+            why = "the server is shutting down and does not accept new requests"
             self._refuse(connection, request, 503, why, "shutting_down", close=True)
         else:
             sim.route(connection, request)
@@ -113,9 +113,9 @@ class Web:
         page = {b"/": self._served, b"/health": self._health, b"/metrics": self._all_metrics}.get(request.path)
         shown = request.path.decode("latin-1")
         if page is None:
-            self._refuse(connection, request, 404, f"there is no {shown} here", "not_found")
+            self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
         elif request.method not in (b"GET", b"HEAD"):
-            why = f"{request.method.decode('latin-1')} is not for {shown}"
+            why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
         else:
             status, content_type, body = page()

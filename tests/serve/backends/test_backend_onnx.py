@@ -204,7 +204,7 @@ class Elsewhere:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
 
 
-@pytest.mark.parametrize(("error", "says"), [("", "CUDA's libraries do not load"), ("no\nGPU", "no GPU")])
+@pytest.mark.parametrize(("error", "says"), [("", "the CUDA libraries failed to load"), ("no\nGPU", "no GPU")])
 def test_a_gpu_that_cannot_be_used_is_an_error_where_it_was_asked_for_and_the_cpu_where_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:

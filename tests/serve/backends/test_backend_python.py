@@ -133,7 +133,7 @@ def test_config_in_the_file_says_what_no_other_config_does(tmp_path: Path) -> No
         ("import sys\nsys.exit(3)\n", "SystemExit: 3 (line 2)"),
         ("import no_such_module_here\n", "No module named 'no_such_module_here'"),
         ("x = 1\n", "has no function infer"),
-        ("class TritonPythonModel: pass\n", "TritonPythonModel runs in Triton's own Python backend only"),
+        ("class TritonPythonModel: pass\n", "TritonPythonModel works only in Triton's own Python backend"),
         ("def load(folder, device): return 3\n", "load() in model.py gives int, not a function"),
         ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py does not load: ValueError: no luck"),
         ("CONFIG = {'max_batch': 1}\n" + ADD, "CONFIG in model.py: ModelConfig: inference.ModelConfig has no field 'max_batch'"),
@@ -151,19 +151,19 @@ def test_a_file_that_does_not_load_says_why_in_one_line(tmp_path: Path, text: st
 def test_a_missing_file_and_missing_inputs_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no model\.py"):
         python.load(loading(tmp_path))
-    with pytest.raises(UserError, match="nothing says what its inputs are"):
+    with pytest.raises(UserError, match="the inputs are not configured"):
         python.load(loading(written(tmp_path, ADD)))
-    with pytest.raises(UserError, match="nothing says what its outputs are"):
+    with pytest.raises(UserError, match="the outputs are not configured"):
         python.load(loading(written(tmp_path, ADD), input=ADDED["input"]))
 
 
 @pytest.mark.parametrize(
     ("datatype", "body", "what"),
     [
-        ("INT32", "np.array([1.5])", "output 'B' is INT32, infer gives float64"),
-        ("UINT8", "np.array([256])", "output 'B' is UINT8, infer gives int64: tensor B: 256 does not fit into UINT8"),
-        ("FP32", "np.array(['x'], object)", "output 'B' is FP32, infer gives object"),
-        ("BYTES", "np.array([1])", "output 'B' is BYTES, infer gives int64"),
+        ("INT32", "np.array([1.5])", "output 'B' is INT32, but infer returned float64"),
+        ("UINT8", "np.array([256])", "output 'B' is UINT8, but infer returned int64: tensor B: 256 does not fit into UINT8"),
+        ("FP32", "np.array(['x'], object)", "output 'B' is FP32, but infer returned object"),
+        ("BYTES", "np.array([1])", "output 'B' is BYTES, but infer returned int64"),
         ("FP32", "np.array([1j])", "complex128"),
     ],
 )
@@ -176,7 +176,7 @@ def test_an_output_that_does_not_fit_is_named(tmp_path: Path, datatype: str, bod
 
 
 @pytest.mark.parametrize(
-    ("body", "what"), [("return [1]", "infer gives list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
+    ("body", "what"), [("return [1]", "infer returned list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
 )
 def test_an_answer_that_is_none_is_named(tmp_path: Path, body: str, what: str) -> None:
     loaded = python.load(loading(written(tmp_path, f"def infer(inputs, parameters):\n    {body}\n"), **ADDED))
@@ -188,7 +188,7 @@ def test_an_answer_that_is_none_is_named(tmp_path: Path, body: str, what: str) -
 def test_a_decoupled_function_that_is_no_generator_is_named(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD), **ADDED, model_transaction_policy={"decoupled": True}))
     answers: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
-    with pytest.raises(Refused, match="infer gives dict, not a generator"):
+    with pytest.raises(Refused, match="infer returned dict, not a generator"):
         next(answers)
 
 

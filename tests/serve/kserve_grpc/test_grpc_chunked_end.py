@@ -12,7 +12,7 @@ from waiting import until
 from inferometer.serve.kserve import messages
 
 VALUES = b"\0\0\x80?\0\0\0@"
-STOPPING = "the server is stopping and takes no new requests"
+STOPPING = "the server is shutting down and does not accept new requests"
 
 
 def a_head() -> Any:

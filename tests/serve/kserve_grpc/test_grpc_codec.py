@@ -159,7 +159,7 @@ def test_contents_in_several_parts_and_unpacked_ones_are_merged_as_protobuf_does
     [
         ("FP32", "BYTES", "INVALID_ARGUMENT", "of type 'BYTES', expected datatype 'FP32'"),
         ("INT8", "INT32", "INVALID_ARGUMENT", "300 does not fit into INT8"),
-        ("INT32", "", "INTERNAL", "the message is no ModelInferRequest"),
+        ("INT32", "", "INTERNAL", "the message is not a valid ModelInferRequest"),
     ],
 )
 def test_large_typed_contents_that_are_wrong_are_refused(datatype: str, sent: str, code: str, message: str) -> None:

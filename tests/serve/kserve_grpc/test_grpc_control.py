@@ -140,7 +140,7 @@ def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:
         again.parameters["other"].int64_param = 1
         assert failure(lambda: stub.RepositoryModelLoad(again)) == (
             "INVALID_ARGUMENT",
-            "load parameter 'other' is not known: there is 'config'",
+            "load parameter 'other' is unknown: only 'config' is supported",
         )
         nope = request("RepositoryModelLoadRequest", model_name="nope")
         assert failure(lambda: stub.RepositoryModelLoad(nope)) == (

@@ -102,7 +102,7 @@ def test_without_the_token_nobody_comes_in(place: str, given: str) -> None:
         ask: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
         code, words = failure(lambda: stub.ModelInfer(a_request(), **ask))
         assert code == "UNAUTHENTICATED"
-        assert words.startswith("the bearer token is wrong" if GIVEN[given] else "no bearer token was given")
+        assert words.startswith("the bearer token is not valid" if GIVEN[given] else "the bearer token is missing")
         assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **ask)))[0] == "UNAUTHENTICATED"
         assert failure(lambda: stub.ServerMetadata(b"", **ask))[0] == "UNAUTHENTICATED"
 

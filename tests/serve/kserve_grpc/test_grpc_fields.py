@@ -149,7 +149,7 @@ def test_a_request_that_is_large_without_its_contents_is_refused() -> None:
     over = len(grpc_codec.parse(with_id(1 << 19))[0].SerializeToString()) - (1 << 19)
     assert len(grpc_codec.parse(with_id((1 << 20) - over))[0].id) == (1 << 20) - over
     with pytest.raises(
-        Refused, match="1048577 bytes without its inputs' contents; the server takes 1048576"
+        Refused, match="1048577 bytes without its inputs' contents; the server accepts at most 1048576"
     ) as refused:
         grpc_codec.parse(with_id((1 << 20) - over + 1))
     assert refused.value.code == "RESOURCE_EXHAUSTED"
@@ -204,7 +204,7 @@ def test_packed_floats_are_the_bytes_of_the_message_itself(datatype: str, tag: i
     found = grpc_typed.raw_of_sent("x", datatype, [sent])
     assert isinstance(found, memoryview) and found.obj is sent.obj
     assert bytes(found) == values
-    with pytest.raises(Refused, match="no ModelInferRequest: packed numbers end in one"):
+    with pytest.raises(Refused, match="not a valid ModelInferRequest: truncated packed numbers"):
         grpc_typed.raw_of_sent("x", datatype, [memoryview(field(tag, values[:-1]))])
 
 

@@ -123,9 +123,9 @@ def _head(change: Any) -> list[Any]:
 
 
 WRONG = {
-    "nothing at all": (lambda all: all.clear(), "INVALID_ARGUMENT", "the first chunk is the head"),
-    "data first": (lambda all: all.pop(0), "INVALID_ARGUMENT", "the first chunk is the head"),
-    "an empty chunk": (lambda all: all.insert(0, Chunk()), "INVALID_ARGUMENT", "the first chunk is the head"),
+    "nothing at all": (lambda all: all.clear(), "INVALID_ARGUMENT", "the first chunk must be the head"),
+    "data first": (lambda all: all.pop(0), "INVALID_ARGUMENT", "the first chunk must be the head"),
+    "an empty chunk": (lambda all: all.insert(0, Chunk()), "INVALID_ARGUMENT", "the first chunk must be the head"),
     "no request": (lambda all: all[0].head.ClearField("request"), "INVALID_ARGUMENT", "has a ModelInferRequest"),
     "two heads": (lambda all: all.append(all[0]), "INVALID_ARGUMENT", "nothing but data"),
     "too little": (lambda all: all.pop(), "INVALID_ARGUMENT", "4 bytes of raw contents, but 0 came"),

@@ -212,7 +212,7 @@ def test_what_is_not_done_at_the_very_end_is_refused_in_words(hold: Any, kind: s
             assert held.is_there.wait(30)
             assert server.call(server.web.refuse_rest) == 1
             answer = large.response()
-            assert (answer.status, answer.json) == (503, {"error": "the server has stopped"})
+            assert (answer.status, answer.json) == (503, {"error": "the server stopped before the request was complete"})
             held.may_go.set()
             assert server.call(server.web.refuse_rest) == 0
             assert large.ask("/v2/health/live").status == 200

@@ -79,7 +79,7 @@ def body(**parameters: Any) -> dict[str, Any]:
 def test_a_code_that_is_none_is_an_internal_error(web: RawClient):
     answer = web.ask("/v2/models/raises/infer", body(code="BLAH"))
     assert answer.status == 500
-    assert answer.json == {"error": r"my \udce9 message (refused with 'BLAH', which is no code)"}
+    assert answer.json == {"error": r"my \udce9 message (raised with the unknown code 'BLAH')"}
     assert web.ask("/v2/models/raises/infer", body()).status == 200
 
 
@@ -90,7 +90,7 @@ def test_a_message_that_is_no_text_is_written_out(web: RawClient):
     assert (answer.status, answer.json) == (404, {"error": "my \\udce9 message"})
 
 
-@pytest.mark.parametrize(("parameter", "said"), [("code", "which is no code"), ("text", r"mid \\udce9")])
+@pytest.mark.parametrize(("parameter", "said"), [("code", "unknown code"), ("text", r"mid \\udce9")])
 def test_a_stream_that_ends_so_ends(web: RawClient, parameter: str, said: str):
     answer = web.ask("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
     assert (answer.status, answer.complete, len(answer.events)) == (200, True, 2)
@@ -146,7 +146,7 @@ def test_generate_that_fails_after_its_answer_says_why(web: RawClient):
     ("parameters", "status", "said"),
     [
         ({"file:1/model.py": "eA=="}, 501, "not files out of requests"),
-        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is not known: there is 'config'"),
+        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is unknown: only 'config' is supported"),
         ({"config": 5}, 400, "Unable to parse 'config'"),
     ],
 )

@@ -180,12 +180,12 @@ def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
 @pytest.mark.parametrize(
     ("gives", "why"),
     [
-        ("A=5,2", "the model gave no output 'B', which its configuration has"),
-        ("", "the model gave no output 'A', 'B', which its configuration has"),
-        ("A=5,3 B=3", "the model gave output 'A' with the shape [5, 3], its configuration says [-1, 2]"),
-        ("A=5,2 B=3,1", "the model gave output 'B' with the shape [3, 1], its configuration says [3]"),
-        ("A=5,2 B=", "the model gave output 'B' with the shape [], its configuration says [3]"),
-        ("A=5,2 B=3 C=1", "the model gave an output 'C', which its configuration does not have"),
+        ("A=5,2", "the model did not return output 'B', which its configuration lists"),
+        ("", "the model did not return output 'A', 'B', which its configuration lists"),
+        ("A=5,3 B=3", "the model returned output 'A' with shape [5, 3]; its configuration says [-1, 2]"),
+        ("A=5,2 B=3,1", "the model returned output 'B' with shape [3, 1]; its configuration says [3]"),
+        ("A=5,2 B=", "the model returned output 'B' with shape []; its configuration says [3]"),
+        ("A=5,2 B=3 C=1", "the model returned an output 'C' that its configuration does not list"),
     ],
 )
 def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: Path, gives: str, why: str) -> None:
@@ -204,7 +204,7 @@ def test_outputs_may_be_missing_that_nobody_asked_for_or_whose_inputs_are(tmp_pa
         async with serving(tmp_path, {"m": TWO}) as models:
             assert list(await asked("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
             refused = await asked("A=1,2", wanted=wants("B")).on(models).refused()
-            assert refused.message == "the model gave no output 'B', which was asked for"
+            assert refused.message == "the model did not return output 'B', which was requested"
             without = from_numpy("INPUT0", np.zeros(1, np.float32))
             assert list(await asked("B=3", without).on(models).outputs()) == ["B"]
 
@@ -215,7 +215,7 @@ def test_an_answer_of_a_decoupled_model_may_have_some_outputs_but_no_others(tmp_
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
             assert list(await asked("B=3").on(models).outputs()) == ["B"]
-            assert "with the shape [4]" in (await asked("B=4").on(models).refused()).message
+            assert "with shape [4]" in (await asked("B=4").on(models).refused()).message
 
     run(test())
 
@@ -230,8 +230,8 @@ def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, co
             calls = [asked("A=7,5,2 B=7,3", *inputs).on(models) for _ in range(count)]
             for call in calls:
                 why = (await call.refused()).message
-                assert why.startswith("output 'A' of a batch of ")
-                assert why.endswith("has the shape [7, 5, 2]: the first dimension is the batch")
+                assert why.startswith("output 'A' has the shape [7, 5, 2]: ")
+                assert why.endswith(f"the first dimension must be the batch size, {count}")
 
     run(test())
 
@@ -252,8 +252,8 @@ def filtering(loading: Loading) -> Loaded:
 @pytest.mark.parametrize(
     ("without", "why"),
     [
-        ("rows", "output 'OUTPUT0' of a batch of 1 has the shape [0, 1]: the first dimension is the batch"),
-        ("output", "the model gave no output 'OUTPUT0', which its configuration has"),
+        ("rows", "output 'OUTPUT0' has the shape [0, 1]: the first dimension must be the batch size, 1"),
+        ("output", "the model did not return output 'OUTPUT0', which its configuration lists"),
     ],
 )
 def test_only_the_request_whose_outputs_are_wrong_fails(tmp_path: Path, without: str, why: str) -> None:
@@ -384,7 +384,7 @@ def test_an_exception_that_cannot_be_shown_is_told_by_its_type_and_the_instance_
             given = [fp32([-1]), fp32([1])] if batch else [flat(-1), flat(1)]
             bad, good = [Call("m", tensor, parameters={"kind": kind}).on(models) for tensor in given]
             why = await bad.refused()
-            assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be shown)")
+            assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be displayed)")
             assert (await good.outputs())["OUTPUT0"].ravel().tolist() == [1]
             await models.unload("m")  # waits for what is under way
             assert models.in_flight == 0

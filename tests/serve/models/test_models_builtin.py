@@ -49,7 +49,7 @@ def test_two_models_of_one_name_are_refused() -> None:
     async def test() -> None:
         models = Models(asyncio.get_running_loop())
         models.add("identity")
-        with pytest.raises(UserError, match="two models are called identity"):
+        with pytest.raises(UserError, match="two models have the name identity"):
             models.add("identity")
         await models.close()
 

@@ -161,7 +161,7 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]),),
         {"parameters": {"timeout": "soon"}},
-        UNKNOWN + "timeout is a number of microseconds, not soon",
+        UNKNOWN + "timeout must be a number of microseconds (got soon)",
     ),
 }
 

@@ -34,7 +34,7 @@ BROKEN = {
         "no data_type",
     ),
     "an unknown data_type in CONFIG": ("1/model.py", UNTYPED, "no data_type"),
-    "more than there can be": ("1/model.py", HUGE, "fails at its warm-up"),
+    "more than there can be": ("1/model.py", HUGE, "failed its warm-up"),
     "deep YAML": ("config.yaml", DEEP_YAML, "nested too deeply"),
     "deep text": ("config.pbtxt", DEEP_PBTXT, "nested too deeply"),
     "a reason that is not UTF-8": ("1/model.py", 'raise ValueError("caf\\udce9")', r"ValueError: caf\udce9"),
@@ -108,7 +108,7 @@ def test_labels_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "bad/labels")
     index = index_of(tmp_path)
     assert index["good"] == ("READY", "")
-    assert "are not in a file" in index["bad"][1]
+    assert "the label file " in index["bad"][1]
 
 
 def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> N
             why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
             assert why.message == (
                 "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
-                f"expecting {MANY + 1}: 8 bytes hold no more than 2"
+                f"expecting {MANY + 1}: 8 bytes hold at most 2"
             )
 
     run(test())
@@ -299,7 +299,7 @@ def test_trouble_with_a_region_is_refused_by_its_name(key: str, monkeypatch: pyt
     with pytest.raises(Refused, match="shared memory region 'r' cannot be read: there is not enough memory"):
         regions.find("r", 4).read()
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: it takes no more bytes"):
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: no more bytes can be written"):
         regions.find("r", 4).write(b"abcd")
 
 
@@ -319,7 +319,7 @@ def test_more_than_memory_could_hold_is_not_read(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 0, 1 << 40)
     with pytest.raises(
-        Refused, match="a tensor of 1099511627776 bytes in shared memory region 'r': 4294967296 are the most"
+        Refused, match="a tensor in shared memory region 'r' must be at most 4294967296 bytes"
     ):
         regions.find("r", 1 << 40).read()
 

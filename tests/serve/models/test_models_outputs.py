@@ -126,7 +126,7 @@ def test_memory_that_a_client_took_away_is_not_touched(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 0, 64)
     os.truncate(f"/dev/shm{key}", 0)
-    smaller = "INVALID_ARGUMENT", "shared memory region 'r' was made smaller after it was registered"
+    smaller = "INVALID_ARGUMENT", "shared memory region 'r' was truncated after it was registered"
     assert refused(regions.find("r", 4, 0).read) == smaller
     assert refused(regions.find("r", 4, 0).write, b"abcd") == smaller
     assert Path(f"/dev/shm{key}").stat().st_size == 0

@@ -147,7 +147,7 @@ def test_several_answers_of_a_model_that_is_not_decoupled_are_one(tmp_path: Path
             fakes("m").open(3)
             assert (await Call("m", flat(3)).on(models).outputs())["OUTPUT0"].tolist() == [3]
             why = await Call("m", flat(0)).on(models).refused()
-            assert (why.code, why.message) == ("INTERNAL", "the model gave no answer")
+            assert (why.code, why.message) == ("INTERNAL", "the model returned no response")
 
     run(test())
 
@@ -373,7 +373,7 @@ def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Pa
     ("config", "said"),
     [
         (f'backend: "unloadable" {TENSORS}', "no such weights"),
-        (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "fails at its warm-up"),
+        (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "failed its warm-up"),
         (
             'backend: "gate" input [{ name: "X", data_type: TYPE_FP32 }] output [{ name: "Y", data_type: TYPE_INT8 }]',
             "not like",

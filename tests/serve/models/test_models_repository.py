@@ -126,9 +126,9 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
         ({"m/config.yaml": "[1, 2]"}, "is not a mapping"),
         ({"m/config.yaml": "a: [1"}, "is no YAML"),
         ({"m/config.yaml": "max_batch_size: many"}, "max_batch_size"),
-        ({"m/config.pbtxt": 'backend: "tensorrt"'}, "there is no backend 'tensorrt'"),
+        ({"m/config.pbtxt": 'backend: "tensorrt"'}, "unknown backend 'tensorrt'"),
         ({"m/config.pbtxt": 'backend: "identity" name: "n"'}, "calls it n"),
-        ({"m/config.pbtxt": "max_batch_size: 1"}, "what kind of model this is cannot be seen"),
+        ({"m/config.pbtxt": "max_batch_size: 1"}, "cannot tell which backend this model needs"),
         ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "net.onnx is not there"),
         ({"m/config.pbtxt": 'backend: "identity" output [{ name: "Y", label_filename: "no.txt" }]'}, "cannot be read"),
         (
@@ -213,7 +213,7 @@ def test_labels_outside_of_the_model_are_refused(tmp_path: Path, name: str) -> N
 def test_a_model_file_outside_of_the_version_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "m/1/model.onnx")
     put(tmp_path / "m/config.pbtxt", 'default_model_filename: "../../secret.onnx"')
-    assert "is not a file's name" in refused(ModelSource("m", tmp_path / "m"))
+    assert "must be a plain file name" in refused(ModelSource("m", tmp_path / "m"))
 
 
 # --- what is put over it ---------------------------------------------------------------------------------------------
@@ -258,13 +258,13 @@ def test_a_part_is_switched_on_by_an_empty_value() -> None:
         ("max_batch_size", "has no value"),
         ("=3", "has no value"),
         ("max_batch=3", "did you mean max_batch_size"),
-        ("max_batch_size=many", "is a whole number, not 'many'"),
-        ("max_batch_size=99999999999", "is not between"),
-        ("max_batch_size.x=1", "is a value and has no 'x'"),
-        ("dynamic_batching=500", "has parts of its own"),
+        ("max_batch_size=many", "must be a whole number \\(got 'many'"),
+        ("max_batch_size=99999999999", "must be from"),
+        ("max_batch_size.x=1", "is a plain value and has no field 'x'"),
+        ("dynamic_batching=500", "the name of one of its fields is missing"),
         ("dynamic_batching.max_queue_delay=5", "did you mean max_queue_delay_microseconds"),
-        ("dynamic_batching.max_queue_delay_microseconds=-1", "is not between 0"),
-        ("instance_group=2", "has parts of its own"),
+        ("dynamic_batching.max_queue_delay_microseconds=-1", "must be from 0"),
+        ("instance_group=2", "the name of one of its fields is missing"),
         ("instance_group.kind=GPU", "is one of KIND_AUTO"),
         ("parameters=5", "which of the parameters?"),
         ("model_transaction_policy.decoupled=maybe", "is true or false"),
@@ -309,8 +309,8 @@ def test_a_batch_is_made_only_where_the_configuration_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sequence_batching { }", "sequence batching is not offered"),
-        ("ensemble_scheduling { }", "ensembles are not offered"),
+        ("sequence_batching { }", "sequence batching is not supported"),
+        ("ensemble_scheduling { }", "ensembles are not supported"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }", "preferred batch size 8"),
         ('parameters { key: "max_queue_size" value { string_value: "x" } }', "is a whole number"),
     ],

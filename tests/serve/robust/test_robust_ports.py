@@ -28,9 +28,9 @@ def infer(inputs, parameters):
 @pytest.mark.parametrize(
     ("ports", "named"),
     [
-        ({"http": 8000, "grpc": 8000}, "--http and --grpc are both port 8000"),
-        ({"http": 8000, "metrics": 8000}, "--http and --metrics are both port 8000"),
-        ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics are both port 8002"),
+        ({"http": 8000, "grpc": 8000}, "--http and --grpc use the same port, 8000"),
+        ({"http": 8000, "metrics": 8000}, "--http and --metrics use the same port, 8000"),
+        ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics use the same port, 8002"),
     ],
 )
 def test_two_of_our_own_that_are_the_same(ports: dict[str, int], named: str) -> None:
@@ -47,7 +47,7 @@ def test_any_free_one_and_none_may_be_said_twice() -> None:
 
 @pytest.mark.parametrize(("http", "further"), [(65535, 1), (65534, 2)])
 def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
-    with pytest.raises(UserError, match=f"--http is {http}") as error:
+    with pytest.raises(UserError, match=f"--http {http} leaves no room") as error:
         _port(None, http, further)
     assert "--grpc" in error.value.remedy
     assert _port(None, http - further, further) == http
@@ -80,4 +80,4 @@ def test_one_that_another_takes_while_models_are_loaded(tmp_path: Path, option: 
                 process.communicate()
     assert process.returncode == 2
     assert said.splitlines()[0] == f"inferometer: 127.0.0.1 port {port} is in use"
-    assert f"choose another with {option}" in said
+    assert f"choose another port with {option}" in said

@@ -65,10 +65,10 @@ def test_memory_that_is_taken_away_while_a_request_is_computed_is_that_requests_
         now.touch()
         for one in (first, second):
             assert one.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert one.details() == "shared memory region 'r' was made smaller after it was registered"
+            assert one.details() == "shared memory region 'r' was truncated after it was registered"
         assert memory.stat().st_size == 0
         late = call.future(in_memory("identity", [1, SIZE // 4]), timeout=PATIENCE_S)
-        assert late.details() == "shared memory region 'r' was made smaller after it was registered"
+        assert late.details() == "shared memory region 'r' was truncated after it was registered"
         unary(channel, "SystemSharedMemoryUnregister", name="r")
     assert answers(server)
     assert server.process.poll() is None
@@ -98,7 +98,7 @@ def test_large_tensors_in_shared_memory_are_there_and_back_over_http_too(server:
         status, said = client.json("POST", "/v2/models/identity/infer", request)
         assert (status, said) == (
             400,
-            {"error": "shared memory region 'r' was made smaller after it was registered"},
+            {"error": "shared memory region 'r' was truncated after it was registered"},
         )
         assert client.json("POST", "/v2/systemsharedmemory/unregister") == (200, None)
     until(lambda: server.files() <= files, "the object is closed again")

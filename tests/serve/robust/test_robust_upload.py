@@ -70,7 +70,7 @@ def test_one_that_does_not_come_to_its_end_is_refused_in_words(cut: int) -> None
             upload.sock.sendall((HEAD + bytes(SIZE))[:cut])
             taken(server, upload)
             server.process.send_signal(signal.SIGTERM)
-            assert upload.answer() == (503, b'{"error":"the server has stopped"}')
+            assert upload.answer() == (503, b'{"error":"the server stopped before the request was complete"}')
             assert upload.closes
         assert server.process.wait(30) == 0
         assert server.errors() == ""

@@ -57,9 +57,7 @@ def backend_of(config: Any) -> str:
     named: str = config.backend or config.platform
     backend = ALSO.get(named, named)
     if backend and backend not in LOADERS:
-        raise UserError(
-            f"the model {config.name}: there is no backend {named!r}", f"there is {', '.join([*LOADERS, *ALSO])}"
-        )
+        raise UserError(f"model {config.name}: unknown backend {named!r}", f"use one of {', '.join([*LOADERS, *ALSO])}")
     return backend
 
 
@@ -76,4 +74,4 @@ def missing(backend: str, error: ImportError) -> UserError:
     package = (error.name or str(error)).partition(".")[0]
     extra = EXTRAS.get(backend)
     remedy = f"pip install 'inferometer[{extra}]'" if extra else "install it"
-    return UserError(f"the backend {backend} needs {package}, which is not installed", remedy)
+    return UserError(f"backend {backend} requires {package}, which is not installed", remedy)

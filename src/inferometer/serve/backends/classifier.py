@@ -129,9 +129,7 @@ def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
         planes = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2)
         return planes.to(torch.float32).div_(255).contiguous()
     given = ", ".join(sorted(inputs)) or "none"
-    raise Refused(
-        "INVALID_ARGUMENT", f"the classifier takes either '{IMAGE}' or '{PIXELS}', exactly one; given: {given}"
-    )
+    raise Refused("INVALID_ARGUMENT", f"the classifier takes exactly one of '{IMAGE}' and '{PIXELS}' (got {given})")
 
 
 def pillow() -> Any:
@@ -154,14 +152,14 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
         opened = image.open(io.BytesIO(data), formats=_FORMATS)
     except image.UnidentifiedImageError:
         raise Refused(
-            "INVALID_ARGUMENT", f"input '{IMAGE}': {len(data)} bytes are no {' or '.join(_FORMATS)} image"
+            "INVALID_ARGUMENT", f"input '{IMAGE}': the {len(data)} bytes are not a {' or '.join(_FORMATS)} image"
         ) from None
     except Exception as error:
         raise _broken(error) from None
     if opened.width * opened.height > MOST_PIXELS:
         raise Refused(
             "INVALID_ARGUMENT",
-            f"input '{IMAGE}': {opened.width}×{opened.height} is too large an image; the most is {MOST_PIXELS} pixels",
+            f"input '{IMAGE}': the image is too large, {opened.width}×{opened.height}; the maximum is {MOST_PIXELS} pixels",
         )
     return _or_broken(lambda: _upright(opened))
 
@@ -174,7 +172,7 @@ def _or_broken(decode: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def _broken(error: Exception) -> Refused:
-    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is broken: {configured.one_line(error)}")
+    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is damaged: {configured.one_line(error)}")
 
 
 def _upright(opened: Any) -> NDArray[np.uint8]:

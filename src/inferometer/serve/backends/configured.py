@@ -43,7 +43,7 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
 def datatype(field: Any) -> str:
     """KServe's name for the type of a ModelInput or ModelOutput."""
     known = _types(field).values_by_number.get(field.data_type)
-    name = str(known.name).removeprefix("TYPE_") if known is not None else f"of type {field.data_type}"
+    name = str(known.name).removeprefix("TYPE_") if known is not None else f"data_type {field.data_type}"
     return "BYTES" if name == "STRING" else name
 
 
@@ -79,8 +79,8 @@ def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs
     if config.max_batch_size and fixed is not None:
         raise UserError(
             f"model {loading.name}: max_batch_size is {config.max_batch_size}, but the first dimension of {fixed.name} "
-            f"{shown(fixed.shape)} is not open",
-            "set max_batch_size to 0, or export the model with an open first dimension",
+            f"{shown(fixed.shape)} is fixed",
+            "set max_batch_size to 0, or export the model with a dynamic first dimension",
         )
     for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
         unbatched = [_without_batch(spec) for spec in found] if config.max_batch_size else found
@@ -99,7 +99,7 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
         if spec is None:
             raise UserError(
                 f"model {loading.name}: the configuration has {one.name}, the model file only {', '.join(by_name)}",
-                "call it as the file does",
+                "use the name in the model file",
             )
         same = len(said.shape) == len(spec.shape)
         if (
@@ -110,7 +110,7 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
             raise UserError(
                 f"model {loading.name}: the configuration says that {one.name} is {said.datatype} {shown(said.shape)}, "
                 f"the model file {spec.datatype} {shown(spec.shape)}",
-                "correct data_type and dims, which are without the batch where max_batch_size is not 0",
+                "correct data_type and dims (without the batch dimension if max_batch_size is not 0)",
             )
 
 
@@ -119,7 +119,7 @@ def require(loading: Loading) -> None:
     for kind, fields in (("input", loading.config.input), ("output", loading.config.output)):
         if not fields:
             raise UserError(
-                f"model {loading.name}: nothing says what its {kind}s are",
+                f"model {loading.name}: the {kind}s are not configured",
                 f"list them in a config.pbtxt (or, in a model.py, in CONFIG): {kind} [{{ name, data_type, dims }}]",
             )
 
@@ -131,7 +131,7 @@ def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
         if other:
             raise UserError(
                 f"model {loading.name}: the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}",
-                "correct it, or leave it out",
+                "correct or remove it",
             )
 
 
@@ -142,14 +142,16 @@ def whole(loading: Loading, name: str, default: int) -> int:
     """A parameter that is a whole number, 0 or more."""
     text = loading.parameter(name, str(default)).strip()
     if not re.fullmatch(r"\d{1,9}", text):
-        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give a whole number")
+        raise UserError(
+            f"model {loading.name}: parameter {name} must be a whole number of at least 0 (got {text!r:.60})"
+        )
     return int(text)
 
 
 def is_on(loading: Loading, name: str, default: bool = False) -> bool:
     text = loading.parameter(name, "1" if default else "0").strip().lower()
     if text not in ("1", "0", "true", "false"):
-        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give 1 or 0")
+        raise UserError(f"model {loading.name}: parameter {name} must be 1 or 0 (got {text!r:.60})")
     return text in ("1", "true")
 
 
@@ -160,7 +162,7 @@ def texts(name: str, tensor: Tensor) -> list[str]:
     try:
         return [one.decode() for one in to_numpy(tensor).reshape(-1)]
     except UnicodeDecodeError:
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not UTF-8 text") from None
+        raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
 
 
 # --- packages and files ----------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def model_file(loading: Loading, *names: str) -> Path:
     folder = loading.folder
     found = [folder / name for name in names if (folder / name).is_file()] if folder is not None else []
     if not found:
-        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "put it there")
+        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "add the file")
     return found[0]
 
 
@@ -195,7 +197,7 @@ def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) ->
         raise
     except Exception as error:
         raise UserError(
-            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}", remedy
+            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}", remedy
         ) from None
 
 
@@ -209,7 +211,7 @@ def python_file(loading: Loading, path: Path) -> ModuleType:
     name = f"_inferometer_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"model {loading.name}: {path.name} is no Python file", "its name ends in .py")
+        raise UserError(f"model {loading.name}: {path.name} is not a Python file", "its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
     try:
@@ -217,8 +219,8 @@ def python_file(loading: Loading, path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(
-            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
-            "correct the file",
+            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
+            "fix the file",
         ) from None
     _add_config(loading, module, path)
     return module

@@ -111,11 +111,11 @@ def _ns(loading: Loading, name: str) -> int:
     try:
         return round(parse_seconds(loading.parameter(name, "0s")) * NS)
     except ValueError as error:
-        raise UserError(f"the model {loading.name}: its parameter {name}: {error}") from None
+        raise UserError(f"model {loading.name}: parameter {name}: {error}") from None
 
 
 def _whole(loading: Loading, name: str, default: int) -> int:
     text = loading.parameter(name, str(default))
     if not text.isdecimal():
-        raise UserError(f"the model {loading.name}: its parameter {name} is a whole number, not {text!r}")
+        raise UserError(f"model {loading.name}: parameter {name} must be a whole number (got {text!r})")
     return int(text)

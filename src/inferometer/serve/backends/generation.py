@@ -65,8 +65,8 @@ def loaded(loading: Loading, language: Language) -> Loaded:
     config = loading.config
     if config.max_batch_size:
         raise UserError(
-            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but texts are generated one at a time",
-            "set it to 0; instance_group.count says how many at the same time",
+            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but text is generated for one request at a time",
+            "set it to 0; instance_group.count sets how many requests run concurrently",
         )
     config.model_transaction_policy.decoupled = True
     configured.declare(config.input, _INPUTS)
@@ -98,15 +98,15 @@ def _ends(language: Language) -> frozenset[int]:
 def wished(inputs: Tensors, most: int) -> Wish:
     prompt = _texts(inputs, PROMPT)
     if len(prompt) != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': one text is expected, {len(prompt)} were given")
+        raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': expected one text (got {len(prompt)})")
     tokens = _number(inputs, "max_tokens", most)
     temperature, top_p = float(_number(inputs, "temperature", 0.0)), float(_number(inputs, "top_p", 1.0))
     if tokens < 1:
-        raise Refused("INVALID_ARGUMENT", f"input 'max_tokens': 1 or more is expected, {tokens} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'max_tokens': must be at least 1 (got {tokens})")
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise Refused("INVALID_ARGUMENT", f"input 'temperature': 0 or more is expected, {temperature} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'temperature': must be at least 0 (got {temperature})")
     if not 0 < top_p <= 1:
-        raise Refused("INVALID_ARGUMENT", f"input 'top_p': a number in (0, 1] is expected, {top_p} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'top_p': must be in (0, 1] (got {top_p})")
     seed = int(_number(inputs, "seed", 0)) if "seed" in inputs else None
     stop = tuple(one for one in _texts(inputs, "stop") if one)
     return Wish(prompt[0], int(tokens), temperature, top_p, seed, stop)
@@ -121,7 +121,7 @@ def _number(inputs: Tensors, name: str, default: float) -> Any:
         return default
     found = to_numpy(inputs[name]).reshape(-1)
     if found.size != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': one number is expected, {found.size} were given")
+        raise Refused("INVALID_ARGUMENT", f"input '{name}': expected one number (got {found.size})")
     return found[0].item()
 
 
@@ -136,7 +136,7 @@ def _answers(language: Language, wish: Wish, ends: frozenset[int]) -> Iterator[T
     if longest is not None and len(prompt) >= longest:
         raise Refused(
             "INVALID_ARGUMENT",
-            f"input '{PROMPT}': the text has {len(prompt)} tokens; with the answer, the most is {longest}",
+            f"input '{PROMPT}': the text has {len(prompt)} tokens; the maximum, including the response, is {longest}",
         )
     steps = wish.tokens if longest is None else min(wish.tokens, longest - len(prompt))
     text, held = Text(language.tokenizer, prompt), Held(wish.stop)

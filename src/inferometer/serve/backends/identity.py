@@ -34,7 +34,8 @@ def pairs(loading: Loading) -> dict[str, str]:
         (each.data_type, list(each.dims)) for each in config.output
     ]:
         raise UserError(
-            f"the model {loading.name}: its outputs are not like its inputs", "give each input an output of its kind"
+            f"model {loading.name}: the outputs do not match the inputs",
+            "configure one output per input, with the same data_type and dims",
         )
     return {given.name: made.name for given, made in zip(config.input, config.output, strict=True)}
 

@@ -85,13 +85,13 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
     made = configured.attempt(  # the file's own fault comes first
         loading,
         path,
-        "export it again; onnx.checker.check_model says more",
+        "export it again; onnx.checker.check_model shows details",
         lambda: _made(loading, runtime, path, [_CPU]),
     )
     if why and loading.device != "auto":
         raise UserError(
             f"model {loading.name}: ONNX Runtime cannot use the device {loading.device}: {why}",
-            "check nvidia-smi, and the CUDA and cuDNN that this onnxruntime-gpu wants, or use --device cpu",
+            "check nvidia-smi and the CUDA and cuDNN versions that onnxruntime-gpu needs, or use --device cpu",
         )
     return made
 
@@ -101,10 +101,10 @@ def _gpu(loading: Loading, runtime: Any) -> int | None:
     known, device = runtime.get_available_providers(), loading.device
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
-        raise UserError(f"model {loading.name}: there is no device {device!r:.60}", "it is cpu, cuda or cuda:N")
+        raise UserError(f"model {loading.name}: unknown device {device!r:.60}", "use cpu, cuda or cuda:N")
     if kind == "cuda" and _CUDA not in known:
         raise UserError(
-            f"model {loading.name}: the device {device} is asked for, and this ONNX Runtime computes on {', '.join(known)}",
+            f"model {loading.name}: device {device} was requested, but this ONNX Runtime supports only {', '.join(known)}",
             "pip install onnxruntime-gpu, or use --device cpu",
         )
     return None if kind == "cpu" or _CUDA not in known else int(number or 0)
@@ -120,7 +120,7 @@ def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[An
         made = _made(loading, runtime, path, [(_CUDA, {"device_id": number}), _CPU])
     except Exception as error:
         return None, " ".join(str(error).split())[-_REASON:]
-    return (made, "") if _CUDA in made.get_providers() else (None, "CUDA's libraries do not load")
+    return (made, "") if _CUDA in made.get_providers() else (None, "the CUDA libraries failed to load")
 
 
 def _made(loading: Loading, runtime: Any, path: Path, providers: list[Any]) -> Any:
@@ -134,8 +134,8 @@ def _spec(loading: Loading, one: Any) -> TensorSpec:
     datatype = _TYPES.get(one.type)
     if datatype is None:
         raise UserError(
-            f"model {loading.name}: {one.name} is of ONNX's type {one.type}, which the protocol has no name for",
-            f"it has {', '.join(_TYPES.values())}",
+            f"model {loading.name}: {one.name} has the ONNX type {one.type}, which the KServe protocol does not support",
+            f"supported types: {', '.join(_TYPES.values())}",
         )
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in one.shape)
     return TensorSpec(one.name, datatype, shape)

@@ -51,19 +51,19 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
     prepare, infer = getattr(module, "load", None), getattr(module, "infer", None)
     if callable(prepare):
         folder = loading.folder if loading.folder is not None else path.parent
-        infer = configured.attempt(loading, path, "correct load()", lambda: prepare(folder, loading.device))
+        infer = configured.attempt(loading, path, "fix load()", lambda: prepare(folder, loading.device))
         if not callable(infer):
             raise UserError(
-                f"model {loading.name}: load() in {path.name} gives {type(infer).__name__}, not a function",
-                "let it return infer(inputs, parameters)",
+                f"model {loading.name}: load() in {path.name} returned {type(infer).__name__}, not a function",
+                "return a function infer(inputs, parameters)",
             )
     if not callable(infer):
-        of_triton = " (TritonPythonModel runs in Triton's own Python backend only)" * hasattr(
+        of_triton = " (TritonPythonModel works only in Triton's own Python backend)" * hasattr(
             module, "TritonPythonModel"
         )
         raise UserError(
             f"model {loading.name}: {path.name} has no function infer{of_triton}",
-            "write def infer(inputs, parameters) that gives a dict of arrays",
+            "define infer(inputs, parameters) that returns a dict of arrays",
         )
     found: Infer = infer
     return found
@@ -73,7 +73,7 @@ def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterato
     """The answers of a decoupled model; closing this closes the model's generator."""
     if not isinstance(answers, Iterator):
         raise Refused(
-            "INTERNAL", f"model '{name}' is decoupled, but infer gives {type(answers).__name__}, not a generator"
+            "INTERNAL", f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"
         )
     try:
         for answer in answers:
@@ -85,7 +85,7 @@ def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterato
 
 def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
     if not isinstance(answer, dict):
-        raise Refused("INTERNAL", f"model '{name}': infer gives {type(answer).__name__}, not a dict of arrays")
+        raise Refused("INTERNAL", f"model '{name}': infer returned {type(answer).__name__}, not a dict of arrays")
     found: Tensors = {}
     for key, value in answer.items():
         if key not in outputs:
@@ -96,6 +96,6 @@ def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tenso
         except UserError as error:
             raise Refused(
                 "INTERNAL",
-                f"model '{name}': output '{key}' is {outputs[key].datatype}, infer gives {array.dtype}: {error.what}",
+                f"model '{name}': output '{key}' is {outputs[key].datatype}, but infer returned {array.dtype}: {error.what}",
             ) from None
     return found

@@ -73,7 +73,7 @@ def _begin(server: Simulator) -> Begin:
             raise Refused("INVALID_ARGUMENT", refusal.message) from None
         job = _Text(server, server.number(), n_in, n_out, emit, finish)
         if not server.timing.add(job, job.arrived):
-            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
+            raise Refused("RESOURCE_EXHAUSTED", "the request queue is full")
         server.clockwork.changed()
 
         def cancel() -> None:
@@ -92,12 +92,12 @@ def _begin(server: Simulator) -> Begin:
 def _asked(inputs: Tensors) -> tuple[str, int]:
     text = tensors.to_numpy(inputs["text_input"]).item().decode("utf-8", "replace")
     if not text:
-        raise Refused("INVALID_ARGUMENT", "text_input is empty")
+        raise Refused("INVALID_ARGUMENT", "text_input must not be empty")
     if "max_tokens" not in inputs:
         return text, DEFAULT_TOKENS[False]
     n_out = int(tensors.to_numpy(inputs["max_tokens"]).item())
     if n_out < 1:
-        raise Refused("INVALID_ARGUMENT", f"max_tokens is {n_out}: at least 1")
+        raise Refused("INVALID_ARGUMENT", f"max_tokens must be at least 1 (got {n_out})")
     return text, n_out
 
 

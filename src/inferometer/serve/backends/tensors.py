@@ -58,11 +58,11 @@ def device_of(loading: Loading, torch: Any) -> Any:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"model {loading.name}: there is no device {name!r:.60}", "it is cpu, cuda or cuda:N")
+        raise UserError(f"model {loading.name}: unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise UserError(
-            f"model {loading.name}: the device {name} is asked for, and PyTorch sees {count} GPUs", "use --device cpu"
+            f"model {loading.name}: device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu"
         )
     return device
 

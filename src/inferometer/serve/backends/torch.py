@@ -89,9 +89,9 @@ def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     if path.suffix == ".py":
         return _from_python(loading, torch, path, device)
     exported = path.suffix == ".pt2"
-    remedy = "write it with torch.export.save" if exported else "write it with torch.jit.save; pickles are not loaded"
+    remedy = "save it with torch.export.save" if exported else "save it with torch.jit.save; pickles are not loaded"
     if not zipfile.is_zipfile(path):
-        raise UserError(f"model {loading.name}: {path.name} is no file of PyTorch's, or broken", remedy)
+        raise UserError(f"model {loading.name}: {path.name} is not a PyTorch file, or is damaged", remedy)
     read = _exported if exported else _script
     with _quiet():
         return configured.attempt(loading, path, remedy, lambda: read(loading, torch, path, device))
@@ -115,7 +115,7 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
     if not loading.config.input:
         raise UserError(
-            f"model {loading.name}: TorchScript does not say which shapes and types {', '.join(names)} have",
+            f"model {loading.name}: a TorchScript file does not contain the shapes and types of {', '.join(names)}",
             "list input and output in a config.pbtxt, or export the model as .pt2",
         )
     return _Module(module, names, writes=_IN_PLACE.search(str(module.inlined_graph)) is not None)
@@ -170,7 +170,7 @@ def _output_names(program: Any, count: int) -> list[str]:
 def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
     if not hasattr(value, "dtype"):
         raise UserError(
-            f"model {loading.name}: {name} of the exported program is no tensor", "export it with tensors alone"
+            f"model {loading.name}: {name} of the exported program is not a tensor", "export it with tensors only"
         )
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorSpec(name, datatype_of(value), shape)
@@ -181,12 +181,12 @@ def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Modu
     build = getattr(source, "model", None)
     if not callable(build):
         raise UserError(
-            f"model {loading.name}: {path.name} has no function model", "write def model() that gives a module"
+            f"model {loading.name}: {path.name} has no function model", "define model() that returns a module"
         )
-    module = configured.attempt(loading, path, "correct model()", build)
+    module = configured.attempt(loading, path, "fix model()", build)
     if not isinstance(module, torch.nn.Module):
         raise UserError(
-            f"model {loading.name}: model() in {path.name} gives {type(module).__name__}, not a torch.nn.Module"
+            f"model {loading.name}: model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module"
         )
     weights = loading.parameter("weights")
     if weights:
@@ -206,7 +206,7 @@ def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: 
     path = folder / name
     if Path(name).name != name or path.resolve().parent != folder.resolve():
         raise UserError(
-            f"model {loading.name}: the weights {name!r:.60} are not in the model's folder", "put them there"
+            f"model {loading.name}: the weights file {name!r:.60} is not in the model's folder", "add the file"
         )
 
     def read() -> None:
@@ -216,15 +216,15 @@ def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: 
             state = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(state)
 
-    configured.attempt(loading, path, "save module.state_dict() of the same module", read)
+    configured.attempt(loading, path, "save the state_dict() of the same module", read)
 
 
 def _check_types(loading: Loading, specs: Sequence[TensorSpec]) -> None:
     for spec in specs:
         if spec.datatype not in DTYPES:
             raise UserError(
-                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch has no tensors of",
-                f"it has {', '.join(DTYPES)}",
+                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch does not support",
+                f"supported types: {', '.join(DTYPES)}",
             )
 
 
@@ -238,8 +238,8 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
     names, taken = [spec.name for spec in inputs], module.arguments
     if taken is not None and len(names) > len(taken):
         raise UserError(
-            f"model {loading.name}: the configuration has {len(names)} inputs, forward takes {len(taken)}: {', '.join(taken)}",
-            "list as many",
+            f"model {loading.name}: the configuration lists {len(names)} inputs, but forward takes {len(taken)}: {', '.join(taken)}",
+            "list one input per argument",
         )
     numbers = [_NUMBERED.fullmatch(name) for name in names]
     if taken is not None and set(names) <= set(taken):
@@ -260,7 +260,7 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
         if not all(given[:count]):
             missing = by_position[given.index(False)]
             raise Refused(
-                "INVALID_ARGUMENT", f"model '{loading.name}' needs the input '{missing}' where a later one is given"
+                "INVALID_ARGUMENT", f"model '{loading.name}' requires input '{missing}' when a later input is given"
             )
         return [made[name] for name in by_position[:count]], {
             argument: made[name] for name, argument in by_keyword.items() if name in made
@@ -291,7 +291,9 @@ def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) 
     else:
         found = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(found) < len(outputs):
-        raise Refused("INTERNAL", f"model '{name}' gives {len(found)} outputs, the configuration has {len(outputs)}")
+        raise Refused(
+            "INTERNAL", f"model '{name}' returned {len(found)} outputs, but the configuration lists {len(outputs)}"
+        )
     for spec, one in zip(outputs, found, strict=False):
         if not isinstance(one, torch.Tensor):
             raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")

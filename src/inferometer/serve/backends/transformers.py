@@ -74,15 +74,15 @@ def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
     if not wanted:
         folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
         if folder is None or not (folder / "config.json").is_file():
-            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "put the model's files there")
+            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "add the model's files")
         return str(folder.resolve()), {"local_files_only": True, "trust_remote_code": False}
     if not configured.is_on(loading, "hub"):
         raise UserError(
-            f"model {loading.name}: the parameter model is {wanted!r:.80}, and models of the hub are not allowed",
-            "put the model's files into the version's folder, or set the parameter hub to 1",
+            f"model {loading.name}: parameter model is {wanted!r:.80}, but downloading from the Hugging Face Hub is not allowed",
+            "put the model's files into the version folder, or set parameter hub to 1",
         )
     if not _HUB_ID.fullmatch(wanted) or ".." in wanted:
-        raise UserError(f"model {loading.name}: {wanted!r:.80} is no model of the hub", "it is OWNER/NAME")
+        raise UserError(f"model {loading.name}: {wanted!r:.80} is not the name of a Hub model", "use OWNER/NAME")
     return wanted, {"local_files_only": False, "trust_remote_code": False}
 
 
@@ -91,8 +91,8 @@ def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
         return read()
     except Exception as error:
         raise UserError(
-            f"model {loading.name}: {where} does not load: {type(error).__name__}: {configured.one_line(error)}",
-            "it needs config.json, tokenizer.json and *.safetensors, as save_pretrained writes them",
+            f"model {loading.name}: {where} failed to load: {type(error).__name__}: {configured.one_line(error)}",
+            "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained",
         ) from None
 
 
@@ -102,7 +102,7 @@ def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None
     if lacking:
         raise UserError(
             f"model {loading.name}: the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more",
-            "is it the right task? The parameter task says which",
+            "check that parameter task names the right task",
         )
 
 
@@ -110,14 +110,12 @@ def _task(loading: Loading, config: Any) -> str:
     wanted = loading.parameter("task")
     if wanted:
         if wanted not in TASKS:
-            raise UserError(
-                f"model {loading.name}: the task {wanted!r:.60} is not known", f"it is one of {', '.join(TASKS)}"
-            )
+            raise UserError(f"model {loading.name}: unknown task {wanted!r:.60}", f"use one of {', '.join(TASKS)}")
         return TASKS[wanted]
     names = tuple(config.architectures or ())
     if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
         raise UserError(
-            f"model {loading.name}: {', '.join(names)} is not served: it reads with one net and writes with another",
+            f"model {loading.name}: {', '.join(names)} is not supported: it is an encoder-decoder model",
             "use a decoder-only model",
         )
     for name in names:
@@ -128,17 +126,15 @@ def _task(loading: Loading, config: Any) -> str:
         if name.endswith("Model") or name.endswith("ForMaskedLM"):
             return EMBED
     raise UserError(
-        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not say what it is for",
-        f"set the parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
+        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not determine its task",
+        f"set parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
     )
 
 
 def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
     wanted = loading.parameter("dtype", "auto")
     if wanted not in _DTYPES:
-        raise UserError(
-            f"model {loading.name}: the dtype {wanted!r:.60} is not known", f"it is one of {', '.join(_DTYPES)}"
-        )
+        raise UserError(f"model {loading.name}: unknown dtype {wanted!r:.60}", f"use one of {', '.join(_DTYPES)}")
     if wanted == "auto":
         return "auto" if device.type == "cuda" else torch.float32
     return getattr(torch, wanted)

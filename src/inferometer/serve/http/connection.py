@@ -358,9 +358,9 @@ class Connection:
     def _give_up_request(self) -> None:
         seconds = self._listener.limits.stalled
         if self._in_head:
-            why = f"the request's head did not come to its end within {seconds:g} s"
+            why = f"the request headers were not complete within {seconds:g} s"
         else:
-            why = f"nothing came for {seconds:g} s, and the request is not complete"
+            why = f"the request is not complete, and no data arrived for {seconds:g} s"
         self._line.append(self._parser.give_up(408, why, self.moved))
         self._next()
 

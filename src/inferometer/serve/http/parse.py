@@ -121,9 +121,9 @@ class RequestParser:
             self._decline_upgrade()
             taken = int(upgrade.args[0])
         except httptools.HttpParserError:
-            self._refuse(400, "the bytes are not an HTTP/1.1 request")
+            self._refuse(400, "not a valid HTTP/1.1 request")
         if self._fed > self._limits.head:
-            self._refuse(431, f"the head is over {self._limits.head} bytes")
+            self._refuse(431, f"the request headers are larger than {self._limits.head} bytes")
         if self._problem is not None:
             self._done.append(self._problem)
         elif self._in_body and self._length:
@@ -194,7 +194,7 @@ class RequestParser:
         self._in_body = True
         self._fed = 0
         if self._head + len(request.path) > self._limits.head:
-            self._refuse(431, f"the head is over {self._limits.head} bytes")
+            self._refuse(431, f"the request headers are larger than {self._limits.head} bytes")
         request.method = parser.get_method()
         request.path = _path(request.path)
         request.http10 = parser.get_http_version() == "1.0"
@@ -202,7 +202,7 @@ class RequestParser:
         self._length = int(request.headers.get(b"content-length", b"0"))
         if self._codings not in ([], [b"chunked"]):
             given = b", ".join(self._codings).decode("latin-1")
-            self._refuse(501, f"the Transfer-Encoding {given!r:.60} is not known: there is 'chunked', once")
+            self._refuse(501, f"unsupported Transfer-Encoding {given!r:.60}: only a single 'chunked' is supported")
         if self._length > self._limits.message:
             self._too_long()
         self.wants_continue = request.headers.get(b"expect", b"").lower() == b"100-continue" and self._problem is None
@@ -252,7 +252,7 @@ class RequestParser:
         try:
             self.room = self._make_buffer()[self._size :]
         except MemoryError:
-            self._refuse(413, f"there is no room for a body of {self._length} bytes")
+            self._refuse(413, f"not enough memory for a request body of {self._length} bytes")
             self._done.append(self._problem)  # type: ignore[arg-type]
 
     def _make_buffer(self) -> memoryview:
@@ -261,7 +261,7 @@ class RequestParser:
         return self._buffer
 
     def _too_long(self) -> None:
-        self._refuse(413, f"the body is over {self._limits.message} bytes")
+        self._refuse(413, f"the request body is larger than {self._limits.message} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
         self.room = None

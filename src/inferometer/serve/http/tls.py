@@ -41,7 +41,8 @@ def context(tls: Tls) -> ssl.SSLContext:
             made.load_verify_locations(tls.client_ca)
         except ssl.SSLError:
             raise UserError(
-                f"{tls.client_ca} has no certificates of an authority in PEM form", "give the file of a CA"
+                f"{tls.client_ca} does not contain a CA certificate in PEM format",
+                "set --tls-client-ca to a CA's PEM file",
             ) from None
         made.verify_mode = ssl.CERT_REQUIRED
     return made
@@ -52,7 +53,7 @@ def _readable(path: str) -> None:
         with Path(path).open("rb") as file:
             file.read(1)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", "give a PEM file that this user may read") from None
+        raise UserError(f"cannot read {path}: {error.strerror}", "choose a PEM file that this user may read") from None
 
 
 def _no_password() -> str:
@@ -62,15 +63,19 @@ def _no_password() -> str:
 def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
     if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
         return UserError(
-            f"the key {tls.key} is not that of the certificate {tls.cert}", "give the two that belong together"
+            f"the private key {tls.key} does not match the certificate {tls.cert}",
+            "choose a --tls-cert and --tls-key that belong together",
         )
     try:
         ssl.create_default_context().load_verify_locations(tls.cert)
     except ssl.SSLError:
         return UserError(
-            f"{tls.cert} is not a certificate in PEM form", "give a PEM file, the server's certificate first"
+            f"{tls.cert} is not a certificate in PEM format",
+            "choose a PEM file that starts with the server's certificate",
         )
-    return UserError(f"{tls.key} is not a private key in PEM form without a password", "give an unencrypted PEM file")
+    return UserError(
+        f"{tls.key} is not an unencrypted private key in PEM format", "choose a PEM file without a password"
+    )
 
 
 class TlsConnection(Connection):

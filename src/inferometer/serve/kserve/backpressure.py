@@ -8,4 +8,4 @@ GIVEN_UP = 1 << 30
 
 def not_read() -> Refused:
     """Made anew each time: an exception keeps the frames that it went through, and what they hold."""
-    return Refused("RESOURCE_EXHAUSTED", "the answers are not read as fast as the model gives them")
+    return Refused("RESOURCE_EXHAUSTED", "the client does not read the responses as fast as the model produces them")

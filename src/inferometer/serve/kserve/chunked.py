@@ -91,9 +91,9 @@ async def _received(
 ) -> tuple[Message, list[memoryview]]:
     head = await _head(context)
     if head.WhichOneof("message") != "request":
-        raise _invalid("the head of a request has a ModelInferRequest")
+        raise _invalid("the head of a request must contain a ModelInferRequest")
     if head.request.raw_input_contents:
-        raise _invalid("raw contents come in the chunks after the head, not in it")
+        raise _invalid("raw contents must be sent in the chunks after the head, not in the head")
     models.check_open()  # this and what follows: before anything large is taken
     models.find(head.request.model_name, head.request.model_version)
     sizes = _checked(head.sizes, limit)
@@ -103,20 +103,22 @@ async def _received(
     while (data := await _data(context)) is not None:
         if place + len(data) > len(buffer):
             raise _invalid(
-                f"the head speaks of {len(buffer)} bytes of raw contents, but at least {place + len(data)} came"
+                f"the head announced {len(buffer)} bytes of raw contents, but at least {place + len(data)} arrived"
             )
         buffer[place : place + len(data)] = data
         place += len(data)
     if place < len(buffer):
-        raise _invalid(f"the head speaks of {len(buffer)} bytes of raw contents, but {place} came")
+        raise _invalid(f"the head announced {len(buffer)} bytes of raw contents, but {place} arrived")
     return head.request, _split(buffer, sizes)
 
 
 def _checked(sizes: Sequence[int], limit: int) -> list[int]:
     if len(sizes) > _MAX_TENSORS:
-        raise _invalid(f"the head speaks of {len(sizes)} raw contents; {_MAX_TENSORS} are the most")
+        raise _invalid(f"the head announced {len(sizes)} raw contents; the maximum is {_MAX_TENSORS}")
     if sum(sizes) > limit:
-        raise Refused("RESOURCE_EXHAUSTED", f"the request's tensors are {sum(sizes)} bytes; the server takes {limit}")
+        raise Refused(
+            "RESOURCE_EXHAUSTED", f"the request's tensors have {sum(sizes)} bytes; the server accepts at most {limit}"
+        )
     return list(sizes)
 
 
@@ -131,7 +133,7 @@ def _split(buffer: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 async def _head(context: Context) -> Message:
     chunk = await _chunk(context)
     if chunk is None or chunk.WhichOneof("piece") != "head":
-        raise _invalid("the first chunk is the head")
+        raise _invalid("the first chunk must be the head")
     return chunk.head
 
 
@@ -141,7 +143,7 @@ async def _data(context: Context) -> bytes | None:
     if chunk is None:
         return None
     if chunk.WhichOneof("piece") != "data":
-        raise _invalid("after the head there is nothing but data")
+        raise _invalid("the chunks after the head must contain only data")
     data: bytes = chunk.data
     return data
 
@@ -154,11 +156,11 @@ async def _chunk(context: Context) -> Message | None:
         if len(message) > grpc_codec.LARGE and not _is_data(message):
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"the head is {len(message)} bytes, the server takes {grpc_codec.LARGE}; contents come in the chunks after it",
+                f"the head has {len(message)} bytes, the server accepts at most {grpc_codec.LARGE}; send contents in the chunks after it",
             )
         return Chunk.FromString(message)
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no Chunk: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid Chunk: {bounded(str(error))}") from None
 
 
 def _is_data(message: bytes) -> bool:

@@ -36,7 +36,7 @@ EXTENSIONS = (
     "statistics",
 )
 
-NO_CONTROL = "models cannot be loaded and unloaded from outside: the server was started without --allow-control"
+NO_CONTROL = "clients may not load and unload models: the server was started without --allow-control"
 
 
 def server_metadata(models: Models) -> Message:
@@ -91,10 +91,10 @@ def check_load(parameters: Iterable[str]) -> None:
     for name in sorted(parameters):
         if name.startswith("file:"):
             raise Refused(
-                "UNIMPLEMENTED", "this server loads models from its repository alone, not files out of requests"
+                "UNIMPLEMENTED", "this server loads models only from its repository, not from files in requests"
             )
         if name != "config":
-            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is not known: there is 'config'")
+            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is unknown: only 'config' is supported")
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def cuda_status(name: str = "") -> Message:
 def refuse_cuda(name: str) -> Refused:
     return Refused(
         "INVALID_ARGUMENT",
-        f"failed to register CUDA shared memory region '{name}': this server has none; use system shared memory",
+        f"failed to register CUDA shared memory region '{name}': CUDA shared memory is not supported; use system shared memory",
     )
 
 
@@ -148,7 +148,7 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
     if model and not models.is_ready(model):
         raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
     if asked:
-        raise Refused("UNIMPLEMENTED", "this server has no traces: trace settings cannot be changed")
+        raise Refused("UNIMPLEMENTED", "this server does not trace: trace settings cannot be changed")
     made = TraceSettingResponse()
     for name, values in _TRACE.items():
         made.settings[name].value.extend(values)
@@ -157,7 +157,7 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
 
 def log_settings(asked: Sequence[str] = ()) -> Message:
     if asked:
-        raise Refused("UNIMPLEMENTED", "this server keeps no log of its own: log settings cannot be changed")
+        raise Refused("UNIMPLEMENTED", "this server does not write Triton's log: log settings cannot be changed")
     made = LogSettingsResponse()
     for name, value in _LOG.items():
         kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"

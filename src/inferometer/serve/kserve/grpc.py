@@ -89,7 +89,9 @@ class GrpcServer:
                 return int(self._server.add_insecure_port(address))
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise UserError(f"{host} port {port} cannot be listened on", "choose another with --grpc") from None
+            raise UserError(
+                f"{host} port {port} is not available for gRPC", "choose another port with --grpc"
+            ) from None
 
     async def start(self) -> None:
         await self._server.start()

@@ -139,7 +139,7 @@ async def model_infer(models: Models, data: bytes, context: Context) -> bytes:
     if waiting.refused is not None:
         raise anew(waiting.refused)
     if waiting.outputs is None:
-        raise Refused("INTERNAL", f"model '{one.model}' ended without an answer")
+        raise Refused("INTERNAL", f"model '{one.model}' ended without a response")
     say_times(context, one.queue_ns, one.compute_ns)
     made = grpc_codec.head(one.model, one.version, one.id, waiting.outputs, (one.queue_ns, one.compute_ns))
     return grpc_codec.joined(made, waiting.outputs)

@@ -50,7 +50,7 @@ def parse(data: bytes) -> tuple[Message, Raw, Typed]:
         rest, raw, typed = _cut(data)
         return ModelInferRequest.FromString(rest), raw, typed
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(str(error))}") from None
 
 
 def _cut(data: bytes) -> tuple[bytes, Raw, Typed]:
@@ -72,7 +72,7 @@ def _cut(data: bytes) -> tuple[bytes, Raw, Typed]:
     if len(left) > _MOST_BYTES:
         raise Refused(
             "RESOURCE_EXHAUSTED",
-            f"the request is {len(left)} bytes without its inputs' contents; the server takes {_MOST_BYTES}",
+            f"the request has {len(left)} bytes without its inputs' contents; the server accepts at most {_MOST_BYTES}",
         )
     return left, raw, typed
 
@@ -252,7 +252,9 @@ def _wanted(one: Message) -> Wanted:
         if classes < 0:
             raise _invalid("invalid value for 'classification' parameter, expected >= 0")
         if classes and placed is not None:
-            raise _invalid(f"output '{one.name}': classes cannot be written into shared memory; ask for one of the two")
+            raise _invalid(
+                f"output '{one.name}': classes cannot be written to shared memory; request only one of the two"
+            )
     return Wanted(one.name, classes, placed)
 
 

@@ -40,7 +40,9 @@ def _unary(name: str, method: Method) -> Unary:
         try:
             request = kind.FromString(data)
         except DecodeError as error:
-            raise Refused("INTERNAL", f"the message is no {kind.DESCRIPTOR.name}: {bounded(str(error))}") from None
+            raise Refused(
+                "INTERNAL", f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
+            ) from None
         answer = method(request)
         made: bytes = (await answer if inspect.isawaitable(answer) else answer).SerializeToString()
         return made

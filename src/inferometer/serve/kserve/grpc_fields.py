@@ -34,7 +34,7 @@ def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
             if tag >= 0x80:
                 tag, place = varint(data, begin)
             if tag < _FIRST:
-                raise DecodeError("a field has no number")
+                raise DecodeError("a field has the number 0")
             kind = tag & 7
             if kind == _SIZED:
                 size = data[place]
@@ -47,16 +47,16 @@ def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
             elif kind in _FIXED:
                 after = place + _FIXED[kind]
             else:
-                raise DecodeError(f"a field has the wire type {kind}, which is not read")
+                raise DecodeError(f"a field has the unsupported wire type {kind}")
             if after > end:
-                raise DecodeError("it ends in a field")
+                raise DecodeError("truncated field")
             most -= 1
             if most < 0:
                 raise Refused("INVALID_ARGUMENT", f"the message has more than {MOST} fields")
             yield tag, begin, place, after
             place = after
     except IndexError:
-        raise DecodeError("it ends in a field") from None
+        raise DecodeError("truncated field") from None
 
 
 _FIXED = {_EIGHT: 8, _FOUR: 4}
@@ -66,7 +66,7 @@ def _behind_number(data: bytes | memoryview, place: int) -> int:
     for after in range(place, place + _LONGEST_NUMBER):
         if data[after] < 0x80:
             return after + 1
-    raise DecodeError("a number has no end")
+    raise DecodeError("truncated number")
 
 
 def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             return value, place + i + 1
-    raise DecodeError("a length has no end")
+    raise DecodeError("truncated length")
 
 
 def length(size: int) -> bytes:

@@ -96,7 +96,7 @@ def raw_of_sent(name: str, datatype: str, contents: list[memoryview]) -> Data:
     try:
         return _joined([part for one in contents for part in _parts(name, datatype, one) if part])
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(str(error))}") from None
 
 
 def _parts(name: str, datatype: str, sent: memoryview) -> Iterator[Data]:
@@ -128,7 +128,7 @@ def _parts_of_one(name: str, datatype: str, tag: int, value: memoryview) -> Iter
         for piece in _packed(tag, value):
             yield _read(name, datatype, piece)
     elif len(value) % _AS_THEY_ARE[field]:
-        raise DecodeError("packed numbers end in one")
+        raise DecodeError("truncated packed numbers")
     else:
         yield value
 

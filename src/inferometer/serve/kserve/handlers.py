@@ -64,7 +64,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
             if why:
                 return self._turning_away(path, Refused("UNAUTHENTICATED", why))
         found = self._handlers.get(path)
-        return found or self._turning_away(path, Refused("UNIMPLEMENTED", f"there is no method {path}"))
+        return found or self._turning_away(path, Refused("UNIMPLEMENTED", f"unknown method {path}"))
 
     def _turning_away(self, path: str, refused: Refused) -> Any:
         """Whatever it was called with: nothing of it is read."""
@@ -134,7 +134,7 @@ def refusal(error: Exception) -> Refused:
     if isinstance(error, UserError):
         return Refused("INVALID_ARGUMENT", str(error))
     if isinstance(error, MemoryError):
-        return Refused("RESOURCE_EXHAUSTED", "the server has not enough memory for this request")
+        return Refused("RESOURCE_EXHAUSTED", "the server does not have enough memory for this request")
     return Refused("INTERNAL", f"{type(error).__name__}: {error}")
 
 

@@ -61,13 +61,13 @@ class Health:
         service = _asked(data)
         status = self.status(service)
         if status == SERVICE_UNKNOWN:
-            raise Refused("NOT_FOUND", f"there is no service and no model '{service}'")
+            raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
         return _message(status)
 
     async def _watch(self, context: Context) -> None:
         data = await context.read()
         if data is grpc.aio.EOF:
-            raise Refused("INVALID_ARGUMENT", "the call has no request")
+            raise Refused("INVALID_ARGUMENT", "the call contains no request")
         service, said = _asked(data), -1
         changed = asyncio.Event()
         self._changed.add(changed)
@@ -97,7 +97,7 @@ def _asked(data: bytes) -> str:
     try:
         return str(_Request.FromString(data).service)
     except DecodeError:
-        raise Refused("INTERNAL", "the message is no HealthCheckRequest") from None
+        raise Refused("INTERNAL", "the message is not a valid HealthCheckRequest") from None
 
 
 def _message(status: int) -> bytes:

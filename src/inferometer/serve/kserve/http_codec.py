@@ -187,7 +187,8 @@ def json_length(header: bytes, size: int) -> int:
         return size
     if not header.isdigit():
         raise Refused(
-            "INVALID_ARGUMENT", f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, not a number"
+            "INVALID_ARGUMENT",
+            f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number",
         )
     if len(header) > 18 or int(header) > size:
         raise Refused(
@@ -318,7 +319,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         )
     try:
         if datatype == "BOOL" and _has_int(values):
-            raise UserError(f"tensor {name}: a number is not what BOOL wants, but true or false")
+            raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
         if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
             floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
             return Tensor(name, datatype, shape, floats.data)
@@ -368,7 +369,7 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     if elements(shape) * DATATYPES[spec.datatype].size != len(body):
         raise Refused(
             "INVALID_ARGUMENT",
-            f"the {len(body)} bytes of the raw request are no {spec.datatype} {shown(spec.shape)} for input '{spec.name}'",
+            f"the {len(body)} bytes of the raw request do not match {spec.datatype} {shown(spec.shape)} of input '{spec.name}'",
         )
     return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
 
@@ -392,14 +393,12 @@ def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
     try:
         plain = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(
-            "INVALID_ARGUMENT", f"the body says that it is compressed with {how}, but it is not: {error}"
-        ) from None
+        raise Refused("INVALID_ARGUMENT", f"the body is not valid {how} data: {error}") from None
     if len(plain) > limit:
-        raise TooLarge("RESOURCE_EXHAUSTED", f"the body, unpacked, is over {limit} bytes")
+        raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed body is larger than {limit} bytes")
     if not stream.eof or stream.unused_data:
-        where = "is cut short" if not stream.eof else "has bytes after its end"
-        raise Refused("INVALID_ARGUMENT", f"the body, compressed with {how}, {where}")
+        where = "is truncated" if not stream.eof else "has data after its end"
+        raise Refused("INVALID_ARGUMENT", f"the {how} body {where}")
     return plain
 
 
@@ -489,7 +488,7 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
         except UnicodeDecodeError:
             raise Refused(
                 "INVALID_ARGUMENT",
-                f"output '{tensor.name}' is not UTF-8 text, and JSON has nothing else for BYTES. Please use the binary data "
+                f"output '{tensor.name}' is not valid UTF-8 and cannot be sent as JSON. Please use the binary data "
                 "format",
             ) from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():

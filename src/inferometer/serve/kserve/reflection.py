@@ -39,7 +39,7 @@ class Reflection:
             try:
                 request = _Request.FromString(data)
             except DecodeError:
-                raise Refused("INTERNAL", "the message is no ServerReflectionRequest") from None
+                raise Refused("INTERNAL", "the message is not a valid ServerReflectionRequest") from None
             await context.write(self.answer(request).SerializeToString())
 
     def answer(self, request: Any) -> Any:
@@ -58,11 +58,11 @@ class Reflection:
             if self._is_message(name):
                 made.all_extension_numbers_response.base_type_name = name
             else:
-                _error(made, grpc.StatusCode.NOT_FOUND, f"there is no message {name!r}")
+                _error(made, grpc.StatusCode.NOT_FOUND, f"unknown message {name!r}")
         elif kind == "file_containing_extension":
-            _error(made, grpc.StatusCode.NOT_FOUND, "the services have no extensions")
+            _error(made, grpc.StatusCode.NOT_FOUND, "extensions are not supported")
         else:
-            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request asks for nothing")
+            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request is empty")
         return made
 
     def _file_of(self, symbol: str) -> str:
@@ -85,7 +85,7 @@ class Reflection:
     def _describe(self, made: Any, name: str, what: str) -> None:
         """The file, and after it those that it imports."""
         if name not in self._files:
-            _error(made, grpc.StatusCode.NOT_FOUND, f"there is no {what}")
+            _error(made, grpc.StatusCode.NOT_FOUND, f"unknown {what}")
             return
         wanted = [name]
         for file in wanted:

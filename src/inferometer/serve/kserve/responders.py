@@ -208,4 +208,4 @@ class GenerateStream(UnderWay):
 def unexpected(error: BaseException) -> Refused:
     """An error of ours, in one line."""
     line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Refused("INTERNAL", f"the server failed here: {line:.300}")
+    return Refused("INTERNAL", f"internal server error: {line:.300}")

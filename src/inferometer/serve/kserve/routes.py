@@ -81,7 +81,7 @@ class Kserve:
     def refuse_rest(self) -> int:
         rest = list(self.aside)
         for one in rest:
-            one.refuse(Refused("UNAVAILABLE", "the server has stopped"))
+            one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         return len(rest)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Kserve:
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration's JSON as a text")
+            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
 
     def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
@@ -239,7 +239,7 @@ class Kserve:
             case [b"generate_stream"]:
                 _only(request, b"POST")
                 if request.http10:
-                    raise Refused("INVALID_ARGUMENT", "streaming needs HTTP/1.1")
+                    raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
                 self._generate(connection, request, name, version, GenerateStream)
             case []:
                 _only(request, b"GET")
@@ -304,7 +304,7 @@ class Kserve:
 
     def _find(self, request: Request, name: str, version: str) -> Model:
         if self.draining and not request.was_let_in:
-            raise Refused("UNAVAILABLE", "the server is shutting down and takes no new requests")
+            raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
         return self.models.find(name, version)
 
     def _submit(

@@ -24,7 +24,7 @@ _MAX_WAITING = 64 << 20
 
 
 def _stopping() -> Refused:
-    return Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+    return Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
 
 class Outbox:
@@ -79,7 +79,7 @@ class Outbox:
 async def infer_stream(models: Models, context: Context) -> None:
     data = await context.read()
     if data is grpc.aio.EOF:
-        raise Refused("INVALID_ARGUMENT", "the call has no request")
+        raise Refused("INVALID_ARGUMENT", "the call contains no request")
     now = time.monotonic_ns()
     request, raw, typed = grpc_codec.parse(data)
     outbox, end = Outbox(context), _End()

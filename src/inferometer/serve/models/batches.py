@@ -61,5 +61,5 @@ def _strings(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
         except struct.error:
             place = len(view) + 1
         if place > len(view):
-            raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape says")
+            raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
         yield view[begin:place]

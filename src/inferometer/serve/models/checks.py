@@ -151,7 +151,7 @@ def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) 
         _refuse(
             inference,
             f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}', expecting "
-            f"{expected}: {given} bytes hold no more than {given // _LENGTH.size}",
+            f"{expected}: {given} bytes hold at most {given // _LENGTH.size}",
         )
 
 

@@ -215,7 +215,7 @@ class Execution:
             self._last = (why,)
             return
         if why is None and not self._answered and not self.owner.decoupled:
-            why = Refused("INTERNAL", "the model gave no answer")
+            why = Refused("INTERNAL", "the model returned no response")
         if self.owner.decoupled or not self._split:
             self._computed = self._split = now()
         self._end(why, (self._joined - self._began, self._computed - self._joined, self._split - self._computed))
@@ -275,7 +275,7 @@ class Execution:
         try:
             outputs = self.instance.loaded.run(join([inference]), inference.parameters)
             if not isinstance(outputs, dict):
-                return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
+                return Refused("INTERNAL", "the model returned several responses, but is not configured as decoupled")
             return self._shares(outputs, [inference])[0]
         except BaseException as error:
             return reason(error)
@@ -308,7 +308,7 @@ class Execution:
     def _ran(self, why: Refused | None, compute: Compute) -> None:
         self.instance.done()
         if why is None and not self._answered and not self.owner.decoupled:
-            why = Refused("INTERNAL", "the model gave no answer")
+            why = Refused("INTERNAL", "the model returned no response")
         self._end(why, compute)
 
     def _tell(self, call: Callable[..., None], *words: object) -> None:
@@ -370,14 +370,14 @@ def reason(error: BaseException) -> Refused:
     try:
         return _shown(error)
     except BaseException:  # a model's own may raise as it is shown; whoever waits for an answer is to get one
-        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be shown)")
+        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
 
 
 def _shown(error: BaseException) -> Refused:
     if isinstance(error, Refused):
         if error.code in tuple(HTTP_STATUS):
             return Refused(error.code, error.message)
-        return Refused("INTERNAL", f"{error.message} (refused with {error.code!r:.60}, which is no code)")
+        return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     text = " ".join(text.split())
     if len(text) > _LENGTH:  # libraries tell the cause at the end of what may be long

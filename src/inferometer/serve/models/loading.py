@@ -35,7 +35,7 @@ async def bring_up(
     for text in overrides if definition.loader is None else ():
         override(config, text)
     if config.max_batch_size < 0:
-        raise UserError(f"the model {definition.name}: max_batch_size is {config.max_batch_size}", "0 or more")
+        raise UserError(f"model {definition.name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
     loaded: list[Loaded] = []
     try:
         for i, place in enumerate(configs.devices(config, device)):
@@ -75,7 +75,7 @@ def _load(definition: Definition, loading: Loading) -> Loaded:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"the model {loading.name} does not load: {reason(error).message}") from None
+        raise UserError(f"model {loading.name} failed to load: {reason(error).message}") from None
 
 
 def _labels(definition: Definition, loaded: list[Loaded]) -> Mapping[str, tuple[str, ...]]:
@@ -115,8 +115,8 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
         why = reason(error)
         if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too
             raise UserError(
-                f"the model {name} fails at its warm-up: {why.message}",
-                "parameters.warmup=0 goes without one",
+                f"model {name} failed its warm-up: {why.message}",
+                "parameters.warmup=0 disables the warm-up",
             ) from None
 
 

@@ -104,7 +104,7 @@ class Model:
                 lambda inputs, error: self._was_read(inference, inputs, error),
             )
         except RuntimeError as error:
-            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"its inputs cannot be read: {error}")) from None
+            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"cannot read the inputs: {error}")) from None
         inference.place = _Reading(self)
         self._reading.add(inference)
 
@@ -191,7 +191,9 @@ class Model:
 
     def _trouble(self, error: Exception) -> None:
         """A front end that fails must not take the batch with it."""
-        self._instances[0].loop.call_exception_handler({"message": "a request's callback failed", "exception": error})
+        self._instances[0].loop.call_exception_handler(
+            {"message": "the callback of a request failed", "exception": error}
+        )
 
     def _end(self, inference: Inference) -> None:
         inference.is_over = True
@@ -258,6 +260,6 @@ def _timeout_of(inference: Inference) -> int:
         microseconds = -1
     if not 0 <= microseconds < NEVER // 1000:
         raise Refused(
-            "INVALID_ARGUMENT", named(inference, f"timeout is a number of microseconds, not {str(timeout)[:40]}")
+            "INVALID_ARGUMENT", named(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
         )
     return microseconds * 1000

@@ -27,17 +27,17 @@ def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> No
         if rows is not None and (not shape or shape[0] != rows):
             raise Refused(
                 "INTERNAL",
-                f"output '{name}' of a batch of {rows} has the shape {shown(shape)}: the first dimension is the batch",
+                f"output '{name}' has the shape {shown(shape)}: the first dimension must be the batch size, {rows}",
             )
         if not fits(shape, spec.shape):
             raise Refused(
                 "INTERNAL",
-                f"the model gave output '{name}' with the shape {shown(shape)}, its configuration says {shown(spec.shape)}",
+                f"the model returned output '{name}' with shape {shown(shape)}; its configuration says {shown(spec.shape)}",
             )
     if known < len(tensors):
         names = {spec.name for spec in specs}
         other = next(name for name in tensors if name not in names)
-        raise Refused("INTERNAL", f"the model gave an output '{other:.60}', which its configuration does not have")
+        raise Refused("INTERNAL", f"the model returned an output '{other:.60}' that its configuration does not list")
 
 
 def check_complete(tensors: Tensors, inference: Inference, facts: ModelSignature) -> None:
@@ -46,7 +46,8 @@ def check_complete(tensors: Tensors, inference: Inference, facts: ModelSignature
         return
     missing = [spec.name for spec in facts.outputs if spec.name not in tensors]
     raise Refused(
-        "INTERNAL", f"the model gave no output {', '.join(repr(name) for name in missing)}, which its configuration has"
+        "INTERNAL",
+        f"the model did not return output {', '.join(repr(name) for name in missing)}, which its configuration lists",
     )
 
 
@@ -57,7 +58,7 @@ def select(tensors: Tensors, inference: Inference, labels: Labels, batched: bool
     for each in inference.wanted:
         tensor = tensors.get(each.name)
         if tensor is None:
-            raise Refused("INTERNAL", f"the model gave no output '{each.name}', which was asked for")
+            raise Refused("INTERNAL", f"the model did not return output '{each.name}', which was requested")
         if each.classes > 0:
             tensor = classify(tensor, each.classes, labels.get(each.name, ()), batched)
         elif each.placed is not None:

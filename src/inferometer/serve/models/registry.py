@@ -66,8 +66,8 @@ class Models:
     def _add(self, source: ModelSource) -> None:
         name = sendable(source.name)
         if name in self._entries:
-            where = source.path or "the server's own"
-            raise UserError(f"two models are called {name}: the second is {where}", "rename one of them")
+            where = source.path or "built into the server"
+            raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
         self._entries[name] = _Entry(source)
 
     async def start(self) -> None:
@@ -149,13 +149,13 @@ class Models:
     def check_open(self, was_let_in: bool = False) -> None:
         """Refused where the server takes no new requests; where it has closed, not even one that `was_let_in`."""
         if self._is_closed or (self._refuses and not was_let_in):
-            raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+            raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
     def check_room(self, others: int = 0) -> None:
         """Refused where the server has all the requests that it may have, with `others` that are not submitted yet."""
         if self.in_flight + others >= self._limit:
             raise Refused(
-                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests under way"
+                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
             )
 
     def cancel(self, inference: Inference) -> None:
@@ -267,7 +267,7 @@ class Models:
         if self._is_closed:
             return
         self._is_closed = self._is_leaving = self._refuses = True
-        why = Refused("UNAVAILABLE", "the server has stopped")
+        why = Refused("UNAVAILABLE", "the server stopped before the request was complete")
         models = [entry.model for entry in self._entries.values() if entry.model is not None]
         for model in [*models, *self._retired]:
             model.refuse_all(why)
@@ -292,8 +292,8 @@ def _why(name: str, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError):
-        return UserError(f"the model {name} cannot be read: {error}")
-    return UserError(f"the model {name} does not load: {reason(error).message}")
+        return UserError(f"cannot read model {name}: {error}")
+    return UserError(f"model {name} failed to load: {reason(error).message}")
 
 
 def _heard(task: asyncio.Task[None]) -> None:

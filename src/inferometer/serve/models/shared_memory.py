@@ -58,7 +58,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
         if self.byte_size > _MOST:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"a tensor of {self.byte_size} bytes in shared memory region '{self.region.name}': {_MOST} are the most",
+                f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes (got {self.byte_size})",
             )
         at, left = self.region.offset + self.offset, self.byte_size
         parts: list[bytes] = []
@@ -83,18 +83,18 @@ class RegionSlice(msgspec.Struct, frozen=True):
             while len(view):
                 written = os.pwrite(self.region.file.number, view[:_PIECE], at)
                 if not written:
-                    raise OSError(errno.EIO, "it takes no more bytes")
+                    raise OSError(errno.EIO, "no more bytes can be written")
                 at, view = at + written, view[written:]
         except OSError as error:
             raise self._refused("written", error) from None
 
     def _smaller(self) -> Refused:
         return Refused(
-            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was made smaller after it was registered"
+            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was truncated after it was registered"
         )
 
     def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
-        why = error.strerror if isinstance(error, OSError) else "there is not enough memory"
+        why = error.strerror if isinstance(error, OSError) else "not enough memory"
         return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be {done}: {why}")
 
 
@@ -109,7 +109,7 @@ class Regions:
         if byte_size < 1:
             raise Refused(
                 "INVALID_ARGUMENT",
-                f"failed to register shared memory region '{name}': its size must be at least 1 byte, not {byte_size}",
+                f"failed to register shared memory region '{name}': its size must be at least 1 byte (got {byte_size})",
             )
         file = self._open(key)
         if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:

@@ -14,27 +14,27 @@ from inferometer.serve.sim.jobs import noise
 from inferometer.units import NS, parse_seconds
 
 KINDS = {
-    "reject": ("=STATUS", "an error response with that status (503)"),
-    "reset": ("", "RST before any byte of the answer"),
-    "error_body": ("", "status 200 with an error object as its body"),
-    "html": ("", "status 200 with an HTML page"),
-    "abort": ("", "RST in the middle of the answer"),
-    "cut": ("", "the connection is closed in the middle of the body"),
-    "truncate": ("", "the stream ends midway: no finish_reason and no [DONE]"),
-    "error_frame": ("", "an error object in the middle of the stream, which then ends"),
-    "garbage": ("", "a frame of malformed JSON in the middle of the stream"),
-    "stall": ("=TIME", "a pause midway (1s); what was due meanwhile comes at once"),
-    "slow": ("=TIME", "each write goes out in two halves, TIME apart (20ms)"),
-    "split": ("=BYTES", "each write goes out in segments of so many bytes (3)"),
-    "close": ("", "is closed after the answer, having promised keep-alive"),
-    "freeze": ("=TIME", "the whole server does nothing for so long (1s)"),
+    "reject": ("=STATUS", "respond with an error of this status (503)"),
+    "reset": ("", "reset the connection before the first byte of the response"),
+    "error_body": ("", "respond with status 200 and an error object as the body"),
+    "html": ("", "respond with status 200 and an HTML page"),
+    "abort": ("", "reset the connection halfway through the response"),
+    "cut": ("", "close the connection halfway through the body"),
+    "truncate": ("", "end the stream halfway, without finish_reason and [DONE]"),
+    "error_frame": ("", "send an error object halfway through the stream, then end it"),
+    "garbage": ("", "send an event with malformed JSON halfway through the stream"),
+    "stall": ("=TIME", "pause halfway (1s), then send what was due meanwhile at once"),
+    "slow": ("=TIME", "send each write in two halves, TIME apart (20ms)"),
+    "split": ("=BYTES", "send each write in segments of at most BYTES bytes (3)"),
+    "close": ("", "close after the response despite Connection: keep-alive"),
+    "freeze": ("=TIME", "pause the whole server (1s)"),
 }
 
 WHENS = {
-    "5%": "a random share of the requests, from --seed",
+    "5%": "a random share of the requests (see --seed)",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request: freeze then, others at the next",
+    "t=5s": "once, 5 s after the first request (freeze at once, others at the next request)",
     "(none)": "every request",
 }
 
@@ -62,9 +62,9 @@ def parse_fault(text: str) -> Fault:
     """`KIND[=ARG]`; UserError says what is wrong with it."""
     kind, equals, arg = text.partition("=")
     if kind not in KINDS:
-        raise UserError(f"unknown fault {kind!r}", "one of " + ", ".join(KINDS))
+        raise UserError(f"unknown fault {kind!r}", "use one of " + ", ".join(KINDS))
     if equals and kind not in _DEFAULTS:
-        raise UserError(f"fault {kind} takes no argument, got {arg!r}", _REMEDY)
+        raise UserError(f"fault {kind} takes no argument (got {arg!r})", _REMEDY)
     if kind not in _DEFAULTS:
         return Fault(kind)
     try:
@@ -79,7 +79,7 @@ def _argument(kind: str, arg: str) -> int:
         low, high = (400, 599) if kind == "reject" else (1, 1 << 20)
         if not low <= value <= high:
             raise ValueError(
-                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'}, got {arg!r}"
+                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'} (got {arg!r})"
             )
         return value
     return _scaled(kind, parse_seconds(arg))
@@ -105,16 +105,16 @@ def parse_rule(text: str) -> FaultRule:
         if when.endswith("%"):
             share = float(when[:-1]) / 100
             if not 0 < share <= 1 or math.isnan(share):
-                raise ValueError(f"expected a share such as 5%, got {when!r}")
+                raise ValueError(f"expected a share such as 5% (got {when!r})")
             return FaultRule(fault, share=share)
-        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @, got {when!r}")
+        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
 def _ordinal(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"expected a whole number from 1, got {text!r}")
+        raise ValueError(f"expected a whole number of at least 1 (got {text!r})")
     return int(text)
 
 

@@ -59,7 +59,7 @@ class Simulator:
             if request.path == b"/v1/models":
                 self._list_models(connection, request)
             elif parse is None:
-                raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
+                raise Refusal(404, f"no such path: {request.path.decode('latin-1')}", "not_found")
             elif request.method != b"POST":
                 raise _not_allowed(request, b"POST")
             else:
@@ -69,7 +69,7 @@ class Simulator:
 
     def _generate(self, connection: Connection, request: Request, ask: CompletionRequest) -> None:
         if ask.stream and request.http10:
-            raise Refusal(400, "streaming needs HTTP/1.1", "http_version")
+            raise Refusal(400, "streaming requires HTTP/1.1", "http_version")
         n_in = self.length(ask)
         self.number()
         if self._n == 1:
@@ -85,7 +85,7 @@ class Simulator:
         answer = SimResponse(self, connection, request, ask, n=self._n, n_in=n_in, keys=keys, fault=fault)
         if not self.timing.add(answer, request.arrived):
             self._log_unanswered(request, n_in, "queue_full")
-            raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
+            raise Refusal(503, "the request queue is full", "queue_full", "overloaded_error")
         self._active.add(answer)
         answer.begin()
         self.clockwork.changed()
@@ -103,10 +103,10 @@ class Simulator:
 
     def _check_length(self, n_in: int, n_out: int) -> None:
         if n_in + n_out > self.settings.max_len:
-            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the model's {self.settings.max_len}"
+            message = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the model's maximum of {self.settings.max_len} tokens"
             raise Refusal(400, message, "context_length_exceeded")
         if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
-            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the KV cache can hold"
+            message = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the size of the KV cache"
             raise Refusal(400, message, "context_length_exceeded")
 
     def ended(self, answer: SimResponse, stamps: "array[int]", aborted: bool) -> None:
@@ -147,9 +147,9 @@ class Simulator:
             connection.reset()
         elif fault.kind == "reject":
             self._log_unanswered(request, n_in, fault.kind)
-            raise Refusal(fault.arg, "the simulator was told to refuse this", "injected", "server_error")
+            raise Refusal(fault.arg, "injected fault: request rejected", "injected", "server_error")
         elif fault.kind == "error_body":
-            body = frames.error_body("the simulator was told to fail here", "server_error", "injected")
+            body = frames.error_body("injected fault: request failed", "server_error", "injected")
             self._respond(connection, request, 200, body)
         elif fault.kind == "html":
             self._respond(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
@@ -244,7 +244,7 @@ def unauthorised(why: str) -> Refusal:
 
 
 def _not_allowed(request: Request, allowed: bytes) -> Refusal:
-    message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
+    message = f"method {request.method.decode('latin-1')} is not allowed for {request.path.decode('latin-1')}"
     return Refusal(405, message, "method_not_allowed", headers=b"Allow: %b\r\n" % allowed)
 
 

@@ -70,28 +70,29 @@ def check(settings: Sim) -> None:
     for name in timing.__struct_fields__:
         value = getattr(timing, name)
         if isinstance(value, float | int) and not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{_option(name)} is {value}", "give a value of 0 or more")
+            raise UserError(f"{_option(name)} must be at least 0 (got {value})")
     if timing.jitter > 1:
-        raise UserError(f"--jitter is {timing.jitter:.0%}", "give a share up to 100%, such as 5%")
+        raise UserError(f"--jitter must be at most 100% (got {timing.jitter:.0%})")
     if isinstance(timing, Batch):
         _at_least_one(timing, ("max_batch", "kv_tokens", "block", "token_budget"))
         if not timing.prefill_rate > 0:
-            raise UserError("--prefill-rate is 0", "give tokens a second, such as 20000")
+            raise UserError("--prefill-rate must be greater than 0 (got 0)", "set tokens per second, such as 20000")
         if timing.kv_tokens < timing.block:
             raise UserError(
-                f"--kv-tokens {timing.kv_tokens} is less than one block of {timing.block}", "give more --kv-tokens"
+                f"--kv-tokens must be at least one block, {timing.block} (got {timing.kv_tokens})",
+                "raise --kv-tokens or lower --block-size",
             )
     for fault in settings.faults:
         parse_rule(fault)
     _at_least_one(settings, ("tokens_per_chunk", "max_len"))
     if settings.max_queue is not None and settings.max_queue < 0:
-        raise UserError(f"--max-queue is {settings.max_queue}", "give 0 or more, or leave it out for no limit")
+        raise UserError(f"--max-queue must be at least 0 (got {settings.max_queue})", "omit it for no limit")
 
 
 def _at_least_one(struct: msgspec.Struct, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(struct, name) < 1:
-            raise UserError(f"{_option(name)} is {getattr(struct, name)}", "give 1 or more")
+            raise UserError(f"{_option(name)} must be at least 1 (got {getattr(struct, name)})")
 
 
 def _option(name: str) -> str:
@@ -105,15 +106,15 @@ def describe(settings: Sim) -> str:
     if isinstance(timing, Fixed):
         parts.append(f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}")
         if timing.max_batch:
-            parts.append(f"{timing.max_batch} at a time")
+            parts.append(f"at most {timing.max_batch} at a time")
     else:
         parts.append(f"batch engine: prefill {timing.prefill_rate:g} tokens/s")
         if timing.prefill_overhead:
             parts[0] += f" + {format_seconds(timing.prefill_overhead)}"
         parts.append(f"decode step {format_seconds(timing.decode_step)}")
         if timing.decode_per_seq:
-            parts[-1] += f" + {format_seconds(timing.decode_per_seq)} a sequence"
-        parts.append(f"batch of {timing.max_batch}")
+            parts[-1] += f" + {format_seconds(timing.decode_per_seq)} per sequence"
+        parts.append(f"at most {timing.max_batch} sequences")
         parts.append(f"{timing.kv_tokens} KV tokens")
         parts.append(f"chunked prefill {timing.token_budget}" if timing.chunked_prefill else "whole prefills")
         if timing.prefix_cache:
@@ -121,7 +122,7 @@ def describe(settings: Sim) -> str:
     if timing.jitter:
         parts.append(f"jitter ±{100 * timing.jitter:g} %")
     if settings.tokens_per_chunk > 1:
-        parts.append(f"{settings.tokens_per_chunk} tokens a chunk")
+        parts.append(f"{settings.tokens_per_chunk} tokens per chunk")
     if settings.faults:
         parts.append("faults " + " ".join(settings.faults))
     return ", ".join(parts)

@@ -46,7 +46,7 @@ class TruthLog:
             self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
         except OSError as error:
             raise UserError(
-                f"cannot write the truth log {path}: {error.strerror}", "give another --truth FILE"
+                f"cannot write the truth log {path}: {error.strerror}", "choose another --truth FILE"
             ) from None
         self._path = path
         self._encoder = msgspec.json.Encoder()
@@ -76,7 +76,9 @@ class TruthLog:
         self._file.close()
         if self._failure is not None:
             reason = self._failure.strerror
-            raise UserError(f"the truth log {self._path} is incomplete: {reason}", "give --truth a place with room")
+            raise UserError(
+                f"the truth log {self._path} is incomplete: {reason}", "choose a --truth FILE on a disk with free space"
+            )
 
     def _write(self) -> None:
         while (rows := self._queue.get()) is not None:
