@@ -25,7 +25,7 @@ _OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth"
 _SIM = "sim"
 _MESSAGES_IN_PIECES = 4
 """What a request that comes in pieces may have, by what one in a message may."""
-_CUT = " (messages up to 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
+_CUT = " (messages below 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:

@@ -14,6 +14,8 @@ LAST_PORT = 65_535
 GRPC_MOST = 2**31 - 1
 """What gRPC can count to, a message's bytes included, whatever the limits say."""
 
+_HELP = "run `inferometer serve --help` for the accepted values"
+
 
 class Tls(msgspec.Struct, frozen=True):
     """PEM files."""
@@ -88,7 +90,7 @@ def check(settings: Settings) -> None:
         ("--max-requests", settings.limits.requests),
     ):
         if limit < 1:
-            raise UserError(f"{option} must be at least 1 (got {limit})")
+            raise UserError(f"{option} must be at least 1 (got {limit})", _HELP)
         if limit > GRPC_MOST and option != "--max-message" and settings.grpc is not None:
             raise UserError(
                 f"{option} must be at most {GRPC_MOST} for gRPC (got {limit})",
@@ -96,9 +98,9 @@ def check(settings: Settings) -> None:
             )
     for option, seconds in (("--idle", settings.limits.idle), ("--stalled", settings.limits.stalled)):
         if not 0 <= seconds < math.inf:
-            raise UserError(f"{option} must be at least 0, which means no limit (got {seconds:g} s)")
+            raise UserError(f"{option} must be at least 0, which means no limit (got {seconds:g} s)", _HELP)
     if settings.drain < 0:
-        raise UserError(f"--drain must be at least 0 (got {settings.drain:g} s)")
+        raise UserError(f"--drain must be at least 0 (got {settings.drain:g} s)", _HELP)
     if settings.sim is not None:
         simulating.check(settings.sim)
 

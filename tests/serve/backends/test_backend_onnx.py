@@ -130,7 +130,7 @@ def test_text_that_is_none_and_shapes_that_do_not_fit_are_the_requests_fault(tmp
     assert caught.value.code == "INVALID_ARGUMENT"
     assert "\n" not in caught.value.message
     path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", "BYTES", [1])], [("B", "BYTES", [1])])
-    with pytest.raises(Refused, match="input 'A': an element is not UTF-8 text"):
+    with pytest.raises(Refused, match="input 'A': an element is not valid UTF-8"):
         answer(backend.load(loading(path)), A=words(b"\xff"))
 
 

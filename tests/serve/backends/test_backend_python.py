@@ -128,14 +128,14 @@ def test_config_in_the_file_says_what_no_other_config_does(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("def infer(:\n", "model.py does not load: SyntaxError"),
+        ("def infer(:\n", "model.py failed to load: SyntaxError"),
         ("x = 1\n\n1 / 0\n", "ZeroDivisionError: division by zero (line 3)"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3 (line 2)"),
         ("import no_such_module_here\n", "No module named 'no_such_module_here'"),
         ("x = 1\n", "has no function infer"),
         ("class TritonPythonModel: pass\n", "TritonPythonModel works only in Triton's own Python backend"),
-        ("def load(folder, device): return 3\n", "load() in model.py gives int, not a function"),
-        ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py does not load: ValueError: no luck"),
+        ("def load(folder, device): return 3\n", "load() in model.py returned int, not a function"),
+        ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py failed to load: ValueError: no luck"),
         ("CONFIG = {'max_batch': 1}\n" + ADD, "CONFIG in model.py: ModelConfig: inference.ModelConfig has no field 'max_batch'"),
     ],
 )  # fmt: skip
@@ -161,7 +161,11 @@ def test_a_missing_file_and_missing_inputs_are_said(tmp_path: Path) -> None:
     ("datatype", "body", "what"),
     [
         ("INT32", "np.array([1.5])", "output 'B' is INT32, but infer returned float64"),
-        ("UINT8", "np.array([256])", "output 'B' is UINT8, but infer returned int64: tensor B: 256 does not fit into UINT8"),
+        (
+            "UINT8",
+            "np.array([256])",
+            "output 'B' is UINT8, but infer returned int64: tensor B: 256 does not fit into UINT8",
+        ),
         ("FP32", "np.array(['x'], object)", "output 'B' is FP32, but infer returned object"),
         ("BYTES", "np.array([1])", "output 'B' is BYTES, but infer returned int64"),
         ("FP32", "np.array([1j])", "complex128"),

@@ -85,6 +85,6 @@ def test_what_is_too_long_for_the_simulator_is_the_requests_fault() -> None:
         models.submit(one.inference)
         (why,) = one.ends
         assert why is not None
-        assert why.code == "INVALID_ARGUMENT" and "more than the model's 131072" in why.message
+        assert why.code == "INVALID_ARGUMENT" and "exceed the model's maximum of 131072" in why.message
 
     serving(Fixed(), test)

@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused(writer: Loaded, inputs: dict[str, Any], what:
 
 def test_a_prompt_that_is_no_text_is_refused(writer: Loaded) -> None:
     assert writer.run is not None
-    with pytest.raises(Refused, match="input 'text_input': an element is not UTF-8 text"):
+    with pytest.raises(Refused, match="input 'text_input': an element is not valid UTF-8"):
         writer.run(given(text_input=words(b"\xff")), {})
     with pytest.raises(Refused, match="expected one text"):
         writer.run(given(text_input=words("a", "b")), {})
@@ -442,7 +442,9 @@ def test_weights_that_lack_the_tasks_layers_are_refused(encoder_folder: Path) ->
 def test_tasks_dtypes_and_configurations_that_cannot_be_are_named(writer_folder: Path, encoder_folder: Path) -> None:
     assert "the task 'sing' is not known" in refused(writer_folder, parameters={"task": "sing"})
     assert "unknown dtype 'int4'" in refused(writer_folder, parameters={"dtype": "int4"})
-    assert "max_batch_size is 8, but text is generated for one request at a time" in refused(writer_folder, max_batch_size=8)
+    assert "max_batch_size is 8, but text is generated for one request at a time" in refused(
+        writer_folder, max_batch_size=8
+    )
     wrong = refused(writer_folder, input=[field("prompt", "STRING", 1)])
     assert "the configuration has the input prompt" in wrong
     assert "the configuration has the output vector" in refused(encoder_folder, output=[field("vector", "FP32", 16)])

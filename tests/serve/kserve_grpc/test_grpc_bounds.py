@@ -126,7 +126,7 @@ def test_pieces_that_are_only_announced_take_no_memory() -> None:
         head = Chunk.FromString(next(announced))
         head.head.sizes[0] = 500_000_000
         announced = iter([head.SerializeToString()])
-        with pytest.raises(Exception, match="speaks of 500000000 bytes of raw contents, but 0 came"):
+        with pytest.raises(Exception, match="announced 500000000 bytes of raw contents, but 0 arrived"):
             await infer_chunked(models, 1 << 30, set(), Call(sent()))
         assert grown[0] < 50_000_000
 

@@ -77,7 +77,7 @@ def test_a_damaged_request_is_cut_as_protobuf_reads_it_or_refused(request: Any, 
 def test_bytes_that_end_too_early_are_refused() -> None:
     data = ModelInferRequest(model_name="m", raw_input_contents=[bytes(20_000)]).SerializeToString()
     for cut in (data[:-1], data + b"\x3a", data + b"\x3a\x80", data + b"\x3a" + b"\xff" * 11):
-        with pytest.raises(Refused, match="is no ModelInferRequest"):
+        with pytest.raises(Refused, match="is not a valid ModelInferRequest"):
             grpc_codec.parse(cut)
 
 

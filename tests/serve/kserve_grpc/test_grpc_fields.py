@@ -312,4 +312,4 @@ def test_a_chunk_that_is_large_and_not_data_alone_is_refused(served: Served, pla
     with grpc.insecure_channel(served.place) as channel:
         own = Stub(channel, messages.OWN_SERVICE)
         code, said = failure(lambda: list(own.InferChunked(iter(chunks), timeout=PATIENCE_S)))
-    assert (code, f"the server takes {grpc_codec.LARGE}" in said) == ("RESOURCE_EXHAUSTED", True)
+    assert (code, f"the server accepts at most {grpc_codec.LARGE}" in said) == ("RESOURCE_EXHAUSTED", True)

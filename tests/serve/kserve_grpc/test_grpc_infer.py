@@ -222,7 +222,7 @@ def test_a_decoupled_model_is_not_for_unary_calls(stub: Stub) -> None:
 def test_bytes_that_are_no_message_are_refused_quietly(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
     for garbage in (b"\xff\xff\xff", b"\x3a\xff" * 20_000):
         code, said = failure(lambda garbage=garbage: stub.ModelInfer(garbage))
-        assert (code, "is no ModelInferRequest" in said) == ("INTERNAL", True)
+        assert (code, "is not a valid ModelInferRequest" in said) == ("INTERNAL", True)
     assert capfd.readouterr().err == ""
 
 
@@ -365,7 +365,7 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
     assert said["x"] == "Request for unknown model: 'nope' is not found"
     assert said["y"] == "OSError: no luck"
     assert said["z"] == ""
-    assert "is no ModelInferRequest" in said[""]
+    assert "is not a valid ModelInferRequest" in said[""]
 
 
 def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:

@@ -18,7 +18,7 @@ from inferometer.serve.settings import Limits
 
 OK, RESOURCE_EXHAUSTED = 0, 8
 CHECK = "/grpc.health.v1.Health/Check"
-FULL = "the server has 2 requests under way"
+FULL = "the server has 2 requests in progress"
 
 
 def own(channel: grpc.Channel) -> Stub:

@@ -126,28 +126,32 @@ WRONG = {
     "nothing at all": (lambda all: all.clear(), "INVALID_ARGUMENT", "the first chunk must be the head"),
     "data first": (lambda all: all.pop(0), "INVALID_ARGUMENT", "the first chunk must be the head"),
     "an empty chunk": (lambda all: all.insert(0, Chunk()), "INVALID_ARGUMENT", "the first chunk must be the head"),
-    "no request": (lambda all: all[0].head.ClearField("request"), "INVALID_ARGUMENT", "has a ModelInferRequest"),
-    "two heads": (lambda all: all.append(all[0]), "INVALID_ARGUMENT", "nothing but data"),
-    "too little": (lambda all: all.pop(), "INVALID_ARGUMENT", "4 bytes of raw contents, but 0 came"),
-    "too much": (lambda all: all.append(all[1]), "INVALID_ARGUMENT", "at least 8 came"),
+    "no request": (
+        lambda all: all[0].head.ClearField("request"),
+        "INVALID_ARGUMENT",
+        "must contain a ModelInferRequest",
+    ),
+    "two heads": (lambda all: all.append(all[0]), "INVALID_ARGUMENT", "must contain only data"),
+    "too little": (lambda all: all.pop(), "INVALID_ARGUMENT", "4 bytes of raw contents, but 0 arrived"),
+    "too much": (lambda all: all.append(all[1]), "INVALID_ARGUMENT", "at least 8 arrived"),
     "raw in the head": (
         lambda all: all[0].head.request.raw_input_contents.append(b"x"),
         "INVALID_ARGUMENT",
-        "not in it",
+        "not in the head",
     ),
     "an unknown model": (
         lambda all: all[0].head.request.MergeFrom(messages.ModelInferRequest(model_name="nope")),
         "NOT_FOUND",
         "'nope' is not found",
     ),
-    "over the limit": (lambda all: all[0].head.sizes.append(2**63), "RESOURCE_EXHAUSTED", "the server takes"),
+    "over the limit": (lambda all: all[0].head.sizes.append(2**63), "RESOURCE_EXHAUSTED", "the server accepts at most"),
     "over all limits": (
         lambda all: all[0].head.sizes.extend([2**64 - 1] * 9),
         "RESOURCE_EXHAUSTED",
-        "the server takes",
+        "the server accepts at most",
     ),
     "a size too many": (lambda all: all[0].head.sizes.append(0), "INVALID_ARGUMENT", "2 raw_input_contents"),
-    "garbage": (lambda all: all.insert(1, b"\xff\xff"), "INTERNAL", "is no Chunk"),
+    "garbage": (lambda all: all.insert(1, b"\xff\xff"), "INTERNAL", "is not a valid Chunk"),
 }
 
 

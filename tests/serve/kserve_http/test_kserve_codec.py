@@ -261,7 +261,7 @@ def test_short_floats_are_not_written_as_json(datatype: str):
 
 
 def test_bytes_that_are_no_text_are_not_written_as_json():
-    with pytest.raises(Refused, match="not UTF-8"):
+    with pytest.raises(Refused, match="not valid UTF-8"):
         http_codec.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))], False, {})
 
 

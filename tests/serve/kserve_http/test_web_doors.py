@@ -48,7 +48,10 @@ def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: 
             answer = web.ask(path, body, **wrong)
             assert answer.status == (200 if is_open else 401)
             assert is_open or answer.headers["www-authenticate"].startswith("Bearer")
-            assert is_open or (b"the bearer token is not valid" if wrong else b"the bearer token is missing") in answer.body
+            assert (
+                is_open
+                or (b"the bearer token is not valid" if wrong else b"the bearer token is missing") in answer.body
+            )
             if path.startswith("/v1"):
                 assert answer.json["error"]["code"] == "invalid_api_key"
         assert web.ask(path, body, Authorization="Bearer secret").status == 200

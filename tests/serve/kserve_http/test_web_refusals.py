@@ -145,7 +145,7 @@ def test_generate_that_fails_after_its_answer_says_why(web: RawClient):
 @pytest.mark.parametrize(
     ("parameters", "status", "said"),
     [
-        ({"file:1/model.py": "eA=="}, 501, "not files out of requests"),
+        ({"file:1/model.py": "eA=="}, 501, "not from files in requests"),
         ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is unknown: only 'config' is supported"),
         ({"config": 5}, 400, "Unable to parse 'config'"),
     ],

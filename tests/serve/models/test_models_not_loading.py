@@ -41,7 +41,7 @@ BROKEN = {
     "too many instances": (
         "config.pbtxt",
         f'backend: "identity" {TENSORS} instance_group [{{ count: 100000000 }}]',
-        "up to 1000 instances",
+        "at most 1000 instances",
     ),
 }
 
@@ -92,12 +92,12 @@ def test_a_folder_whose_name_is_no_text_is_shown_and_not_loaded(tmp_path: Path) 
     assert index["good"] == ("READY", "")
     assert set(index) == {"good", r"caf\udce9"}
     state, reason = index[r"caf\udce9"]
-    assert (state, "not UTF-8" in reason) == ("UNAVAILABLE", True)
+    assert (state, "not valid UTF-8" in reason) == ("UNAVAILABLE", True)
 
 
 def test_the_only_model_is_refused_in_words(tmp_path: Path) -> None:
     put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="not valid UTF-8"):
         index_of(tmp_path / os.fsdecode(b"caf\xe9"))
 
 

@@ -219,7 +219,7 @@ def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, 
             assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
             os.truncate(f"/dev/shm{key}", 0)
             call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
-            assert "'r' was made smaller" in (await call.refused()).message
+            assert "'r' was truncated" in (await call.refused()).message
             assert models.in_flight == 0
 
     run(test())
@@ -296,7 +296,7 @@ def test_trouble_with_a_region_is_refused_by_its_name(key: str, monkeypatch: pyt
     monkeypatch.setattr(os, "pread", no_room)
     with pytest.raises(Refused, match="shared memory region 'r' cannot be written: No space left on device"):
         regions.find("r", 4).write(b"abcd")
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: there is not enough memory"):
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: not enough memory"):
         regions.find("r", 4).read()
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
     with pytest.raises(Refused, match="shared memory region 'r' cannot be written: no more bytes can be written"):
@@ -318,9 +318,7 @@ def test_more_than_memory_could_hold_is_not_read(key: str) -> None:
     os.truncate(f"/dev/shm{key}", 1 << 40)
     regions = Regions()
     regions.register("r", key, 0, 1 << 40)
-    with pytest.raises(
-        Refused, match="a tensor in shared memory region 'r' must be at most 4294967296 bytes"
-    ):
+    with pytest.raises(Refused, match="a tensor in shared memory region 'r' must be at most 4294967296 bytes"):
         regions.find("r", 1 << 40).read()
 
 

@@ -353,7 +353,7 @@ def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Pa
                 "bad",
                 "1",
                 "UNAVAILABLE",
-                "the model bad does not load: RuntimeError: no such weights",
+                "model bad failed to load: RuntimeError: no such weights",
             )
             assert tuple(good) == ("good", "1", "READY", "")
             assert models.index(only_ready=True) == [good]
@@ -376,9 +376,9 @@ def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Pa
         (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "failed its warm-up"),
         (
             'backend: "gate" input [{ name: "X", data_type: TYPE_FP32 }] output [{ name: "Y", data_type: TYPE_INT8 }]',
-            "not like",
+            "outputs do not match the inputs",
         ),
-        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size is -1"),
+        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size must be at least 0"),
         ('backend: "sim" parameters { key: "delay" value { string_value: "soon" } }', "delay"),
     ],
 )
@@ -402,7 +402,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     async def test() -> None:
         models = Models(asyncio.get_running_loop())
         models.add(str(tmp_path))
-        with pytest.raises(UserError, match=r"needs a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"):
+        with pytest.raises(UserError, match=r"requires a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"):
             await models.start()
         await models.close()
 

@@ -251,7 +251,10 @@ def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
             call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
             until(lambda: pending(server, "long") == 1, "one executes and the other waits")
             assert server.stop() == 0
-            assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the server stopped before the request was complete")
+            assert (call.code(), call.details()) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the server stopped before the request was complete",
+            )
         status, body = client.answer()
         assert (status, body) == (503, b'{"error":"the server stopped before the request was complete"}')
 

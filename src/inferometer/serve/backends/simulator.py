@@ -73,7 +73,7 @@ def _begin(server: Simulator) -> Begin:
             raise Refused("INVALID_ARGUMENT", refusal.message) from None
         job = _Text(server, server.number(), n_in, n_out, emit, finish)
         if not server.timing.add(job, job.arrived):
-            raise Refused("RESOURCE_EXHAUSTED", "the request queue is full")
+            raise Refused("RESOURCE_EXHAUSTED", "the simulator's queue is full")
         server.clockwork.changed()
 
         def cancel() -> None:

@@ -228,7 +228,8 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
         try:
             if file.exists() and not file.is_file():
                 raise UserError(
-                    f"the label file {file} does not exist", "label_filename names a text file with one line per class"
+                    f"the label file {file} is not a regular file",
+                    "label_filename names a text file with one line per class",
                 )
             labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inferometer.serve.sim.server import Simulator
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
-_FRAME_ERROR = frames.error_body("injected fault: stream failed", "server_error", "injected")
+_FRAME_ERROR = frames.error_body("injected fault: request failed", "server_error", "injected")
 
 
 class SimResponse(Job):

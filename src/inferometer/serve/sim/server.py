@@ -85,7 +85,7 @@ class Simulator:
         answer = SimResponse(self, connection, request, ask, n=self._n, n_in=n_in, keys=keys, fault=fault)
         if not self.timing.add(answer, request.arrived):
             self._log_unanswered(request, n_in, "queue_full")
-            raise Refusal(503, "the request queue is full", "queue_full", "overloaded_error")
+            raise Refusal(503, "the queue is full", "queue_full", "overloaded_error")
         self._active.add(answer)
         answer.begin()
         self.clockwork.changed()

@@ -11,6 +11,8 @@ from inferometer.errors import UserError
 from inferometer.serve.sim.faults import parse_rule
 from inferometer.units import format_seconds
 
+_HELP = "run `inferometer serve --help` for the accepted values"
+
 
 class Fixed(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
     """Each request alone: its first token after `ttft`, each further one `itl` later, whatever else goes on."""
@@ -70,9 +72,9 @@ def check(settings: Sim) -> None:
     for name in timing.__struct_fields__:
         value = getattr(timing, name)
         if isinstance(value, float | int) and not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{_option(name)} must be at least 0 (got {value})")
+            raise UserError(f"{_option(name)} must be at least 0 (got {value})", _HELP)
     if timing.jitter > 1:
-        raise UserError(f"--jitter must be at most 100% (got {timing.jitter:.0%})")
+        raise UserError(f"--jitter must be at most 100% (got {timing.jitter:.0%})", _HELP)
     if isinstance(timing, Batch):
         _at_least_one(timing, ("max_batch", "kv_tokens", "block", "token_budget"))
         if not timing.prefill_rate > 0:
@@ -92,7 +94,7 @@ def check(settings: Sim) -> None:
 def _at_least_one(struct: msgspec.Struct, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(struct, name) < 1:
-            raise UserError(f"{_option(name)} must be at least 1 (got {getattr(struct, name)})")
+            raise UserError(f"{_option(name)} must be at least 1 (got {getattr(struct, name)})", _HELP)
 
 
 def _option(name: str) -> str:
