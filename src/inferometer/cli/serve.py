@@ -1,4 +1,4 @@
-"""`inferometer serve`: options into settings; serve/ does the rest."""
+"""`inferometer serve`: turns command-line options into settings, then starts the server in serve/."""
 
 import os
 from collections.abc import Callable
@@ -24,12 +24,12 @@ _ONLY_BATCH = (
 _OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
 _MESSAGES_IN_PIECES = 4
-"""What a request that comes in pieces may have, by what one in a message may."""
+"""Maximum size of a request sent in chunks, as a multiple of --max-message."""
 _CUT = " (messages below 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """A click callback that reads a value; `parse`'s ValueError says what is accepted."""
+    """Return a click callback that parses a value; `parse` raises ValueError with what is accepted."""
 
     def read(_: click.Context, option: click.Parameter, text: str | None) -> Any:
         try:
@@ -202,7 +202,7 @@ WHEN:
     help="Simulator: let a request choose its fault with the header x-sim-fault: KIND[=ARG].",
 )
 def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, metrics: int | None, **told: Any) -> None:
-    """Start the reference server: tensor models over KServe v2 (HTTP and gRPC), and OpenAI endpoints on a simulator."""
+    """Start the reference server: tensor models over KServe v2 (HTTP and gRPC), and a simulator with OpenAI endpoints."""
     settings = Settings(
         models=tuple(name for name in models if name != _SIM),
         sim=_simulator(told, not models or _SIM in models),
@@ -236,7 +236,8 @@ def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, met
 
 
 def _port(given: int | None, http: int, further: int) -> int | None:
-    """-1 is none; not given, it stands beside the HTTP port, or is any free one like that."""
+    """Return the port to listen on, or None for -1. If not given, it follows the HTTP port (any free port if --http is
+    0)."""
     if given is None:
         if http <= LAST_PORT < http + further:
             raise UserError(
@@ -264,7 +265,7 @@ def _simulator(told: dict[str, Any], served: bool) -> Sim | None:
 
 
 def _timing(told: dict[str, Any]) -> Fixed | Batch:
-    """Fixed, unless an option of the batch engine was given."""
+    """Return fixed timing, unless an option of the batch engine was given."""
     fixed = [name for name in _ONLY_FIXED if told[name] is not None]
     batch = [name for name in _ONLY_BATCH if told[name] is not None]
     if fixed and batch:

@@ -1,6 +1,7 @@
-"""/metrics of the models in Prometheus' text format, under Triton's names, with histograms of latency beside them.
+"""/metrics of the models in Prometheus' text format, with Triton's metric names and additional latency histograms.
 
-Written by hand rather than by prometheus_client, which would add `_total` to the counters' names: Triton has none there.
+Written by hand instead of with prometheus_client, which would append `_total` to the counters' names; Triton's have no
+suffix.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Ports to listen on: bound, or why not, in words."""
+"""Binds ports, and explains why a port cannot be bound."""
 
 import contextlib
 import errno
@@ -9,15 +9,15 @@ from inferometer.errors import UserError
 
 
 def bound(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A socket at that address, not yet listening: until it does, others can have the same. `option` is what the user sets the
-    port with."""
+    """Return a socket bound to that address but not listening yet: until it does, others can bind the same address.
+    `option` is the command-line option that sets the port."""
     with explained(host, port, option):
         return _bind(host, port)
 
 
 @contextlib.contextmanager
 def explained(host: str, port: int, option: str) -> Iterator[None]:
-    """What goes wrong in there, with a socket of that address, is a UserError."""
+    """Convert socket errors about that address to UserError."""
     try:
         yield
     except socket.gaierror as error:
@@ -56,5 +56,5 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def place(host: str, port: int) -> str:
-    """HOST:PORT, as addresses are written."""
+    """Return HOST:PORT, with brackets around IPv6 addresses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

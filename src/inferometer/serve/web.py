@@ -1,11 +1,14 @@
-"""Everything over HTTP: which part of the server answers a path, who is let in, what is logged, and the end.
+"""The HTTP front end: routes paths to the parts of the server, checks the token, logs requests, and refuses them while
+draining.
 
-/v1/...    the simulator's OpenAI endpoints          /metrics   Prometheus' text
-/v2/...    KServe v2 with Triton's extensions        /health    that it is up
+/v1/...    the simulator's OpenAI endpoints
+/v2/...    KServe v2 with Triton's extensions
+/metrics   Prometheus metrics
+/health    liveness of the server
 /          what is served
 
-Where a token is set, all but health, readiness and metrics ask for it. Whatever goes wrong in answering a request is that
-request's 500, and the server goes on.
+If a token is set, everything except health, readiness and metrics requires it. An unexpected error while handling a
+request is that request's 500, and the server continues.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +32,7 @@ from inferometer.serve.sim.openai import Refusal
 from inferometer.serve.sim.server import Simulator, unauthorised
 
 Page = Callable[[], bytes]
-"""A part of /metrics."""
+"""Returns a part of /metrics."""
 
 _OPEN = frozenset((b"/health", b"/metrics"))
 
@@ -53,13 +56,13 @@ class Web:
         self._draining = False
 
     def refuse_new(self) -> None:
-        """From now on not ready, and new inferences are refused; what is under way goes on."""
+        """Report not ready and refuse new inferences from now on; those in progress continue."""
         self._draining = True
         if self._kserve is not None:
             self._kserve.draining = True
 
     def refuse_rest(self) -> int:
-        """Nothing is waited for any longer: those whose bodies are being read or written are told so. How many there were."""
+        """Refuse the requests whose bodies are still being processed. Return how many there were."""
         return 0 if self._kserve is None else self._kserve.refuse_rest()
 
     def close(self) -> None:
@@ -147,7 +150,7 @@ class Web:
         extra: bytes = b"",
         close: bool = False,
     ) -> None:
-        """In the words of the protocol that the path belongs to."""
+        """Send an error in the format of the protocol that the path belongs to."""
         if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
             refusal = unauthorised(message) if status == 401 else Refusal(status, message, code, headers=extra)
             body = frames.error_body(refusal.message, refusal.kind, refusal.code)
@@ -157,7 +160,7 @@ class Web:
 
 
 def is_open(path: bytes) -> bool:
-    """Whether it is answered without a token."""
+    """Whether this path requires no token."""
     if path in _OPEN or path.startswith(b"/v2/health/"):
         return True
     words = path.split(b"/")

@@ -1,14 +1,15 @@
-"""The image classifier that is built in: a small convolutional net in PyTorch whose weights come from a seed.
+"""The built-in image classifier: a small convolutional network in PyTorch with weights generated from a seed.
 
-It runs on a fresh machine and computes the same everywhere; nobody trained it, so its labels mean nothing. It takes
+It runs on a fresh machine and computes the same everywhere. It is not trained, so its labels mean nothing. It takes
 exactly one of
 
     image    BYTES [1]             a JPEG or PNG file, decoded here, turned upright, resized to 224×224
     pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
 
-and gives `scores` FP32 [100]: they add up to 1, and labels.txt has their names. An image costs one to two milliseconds on
-one core, decoding aside; more than half of that goes into the dense layers, whose weights a batch reads once. Parameter:
-`threads` (1; 0: as many as PyTorch likes). Two are faster where two cores are idle, and many times slower where they are not.
+and returns `scores` FP32 [100], which add up to 1; labels.txt has their names. An image takes one to two milliseconds
+on one core, not counting decoding; more than half of that is spent in the dense layers, whose weights are read once per
+batch. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores are idle, and many times
+slower if not.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from inferometer.tensors import TensorSpec, to_numpy
 IMAGE, PIXELS, SCORES = "image", "pixels", "scores"
 SIZE = 224
 MOST_PIXELS = 64_000_000
-"""Of an image, before it is decoded: a few kB of PNG can say that they are gigabytes."""
+"""Maximum size of an image, checked before decoding: a PNG of a few kB can claim to be gigabytes."""
 
 _FORMATS = ("JPEG", "PNG")
 _SEED = b"inferometer classifier 1"
@@ -90,7 +91,7 @@ def _complete(config: Any, classes: int) -> None:
 
 
 def seeded() -> dict[str, NDArray[np.float32]]:
-    """Evenly spread weights of variance 2 / fan-in, from a stream of bytes that no version of anything changes."""
+    """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
     sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
     stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * sum(sizes.values())), "<u2")
     found, place = {}, 0
@@ -107,7 +108,7 @@ def seeded() -> dict[str, NDArray[np.float32]]:
 
 
 def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
-    """[N, 3, 224, 224] to [N, 100]; what is in a row depends on that row alone."""
+    """Map [N, 3, 224, 224] to [N, 100]; each row depends on its own input only."""
     f = torch.nn.functional
     # hardtanh is odd: what all images have in common does not grow from layer to layer, as it would with relu.
     x = f.hardtanh(f.conv2d(pixels, weights["stem"], weights["bias"], stride=8))
@@ -137,7 +138,7 @@ def pillow() -> Any:
 
 
 def _decode_once() -> None:
-    """Pillow imports what it needs when it meets the first image of a kind: not while somebody waits for an answer."""
+    """Decode a sample: Pillow imports its codecs with the first image of a kind, which should not delay a request."""
     for kind in _FORMATS:
         file = io.BytesIO()
         with contextlib.suppress(OSError):  # made without a codec: it will say so of the images themselves
@@ -146,7 +147,7 @@ def _decode_once() -> None:
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:
-    """224 × 224 × 3 of 0 .. 255; Refused where it is no image."""
+    """Decode an image to 224 × 224 × 3 values 0 .. 255; raises Refused if it is not a valid image."""
     image = pillow()
     try:
         opened = image.open(io.BytesIO(data), formats=_FORMATS)

@@ -1,8 +1,8 @@
-"""What the loaders share: a model's configuration read and completed, its Python file imported, its extra missed.
+"""Helpers for all loaders: read and complete a model's configuration, import its Python file, report a missing extra.
 
-Inputs and outputs are `TensorSpec`s without the batch dimension, as the configuration has them; BYTES is its TYPE_STRING. A
-loader completes what is left open and never changes what is said: what the file and the configuration say differently is a
-UserError that names both.
+Inputs and outputs are `TensorSpec`s without the batch dimension, as in the configuration; BYTES is TYPE_STRING there. A
+loader fills in what the configuration leaves open and never changes what it states: if the file and the configuration
+disagree, a UserError names both.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 from inferometer.wire import protobuf
 
 BATCH = 4
-"""max_batch_size where the file has an open first dimension and nobody says; Triton's too."""
+"""Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
 
 _LENGTH = 300
 _numbers = itertools.count()
@@ -41,7 +41,7 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
 
 
 def datatype(field: Any) -> str:
-    """KServe's name for the type of a ModelInput or ModelOutput."""
+    """Return KServe's name for the type of a ModelInput or ModelOutput."""
     known = _types(field).values_by_number.get(field.data_type)
     name = str(known.name).removeprefix("TYPE_") if known is not None else f"data_type {field.data_type}"
     return "BYTES" if name == "STRING" else name
@@ -52,7 +52,7 @@ def _types(field: Any) -> Any:
 
 
 def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
-    """Puts `specs` into config.input or config.output, where that is empty."""
+    """Add `specs` to config.input or config.output if that is empty."""
     if fields:
         return
     for spec in specs:
@@ -64,10 +64,10 @@ def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs: Sequence[TensorSpec]) -> None:
-    """The configuration from what a model file says, whose shapes are full ones: the batch's dimension, too.
+    """Complete the configuration from a model file, whose shapes include the batch dimension.
 
-    Where nothing is configured and the first dimension of everything is open, it is the batch's: max_batch_size becomes the
-    parameter `default_max_batch_size` (4; 0: no batches), with dynamic batching.
+    If nothing is configured and the first dimension of all tensors is dynamic, it is the batch dimension:
+    max_batch_size becomes the parameter `default_max_batch_size` (4; 0: no batching), with dynamic batching.
     """
     config, everything = loading.config, (*found_inputs, *found_outputs)
     is_open = all(spec.shape[:1] == (-1,) for spec in everything)
@@ -115,7 +115,7 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
 
 
 def require(loading: Loading) -> None:
-    """Inputs and outputs are known by now."""
+    """Raise UserError unless inputs and outputs are known."""
     for kind, fields in (("input", loading.config.input), ("output", loading.config.output)):
         if not fields:
             raise UserError(
@@ -125,7 +125,7 @@ def require(loading: Loading) -> None:
 
 
 def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
-    """The configuration, where there is one, has no other tensors than these."""
+    """Raise UserError if the configuration lists tensors other than these."""
     for kind, known, fields in (("input", inputs, loading.config.input), ("output", outputs, loading.config.output)):
         other = sorted({one.name for one in fields} - known)
         if other:
@@ -139,7 +139,7 @@ def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
 
 
 def whole(loading: Loading, name: str, default: int) -> int:
-    """A parameter that is a whole number, 0 or more."""
+    """Return a parameter that is a whole number of at least 0."""
     text = loading.parameter(name, str(default)).strip()
     if not re.fullmatch(r"\d{1,9}", text):
         raise UserError(
@@ -169,7 +169,7 @@ def texts(name: str, tensor: Tensor) -> list[str]:
 
 
 def package(name: str, extra: str) -> Any:
-    """The package `name`, imported; UserError where its extra is not installed."""
+    """Import the package `name`; raises UserError if its extra is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -179,7 +179,7 @@ def package(name: str, extra: str) -> Any:
 
 
 def model_file(loading: Loading, *names: str) -> Path:
-    """The file itself, or the first of `names` that the version's folder has."""
+    """Return the model's file, or the first of `names` in the version folder."""
     if loading.file is not None:
         return loading.file
     folder = loading.folder
@@ -190,7 +190,7 @@ def model_file(loading: Loading, *names: str) -> Path:
 
 
 def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) -> T:
-    """What `load` gives; whatever a library raises over a file that does not load becomes one line."""
+    """Call `load`; whatever a library raises about a file that fails to load becomes a UserError of one line."""
     try:
         return load()
     except UserError:
@@ -207,7 +207,7 @@ def one_line(error: BaseException) -> str:
 
 
 def python_file(loading: Loading, path: Path) -> ModuleType:
-    """A model.py, run once for each instance, as a module of its own."""
+    """Import a model.py as a module of its own, once per instance."""
     name = f"_inferometer_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -231,7 +231,7 @@ def forget(module: ModuleType) -> None:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Where in the file it happened."""
+    """Return the line of the file in which the error happened."""
     numbers, trace = [], error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
@@ -241,7 +241,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
-    """What the file's CONFIG says and the configuration leaves open."""
+    """Fill in what the file's CONFIG states and the configuration leaves open."""
     said = getattr(module, "CONFIG", None)
     if said is None:
         return

@@ -1,16 +1,17 @@
-"""Text, token by token: the prompt goes in once, each further step computes one token with the keys and values kept.
+"""Text generation token by token: the prompt is processed once; each further step computes one token with cached keys
+and values.
 
     text_input   BYTES [1]    the prompt
-    max_tokens   INT32 [1]    how many tokens at most; else the parameter `max_tokens` of the configuration (128)
-    temperature  FP32 [1]     0, or not given: always the likeliest token
-    top_p        FP32 [1]     of the likeliest tokens, so many as have this share together
-    seed         INT64 [1]    of what is drawn; else every request draws anew
-    stop         BYTES [-1]   texts at which it ends; they are not sent
+    max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
+    temperature  FP32 [1]     0 or omitted: always the most likely token
+    top_p        FP32 [1]     sample from the most likely tokens that together have this probability
+    seed         INT64 [1]    seed of the sampling; omitted: every request samples differently
+    stop         BYTES [-1]   texts at which generation stops; they are not sent
 
-    text_output  BYTES [1]    a piece: what a token adds to the text. A token that ends within a character waits for the rest
+    text_output  BYTES [1]    the text that a token adds; a token that ends inside a character waits for the rest
 
-It ends at an end-of-text token of the model, at `max_tokens`, at a stop text, at the model's longest context, or when nobody
-listens any more (the generator is closed).
+Generation ends at an end-of-text token of the model, at `max_tokens`, at a stop text, at the model's maximum context
+length, or when the request is cancelled (the generator is closed).
 """
 
 import inspect
@@ -42,7 +43,7 @@ _MOST_HALVES = 8  # tokens; a character has 4 bytes at most, so this is no chara
 
 
 class Language(msgspec.Struct):
-    """A model, its tokenizer, and how long a text may be."""
+    """A model, its tokenizer, and the maximum length of a text."""
 
     torch: Any
     device: Any
@@ -82,7 +83,7 @@ def loaded(loading: Loading, language: Language) -> Loaded:
 
 
 def _ends(language: Language) -> frozenset[int]:
-    """The tokens at which a text ends."""
+    """Return the tokens that end a text."""
     generation = getattr(language.model, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)
     if found is None:
@@ -186,16 +187,17 @@ def _chosen(torch: Any, logits: Any, wish: Wish, generator: Any) -> int:
 
 
 class Text:
-    """Tokens to text, as it grows. A token is decoded after those before it, since what it adds may depend on them."""
+    """Converts tokens to text incrementally. A token is decoded together with earlier ones, since its text may depend
+    on them."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(prompt[-8:])
-        """The tokens whose text is not all out, after a few for context."""
+        """Tokens whose text is not complete yet, after a few for context."""
         self._known = len(self._tokens)
 
     def add(self, token: int) -> str:
-        """What is new; "" while a character is not whole."""
+        """Return the new text; "" while a character is incomplete."""
         self._tokens.append(token)
         before, after = self._decoded(self._tokens[: self._known]), self._decoded(self._tokens)
         is_half = after.endswith(_HALF) and len(self._tokens) - self._known < _MOST_HALVES
@@ -205,7 +207,7 @@ class Text:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """What is left at the end, half a character included."""
+        """Return the remaining text at the end, including an incomplete character."""
         return self._decoded(self._tokens)[len(self._decoded(self._tokens[: self._known])) :]
 
     def _decoded(self, tokens: Sequence[int]) -> str:
@@ -213,7 +215,7 @@ class Text:
 
 
 class Held:
-    """Text on its way out, held back where it may be the beginning of a stop text."""
+    """Holds back text that may be the beginning of a stop text."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop

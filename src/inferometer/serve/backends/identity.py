@@ -1,4 +1,4 @@
-"""Gives back what it is given: output i is input i. The bytes are passed on as they are, so that what is measured is the server."""
+"""The identity backend: output i is input i. The bytes are passed through, so that only the server is measured."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def load(loading: Loading) -> Loaded:
 
 
 def pairs(loading: Loading) -> dict[str, str]:
-    """The output for each input."""
+    """Return the output for each input."""
     config = loading.config
     if not config.input and not config.output:
         config.input.add(name="INPUT0", data_type="TYPE_FP32", dims=[-1])

@@ -1,8 +1,8 @@
-"""ONNX models in ONNX Runtime.
+"""ONNX models, run by ONNX Runtime.
 
-The file says what goes in and out; a symbolic dimension is -1, and where the first one of every input and output is open it
-is the batch's. Parameters: `threads` (of one operation), `default_max_batch_size`. On a GPU the CUDA provider computes what
-it can and the CPU the rest.
+The file declares inputs and outputs; a symbolic dimension is -1, and if the first dimension of every input and output
+is symbolic, it is the batch dimension. Parameters: `threads` (per operation), `default_max_batch_size`. On a GPU, the
+CUDA provider computes what it supports and the CPU the rest.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _SILENT = 4  # what is wrong is raised
 _PRELOADING = threading.Lock()  # two at a time would not give standard output back
 _REASON = 120
-"""Characters of the end of what it says about a GPU, where the reason is; places in its source come before."""
+"""Maximum length of an error about a GPU. The reason is at its end, after source locations."""
 _EXTRA = "onnx"
 
 
 class _Session(msgspec.Struct):
-    """What is asked of ONNX Runtime for each request."""
+    """The part of ONNX Runtime's session that requests use."""
 
     runtime: Any
     session: Any
@@ -97,7 +97,7 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
 
 
 def _gpu(loading: Loading, runtime: Any) -> int | None:
-    """The number of the GPU to try; None: the CPU is what is asked for, or all there is."""
+    """Return the number of the GPU to try, or None for the CPU (requested, or the only device)."""
     known, device = runtime.get_available_providers(), loading.device
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
@@ -111,7 +111,7 @@ def _gpu(loading: Loading, runtime: Any) -> int | None:
 
 
 def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[Any, str]:
-    """The session, or why there is none. Left to itself, ONNX Runtime would compute on the CPU then."""
+    """Return the session, or the reason why there is none. By itself, ONNX Runtime would silently fall back to the CPU."""
     runtime.set_default_logger_severity(_SILENT)
     if hasattr(runtime, "preload_dlls"):
         with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):
@@ -142,7 +142,7 @@ def _spec(loading: Loading, one: Any) -> TensorSpec:
 
 
 def _refusals(runtime: Any) -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises over the request, not over the model."""
+    """Return the exceptions that ONNX Runtime raises for a bad request rather than a bad model."""
     state = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA)
     return (state.InvalidArgument,)
 
@@ -180,7 +180,7 @@ def _tensor(name: str, datatype: str, array: Any) -> Tensor:
 
 
 def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
-    """With ONNX Runtime's own values: numpy has no bfloat16."""
+    """Run with ONNX Runtime's own values, because numpy has no bfloat16."""
     value = asked.runtime.OrtValue
     kept = []  # the values look at the arrays' memory
     feeds = {}

@@ -1,8 +1,8 @@
-"""What is in an exported program's archive, looked at before PyTorch reads it.
+"""Checks the archive of an exported PyTorch program before PyTorch loads it.
 
-PyTorch unpickles what it finds of pickles in a .pt2, and loads compiled code; both may do anything. Plain exported programs
-have neither: weights and constants are raw bytes, and the sample inputs are tensors, which can be read without running
-anything. Whatever else is there is refused.
+PyTorch unpickles any pickles that it finds in a .pt2 and loads compiled code; both can run anything. Plain exported
+programs contain neither: weights and constants are raw bytes, and the sample inputs are tensors, which can be read
+without running code. Anything else in the archive is refused.
 """
 
 import io
@@ -21,7 +21,7 @@ _OPAQUE = "opaque"
 
 
 def check(torch: Any, name: str, path: Path) -> None:
-    """UserError where the archive has anything in it that may run."""
+    """Raise UserError if the archive contains anything that could run code."""
     with zipfile.ZipFile(path) as archive:
         full = archive.namelist()
         inner = [one.partition("/")[2] for one in full]  # all are in one folder, called as the file was
@@ -36,7 +36,7 @@ def check(torch: Any, name: str, path: Path) -> None:
 
 
 def _harm(torch: Any, archive: zipfile.ZipFile, at: str, name: str) -> str:
-    """What is wrong with a file of the archive; "" where nothing is."""
+    """Return what is unsafe about a file of the archive, or ""."""
     if name.startswith(_COMPILED):
         return "is compiled code, which could run anything"
     if name.startswith(_PAYLOADS) and name.endswith(".json"):

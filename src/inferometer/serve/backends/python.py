@@ -1,16 +1,16 @@
-"""A model that is a function, in a model.py:
+"""The Python backend: a model that is a function in a model.py.
 
-    def infer(inputs, parameters): ...   # dicts: arrays by name, the request's parameters; gives arrays by name
+    def infer(inputs, parameters): ...   # arrays by name, the request's parameters; returns arrays by name
 
-A decoupled model's `infer` is a generator of such dicts. Where something must be prepared once,
+The `infer` of a decoupled model is a generator of such dicts. To prepare something once, define
 
-    def load(folder, device): ...        # gives the function; called once for each instance; auto, cpu, cuda or cuda:N
+    def load(folder, device): ...        # returns the function; called once per instance; auto, cpu, cuda or cuda:N
 
-and where there is no configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all but
-instance_group, which is needed before the file is run). Arrays have the batch's dimension where there is one, and those
-that are given cannot be written to. BF16 is float32 and BYTES are objects that are bytes, in and out. The function runs in
-the instance's own thread. Whatever it raises is an INTERNAL error of that request; to blame the request, raise
-inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
+instance_group, which is needed before the file is run). Arrays have the batch dimension if the model has one, and input
+arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes, for both inputs and outputs.
+The function runs in the instance's own thread. Anything it raises is an INTERNAL error of that request; to report a bad
+request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
 """
 
 import inspect
@@ -47,7 +47,7 @@ def load(loading: Loading) -> Loaded:
 
 
 def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
-    """`infer`, or what `load` gives."""
+    """Return `infer`, or what `load` returns."""
     prepare, infer = getattr(module, "load", None), getattr(module, "infer", None)
     if callable(prepare):
         folder = loading.folder if loading.folder is not None else path.parent
@@ -70,7 +70,7 @@ def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
 
 
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
-    """The answers of a decoupled model; closing this closes the model's generator."""
+    """Yield the responses of a decoupled model; closing this closes the model's generator."""
     if not isinstance(answers, Iterator):
         raise Refused(
             "INTERNAL", f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"

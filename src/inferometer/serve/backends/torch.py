@@ -1,14 +1,15 @@
 """PyTorch models: TorchScript (.pt), an exported program (.pt2), or a model.py that builds a module.
 
-    model.pt    torch.jit.save(...)     the configuration says what goes in and out
-    model.pt2   torch.export.save(...)  says so itself
+    model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs
+    model.pt2   torch.export.save(...)  declares them itself
     model.py    def model() -> torch.nn.Module; CONFIG as in the Python backend; the parameter `weights` names a file beside
-                it (safetensors, or what torch.save wrote of a state_dict)
+                it (safetensors, or a state_dict written by torch.save)
 
-Inputs become arguments: in the order of their numbers where all are called like Triton's INPUT__0, by name where all are
-called as the arguments of `forward` are, else in the configuration's order. A tensor, a tuple or list of them, or a dict
-comes out: in the configuration's order, a dict's by name. Pickles are not loaded: they may run anything (pt2.py). Parameters:
-`threads` (of one operation, on CPUs), `default_max_batch_size` (of an exported program with an open first dimension).
+Inputs are passed as arguments: in numeric order if all are named like Triton's INPUT__0, by name if all are named like
+the arguments of `forward`, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
+in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything (see
+pt2.py). Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a
+dynamic first dimension).
 """
 
 import inspect
@@ -43,17 +44,17 @@ _LAST_FRAME = "<--- HERE\n"
 
 
 class _Module(msgspec.Struct):
-    """What was loaded, ready to be called."""
+    """A loaded module, ready to be called."""
 
     call: Any
     arguments: tuple[str, ...] | None
-    """Names that `forward` takes, in order; None where anything may be given."""
+    """Argument names of `forward` in order; None if it accepts anything."""
     keywords: frozenset[str] = frozenset()
-    """Those that must be given by name."""
+    """Arguments that must be passed by name."""
     by_name: bool = True
-    """All may be given by name."""
+    """Whether all arguments may be passed by name."""
     writes: bool = True
-    """It may write into its inputs, which are then copied."""
+    """Whether it may write to its inputs, which are copied then."""
     close: Callable[[], None] = lambda: None
 
 
@@ -99,7 +100,7 @@ def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the traceback that PyTorch logs before it raises, and its word that TorchScript is old."""
+    """Suppress the traceback that PyTorch logs before it raises, and its warning that TorchScript is deprecated."""
     logger = logging.getLogger("torch.export")
     before, logger.disabled = logger.disabled, True
     try:
@@ -154,13 +155,13 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
 
 
 def _parts(spec: Any) -> tuple[Any, Any]:
-    """Positional and keyword arguments of an exported program."""
+    """Return positional and keyword arguments of an exported program."""
     positional, keywords = spec.children()
     return positional, keywords
 
 
 def _output_names(program: Any, count: int) -> list[str]:
-    """A dict's keys; else Triton's OUTPUT__0, ..."""
+    """Return a dict's keys, or else Triton's OUTPUT__0, ..."""
     spec = program.call_spec.out_spec
     if spec.type is dict and spec.num_children == count:
         return [str(key) for key in spec.context]
@@ -234,7 +235,7 @@ Arranged = Callable[[dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 
 def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]) -> Arranged:
-    """How inputs by name become arguments."""
+    """Return how named inputs are passed as arguments."""
     names, taken = [spec.name for spec in inputs], module.arguments
     if taken is not None and len(names) > len(taken):
         raise UserError(
@@ -270,8 +271,8 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
 
 
 def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """What TorchScript says of a failure is where it was, in files of whoever made the model and of this machine, and at its
-    very end what it was: that alone is for clients."""
+    """Call the module and shorten TorchScript's errors: they contain source locations of the model's author and of this
+    machine, and the reason at the very end, which is the only part for clients."""
     try:
         return module.call(*positional, **keywords)
     except Exception as error:
@@ -282,7 +283,7 @@ def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) ->
 
 
 def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
-    """The tensors of an answer, one for each of the configuration's outputs."""
+    """Return the response's tensors, one per configured output."""
     if isinstance(answer, torch.Tensor):
         found = [answer]
     elif isinstance(answer, dict):

@@ -1,16 +1,16 @@
-"""Language models from a folder, with Hugging Face's transformers (config.json, tokenizer.json, *.safetensors).
+"""Language models from a folder (config.json, tokenizer.json, *.safetensors), run by Hugging Face's transformers.
 
-The parameter `task` says what for; else the architecture in config.json does:
+The task is set by the parameter `task`, or else derived from the architecture in config.json:
 
-    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text an answer (generation.py)
-    embed      text BYTES [1]       -> embedding FP32 [D]: the mean over the text's tokens; `normalize`=1: of length 1
-    classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; a sigmoid each where several may hold;
-                                       the value itself where there is only one
+    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text per response (generation.py)
+    embed      text BYTES [1]       -> embedding FP32 [D]: mean over the text's tokens; `normalize`=1: scaled to length 1
+    classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; sigmoid for multi-label models; the
+                                       value itself if there is only one
 
-Parameters: `dtype` (float32, bfloat16, float16; as stored on GPUs, float32 on CPUs), `threads`, `max_length` (longer texts
-are cut there; the model's own where it says), `default_max_batch_size` (32). Code that comes with a model is never run, and
-weights are read from safetensors alone. A model of the hub is taken only where the parameters say so: `hub`=1 and
-`model`=OWNER/NAME.
+Parameters: `dtype` (float32, bfloat16, float16; default: as stored on GPUs, float32 on CPUs), `threads`, `max_length`
+(longer texts are truncated; default: the model's own), `default_max_batch_size` (32). Code that comes with a model is
+never run, and weights are read from safetensors only. Models are downloaded from the Hugging Face Hub only if the
+parameters `hub`=1 and `model`=OWNER/NAME are set.
 """
 
 import re
@@ -33,7 +33,7 @@ TASKS = {
     "feature-extraction": EMBED,
     "text-classification": CLASSIFY,
 }
-"""Ours, and Hugging Face's names for them."""
+"""Our task names, and Hugging Face's names for them."""
 
 TEXT = "text"
 _EXTRA = "transformers"
@@ -69,7 +69,7 @@ def load(loading: Loading) -> Loaded:
 
 
 def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
-    """A folder or, where it is allowed, a name in the hub; and how it is read."""
+    """Return a folder or, if allowed, a Hub name, and how to read it."""
     wanted = loading.parameter("model")
     if not wanted:
         folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
@@ -97,7 +97,7 @@ def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
 
 
 def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None:
-    """transformers makes up what a checkpoint lacks: nobody wants to be served that. (An embedding uses no pooler.)"""
+    """Refuse incomplete checkpoints: transformers would invent the missing weights. (An embedding needs no pooler.)"""
     lacking = sorted(name for name in missing if not name.startswith("pooler.") and ".pooler." not in name)
     if lacking:
         raise UserError(
@@ -150,7 +150,7 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
 
 
 def _let_pad(language: Language) -> None:
-    """Some tokenizers have nothing to fill a batch with; the mask hides whatever it is."""
+    """Set a padding token for tokenizers without one; the attention mask hides it."""
     tokenizer, config = language.tokenizer, language.model.config
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -177,7 +177,7 @@ def _encoded(language: Language, found: list[str]) -> Any:
 
 
 def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
-    """`compute` makes rows of numbers from the tokens."""
+    """Return the loaded model; `compute` makes rows of numbers from the tokens."""
     torch = language.torch
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:

@@ -1,7 +1,7 @@
-"""TLS for the server: ssl.MemoryBIO, so that the bytes, and their stamps, still come from recvmsg.
+"""TLS for the server, with ssl.MemoryBIO, so that the bytes and their timestamps still come from recvmsg.
 
-A handshake comes before the first request; then all is as without. Answers are encrypted piece by piece as the kernel takes
-them, so that a large one is never there twice.
+After the handshake, everything works as without TLS. Responses are encrypted piece by piece as the kernel accepts them,
+so that a large one is never in memory twice.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _READ = 64 * 1024
 _ENCRYPTED = 256 * 1024
-"""Bytes of an answer that are encrypted at a time."""
+"""Response bytes encrypted at a time."""
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """From PEM files; UserError naming the file that is wrong."""
+    """Create the SSL context from PEM files; raises UserError naming the invalid file."""
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
@@ -126,7 +126,7 @@ class TlsConnection(Connection):
         return True
 
     def _decrypt(self, arrived: int) -> None:
-        """All of what came; a client that pipelines is cut off by the socket, not here."""
+        """Decrypt everything that arrived; the limit for pipelining clients is in reading the socket, not here."""
         try:
             while not self._closing and not self.closed:
                 room = self._parser.room
@@ -148,7 +148,7 @@ class TlsConnection(Connection):
             self.close()
 
     def _is_awaited(self) -> bool:
-        """Or the handshake's end is, which has to come in time like a head."""
+        """Whether the rest of a request or of the handshake is expected; both have to arrive in time."""
         return not self._is_ready or super()._is_awaited()
 
     def _give_up_request(self) -> None:

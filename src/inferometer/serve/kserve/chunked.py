@@ -1,7 +1,7 @@
-"""InferChunked: one request and its answers in pieces, for tensors that no single message can carry (proto/inferometer.proto).
+"""InferChunked: one request and its responses in chunks, for tensors too large for a message (proto/inferometer.proto).
 
-The request's tensors are filled as their pieces come, and answers are cut into pieces as they are sent: beyond the tensors
-themselves there is never more than a piece in memory.
+The request's tensors are filled as their chunks arrive, and responses are cut into chunks as they are sent: besides the
+tensors themselves, at most one chunk is in memory.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ _DATA = 0x12  # field 2 of Chunk
 
 
 async def infer_chunked(models: Models, limit: int, receiving: set[Context], context: Context) -> None:
-    """`limit`: bytes of all the request's tensors. `receiving`: all such calls whose request is not complete; with what
-    is under way, they are no more than the server takes. One whose head has come is let in: it is served when it is
-    complete, though new ones are refused by then."""
+    """Handle one call. `limit` is the maximum size of all tensors of the request. `receiving` holds the calls whose
+    requests are incomplete; together with the inferences in progress they count toward the server's maximum. A
+    request whose head has arrived is admitted: it is served once complete, even if new ones are refused by then.
+    """
     await prepare(context)
     try:
         request, raw = await _received(models, context, limit, receiving)
@@ -138,7 +139,7 @@ async def _head(context: Context) -> Message:
 
 
 async def _data(context: Context) -> bytes | None:
-    """The next piece; None where there are no more."""
+    """Return the next piece of data, or None at the end."""
     chunk = await _chunk(context)
     if chunk is None:
         return None
@@ -164,7 +165,7 @@ async def _chunk(context: Context) -> Message | None:
 
 
 def _is_data(message: bytes) -> bool:
-    """And nothing else: to read that is to copy it."""
+    """Whether the message contains data and nothing else, checked without a copy."""
     tag, _, _, end = next(fields(message, 1))
     return tag == _DATA and end == len(message)
 
@@ -177,7 +178,7 @@ def _invalid(message: str) -> Refused:
 
 
 def pieces(head: Message, outputs: Sequence[Output]) -> Iterator[bytes]:
-    """An answer's chunks, the head first."""
+    """Yield the chunks of a response, the head first."""
     contents = [grpc_codec.flat(output.tensor.data) for output in outputs]
     first = Chunk()
     first.head.response.CopyFrom(head)

@@ -1,6 +1,6 @@
-"""What the server says about itself and its models, as the protocol's messages; `tree` is how HTTP shows them.
+"""Server and model metadata, statistics and control as the protocol's messages; `tree` converts them for HTTP.
 
-Both front ends answer from here, so that they say the same. The words of refusals are Triton's.
+HTTP and gRPC both use this module, so that they return the same. Error messages are Triton's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,12 +56,12 @@ def _add_specs(field: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def model_config(model: Model) -> Message:
-    """The ModelConfig itself."""
+    """Return the ModelConfig."""
     return model.config
 
 
 def statistics(models: Models, name: str = "", version: str = "") -> Message:
-    """Of one model, or of all that are ready."""
+    """Return the statistics of one model, or of all models that are ready."""
     if name:
         return ModelStatisticsResponse(model_stats=[_ready_one(models, name, version).statistics()])
     ready = [models.find(entry.name, entry.version) for entry in models.index(only_ready=True)]
@@ -87,7 +87,7 @@ def repository_index(models: Models, ready: bool = False) -> Message:
 
 
 def check_load(parameters: Iterable[str]) -> None:
-    """What a load request has besides its model's name: the configuration, and nothing else."""
+    """Check the parameters of a load request: the configuration is the only one supported."""
     for name in sorted(parameters):
         if name.startswith("file:"):
             raise Refused(
@@ -110,7 +110,7 @@ def shared_memory_status(models: Models, name: str = "") -> Message:
 
 
 def cuda_status(name: str = "") -> Message:
-    """There is no CUDA shared memory here, so nothing is ever registered."""
+    """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
     if name:
         raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{name}'")
     return CudaSharedMemoryStatusResponse()
@@ -144,7 +144,7 @@ _LOG: dict[str, bool | int | str] = {
 
 
 def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -> Message:
-    """`asked` are those that the client wants changed: none can be."""
+    """Return the trace settings. `asked` are those that the client wants to change, which is not supported."""
     if model and not models.is_ready(model):
         raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
     if asked:
@@ -169,10 +169,11 @@ def log_settings(asked: Sequence[str] = ()) -> Message:
 
 
 def tree(message: Message, empty: bool = True) -> dict[str, Any]:
-    """As Triton's HTTP prints it: the .proto's names in its order, 64-bit integers as numbers, enums by name.
+    """Convert a message to JSON types as Triton's HTTP does: names and order of the .proto, 64-bit integers as numbers,
+    enums by name.
 
-    `empty`: zeros, empty texts, lists and maps are there as well; messages that are not set and choices that were not made
-    never are. (Triton prints the repository's index without them.)
+    With `empty`, zeros, empty strings, lists and maps are included; unset messages and oneofs never are. (Triton prints
+    the repository index without empty values.)
     """
     return {
         field.name: _value(message, field, empty)

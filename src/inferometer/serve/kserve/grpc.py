@@ -1,6 +1,6 @@
-"""The gRPC server: the KServe service, our own, health and reflection on one port, in the running event loop.
+"""The gRPC server: the KServe service, our own service, health and reflection on one port, in the running event loop.
 
-Nothing is generated: methods are functions from bytes to bytes, found by their paths (guard.py).
+There is no generated code: methods are functions from bytes to bytes, looked up by path (handlers.py).
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
 
 _GOODBYE_S = 0.1
 _LONGEST_GOODBYE_S = 1.0
-"""For some call again and again."""
+"""Limit for clients that keep calling."""
 _LOOK_S = 0.01
 _OVER = 1000
-"""Calls of a connection that are answered and whose memory gRPC still has, besides those under way. With none, as it has it
-otherwise, a client that waited until a call was over would see the next one refused."""
+"""Additional calls per connection that are finished but still occupy gRPC's memory. With gRPC's default of none, a
+client that waited for the end of a call could see its next one refused."""
 _PENDING = 100_000
-"""Calls that came and that we have not begun: from 1000 on gRPC would cancel some, at random and without a word. That may be
-many more than --max-requests, which is for the models to say: questions are answered beyond it."""
+"""Calls that arrived and have not started: from 1000 on, gRPC would cancel some at random without an error. This may be
+far more than --max-requests, which applies to inferences only; other calls are served beyond it."""
 
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
-    """Listen at settings.grpc (0, or none given: any free port); UserError where that cannot be."""
+    """Listen on settings.grpc (0 or None: any free port); raises UserError if that fails."""
     free_always()
     server = GrpcServer(models, settings)
     await server.start()
@@ -48,13 +48,13 @@ async def start(models: Models, settings: Settings) -> "GrpcServer":
 
 
 class GrpcServer:
-    """`port` is where it listens; `health` is what health checks are answered from."""
+    """The running gRPC server. `port` is where it listens; `health` holds the state that health checks report."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
         self._streams: set[Stream] = set()
         self._receiving: set[Context] = set()
-        """Calls of InferChunked whose requests are not complete."""
+        """InferChunked calls whose requests are incomplete."""
         self.health = Health(models.is_ready, models.is_known)
         reflection = Reflection((KSERVE_SERVICE, OWN_SERVICE, HEALTH_SERVICE))
         services = [
@@ -97,7 +97,8 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, let those under way end for `grace` seconds, then cancel them. (The models refuse already.)"""
+        """Refuse new calls, let those in progress end for `grace` seconds, then cancel them. (The models already
+        refuse.)"""
         if grace:
             await self._until_nobody_calls()
         self.health.close()
@@ -106,7 +107,7 @@ class GrpcServer:
         await self._server.stop(grace)
 
     async def _until_nobody_calls(self) -> None:
-        """Calls that gRPC has and that we have not begun, it would cancel without a word."""
+        """Wait until no call is pending in gRPC: it would cancel those without an error."""
         begun, since = self._handlers.begun, time.monotonic()
         end = since + _LONGEST_GOODBYE_S
         while (at := time.monotonic()) < end and at - since < _GOODBYE_S:

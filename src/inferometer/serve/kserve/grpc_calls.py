@@ -1,4 +1,4 @@
-"""One inference by a gRPC call: the way from the request's bytes to `Models.submit`, and ModelInfer, the plainest of them."""
+"""One inference per gRPC call: from the request's bytes to `Models.submit`, and ModelInfer, the simplest method."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ Ended = Callable[[Refused | None], None]
 
 
 def is_decoupled(models: Models, request: Message) -> bool:
-    """Whether the model may give any number of answers; Refused where there is no such model."""
+    """Whether the model may send any number of responses; raises Refused if there is no such model."""
     return models.find(request.model_name, request.model_version).decoupled
 
 
@@ -49,12 +49,12 @@ def inference(
 
 
 def let_go(one: Inference) -> None:
-    """It is over. Functions that know it, and that it knew, are a circle no more: its tensors are freed at once."""
+    """Break reference cycles after the end, so that the tensors are freed at once."""
     one.answer = one.ended = _nobody
 
 
 def anew(refused: Refused) -> Refused:
-    """To be raised: an exception knows the frames that it goes through, and those should not know it."""
+    """Return a copy to raise: an exception references the frames it passes through, which should not reference it."""
     return Refused(refused.code, refused.message)
 
 
@@ -68,9 +68,9 @@ def deadline(context: Context, now: int) -> int:
 
 
 async def prepare(context: Context) -> None:
-    """An answer is compressed where the client asks for it with the metadata `accept-encoding`.
+    """Set up the call. A response is compressed if the client requests it with the metadata `accept-encoding`.
 
-    (What the request was compressed with, gRPC tells nobody; and every client says that it could take gzip.)
+    (gRPC does not reveal the request's own compression, and every client claims to accept gzip.)
     """
     for key, value in context.invocation_metadata() or ():
         if key == "accept-encoding":
@@ -91,7 +91,7 @@ def say_times(context: Context, queue_ns: int, compute_ns: int) -> None:
 
 
 class _Waiting:
-    """For the one answer of an inference."""
+    """Waits for the single response of an inference."""
 
     __slots__ = ("future", "outputs", "over", "refused")
 
@@ -100,7 +100,7 @@ class _Waiting:
         self.refused: Refused | None = None
         self.over = False
         self.future: asyncio.Future[None] | None = None
-        """Only where the end did not come at once."""
+        """Set only if the end did not come at once."""
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs

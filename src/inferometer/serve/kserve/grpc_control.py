@@ -1,4 +1,4 @@
-"""The questions about server and models, and the orders to them, as gRPC methods: each a request message to a response message."""
+"""Metadata and control methods over gRPC: each maps a request message to a response message."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -107,7 +107,7 @@ def _check_control(settings: Settings) -> None:
 
 
 def _config(asked: Message) -> str:
-    """The configuration that is to be put over the model's own."""
+    """Return the configuration that overrides the model's own."""
     control.check_load(asked.parameters)
     if "config" not in asked.parameters:
         return ""

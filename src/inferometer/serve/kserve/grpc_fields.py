@@ -1,7 +1,7 @@
-"""The fields of a protobuf message, found without reading what is in them.
+"""Finds the fields of a protobuf message without parsing their contents.
 
-protobuf reads all that it is given at once, and no other thread goes on before it has: what is large is found here and taken out
-of the message first. It has the last word about what is left in; a message that is malformed between its fields raises its
+protobuf parses a whole message at once and blocks all other threads meanwhile, so large fields are found here and
+removed from the message first. protobuf validates what remains; a message that is malformed between its fields raises
 DecodeError.
 """
 
@@ -12,20 +12,21 @@ from google.protobuf.message import DecodeError
 from inferometer.serve.models.types import Refused
 
 MOST = 10_000
-"""Fields of a message that are looked at, which is some milliseconds of work."""
+"""Maximum fields examined per message, which takes some milliseconds."""
 Field = tuple[int, int, int, int]
-"""The tag; where the field begins, where its value does, and where both end."""
+"""The tag, where the field begins, where its value begins, and where both end."""
 
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
 _FIRST = 1 << 3
-"""The least tag."""
+"""The smallest valid tag."""
 _LONGEST_LENGTH = 5
 _LONGEST_NUMBER = 10
-"""Bytes of a varint."""
+"""Maximum bytes of a varint."""
 
 
 def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
-    """Each of them, known or not; Refused where they are more than `most`. Groups, which nobody has sent for long, are none."""
+    """Yield all fields, known or not; raises Refused if there are more than `most`. The obsolete groups are not
+    supported."""
     place, end = 0, len(data)
     try:
         while place < end:
@@ -70,7 +71,7 @@ def _behind_number(data: bytes | memoryview, place: int) -> int:
 
 
 def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """A tag or a length, and where it ends; IndexError where the data does before it."""
+    """Return a tag or length, and where it ends; raises IndexError if the data ends before it."""
     value = 0
     for i in range(_LONGEST_LENGTH):
         byte = data[place + i]

@@ -1,4 +1,4 @@
-"""grpc.health.v1: Check and Watch, of the whole server, of its services, and of each model by its name."""
+"""grpc.health.v1: Check and Watch for the server, its services, and each model by name."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _Request = _SCHEMA.message("grpc.health.v1.HealthCheckRequest")
 _Response = _SCHEMA.message("grpc.health.v1.HealthCheckResponse")
 
 _LOOK_S = 0.5
-"""How often a watched model is looked at: models come and go without telling."""
+"""Interval for polling a watched model: models come and go without notification."""
 
 
 class Health:
-    """`set_serving` is heard by all who watch, at once."""
+    """The health service. `set_serving` notifies all watchers at once."""
 
     def __init__(self, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]) -> None:
         self._is_ready, self._is_known = is_ready, is_known
@@ -42,7 +42,7 @@ class Health:
         self._tell()
 
     def close(self) -> None:
-        """Not serving any more; who watches is told so, and the call ends."""
+        """Report NOT_SERVING to all watchers and end their calls."""
         self._closed, self._serving = True, False
         self._tell()
 

@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha (whose messages are the same): the server describes its own services."""
+"""Server reflection, v1 and v1alpha (with identical messages): the server describes its own services."""
 
 import contextlib
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Reflection:
         return made
 
     def _file_of(self, symbol: str) -> str:
-        """The file that has a message, a field, an enum, a service or a method; "" where none has."""
+        """Return the file that defines a message, field, enum, service or method, or ""."""
         for find in (self._pool.FindFileContainingSymbol, self._file_of_method):
             with contextlib.suppress(KeyError):
                 return str(find(symbol.removeprefix(".")).name)
@@ -83,7 +83,7 @@ class Reflection:
         return True
 
     def _describe(self, made: Any, name: str, what: str) -> None:
-        """The file, and after it those that it imports."""
+        """Return the file, followed by its imports."""
         if name not in self._files:
             _error(made, grpc.StatusCode.NOT_FOUND, f"unknown {what}")
             return

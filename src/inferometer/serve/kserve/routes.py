@@ -1,8 +1,8 @@
-"""KServe v2 with Triton's extensions over HTTP: /v2 and what is below it.
+"""KServe v2 with Triton's extensions over HTTP: the paths under /v2.
 
-`handle` finds what a path and a method mean; what they are answered with comes from control.py (which gRPC answers from, too)
-or from an inference, whose answer is written when it ends (under_way.py). A client that goes away cancels its inference. What
-is wrong is `{"error": "..."}` with the status of its code.
+`handle` looks up path and method. Responses come from control.py (shared with gRPC) or from an inference, whose
+response is written when it ends (responders.py). A client that disconnects cancels its inference. Errors are `{"error":
+"..."}` with the HTTP status of their code.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _encode = msgspec.json.encode
 
 
 class Declined(Exception):  # noqa: N818  (an answer)
-    """There is nothing of the kind at that path, whatever the models are."""
+    """There is nothing at that path, whatever the models are."""
 
     def __init__(self, status: int, message: str, extra: bytes = b"") -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class Kserve:
         self._control = settings.control
         self.threads = Threads(asyncio.get_running_loop(), THREADS, "bodies")
         self.aside: set[Aside] = set()
-        """Requests whose bodies are being read or written in a thread."""
+        """Requests whose bodies are being processed in a thread."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -70,7 +70,7 @@ class Kserve:
         self._reply(connection, request, status, http_codec.error(refused.message))
 
     def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
-        """Whatever went wrong, in words."""
+        """Respond with the error that describes an exception."""
         if isinstance(error, Refused):
             self.refuse(connection, request, error)
         elif isinstance(error, UserError):  # an output that is not what it says
@@ -154,7 +154,7 @@ class Kserve:
         self._later(connection, request, self.models.load(name, config))
 
     def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Answer when it is done."""
+        """Respond when the work is done."""
 
         async def run() -> None:
             try:
@@ -292,7 +292,7 @@ class Kserve:
         parse: Callable[[Data], InferRequestBody],
         submit: Callable[[InferRequestBody, bool], None],
     ) -> None:
-        """Submit what the body says. A large one is unpacked and parsed in a thread."""
+        """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
         encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
         body = _small(request.body, encoding, json_length, limit)
         if body is not None:
@@ -361,7 +361,7 @@ def _registration(request: Request) -> _Registration:
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """The body of a control request: a JSON object, or nothing."""
+    """Return the body of a control request: a JSON object, or empty."""
     if not len(request.body):
         return {}
     try:
@@ -374,7 +374,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _small(body: Data, encoding: bytes, json_length: bytes, limit: int) -> Data | None:
-    """The body in plain; None where that, or its JSON, is so large that it should not hold up the others."""
+    """Return the decompressed body, or None if it or its JSON is large enough to block other requests."""
     if not encoding:
         return body if http_codec.json_length(json_length, len(body)) <= LARGE else None
     if len(body) > LARGE:

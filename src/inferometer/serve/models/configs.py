@@ -1,4 +1,4 @@
-"""A model's configuration: read from config.pbtxt, config.yaml or a client's JSON, and what follows from it."""
+"""Reads a model's configuration (config.pbtxt, config.yaml, or JSON from a client) and derives what follows from it."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ _MOST_INSTANCES = 1000
 
 
 def read(path: Path) -> Any:
-    """What a file of FILES says."""
+    """Return the configuration in one of FILES."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +55,7 @@ def from_yaml(text: str, where: str = "the configuration") -> Any:
 
 
 def from_json(text: str) -> Any:
-    """As a client gives it with a load request."""
+    """Return the configuration of a client's load request."""
     try:
         config = from_tree(json.loads(text))
     except ValueError as error:
@@ -68,7 +68,7 @@ def from_json(text: str) -> Any:
 
 
 def from_tree(tree: Any, where: str = "the configuration") -> Any:
-    """From JSON's types, with the names of the .proto file; a parameter may be a plain value."""
+    """Build a configuration from JSON types with the .proto's field names; parameters may be plain values."""
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
@@ -84,7 +84,7 @@ def from_tree(tree: Any, where: str = "the configuration") -> Any:
 
 
 def with_texts(tree: dict[str, Any]) -> dict[str, Any]:
-    """Parameters are texts; where they are plain values, they are made the messages that protobuf has for that."""
+    """Convert plain parameter values to the messages that protobuf expects."""
     parameters = tree.get("parameters")
     if not isinstance(parameters, dict):
         return tree
@@ -110,7 +110,8 @@ def parameter(config: Any, name: str, default: str = "") -> str:
 
 
 def facts(config: Any) -> ModelSignature:
-    """The tensors, with the batch dimension where there is one; UserError where the configuration is not whole."""
+    """Return the tensors, with the batch dimension if there is one; raises UserError if the configuration is
+    incomplete."""
     if not config.input or not config.output:
         missing = "inputs" if not config.input else "outputs"
         raise UserError(
@@ -141,7 +142,7 @@ def _spec(config: Any, tensor: Any, optional: bool) -> TensorSpec:
 
 
 def policy(config: Any) -> Policy:
-    """How its requests are queued and batched."""
+    """Return how the model's requests are queued and batched."""
     kind = config.WhichOneof("scheduling_choice")
     if kind in _UNSUPPORTED:
         raise UserError(f"model {config.name}: {_UNSUPPORTED[kind]}", "use dynamic_batching, or no batching")
@@ -166,7 +167,7 @@ def policy(config: Any) -> Policy:
 
 
 def timeout_ns(config: Any) -> int:
-    """That its requests may wait unless they say so themselves; 0: any time."""
+    """Return how long requests may be queued unless they set their own timeout; 0: no limit."""
     queue = config.dynamic_batching.default_queue_policy
     rejects = (
         queue.timeout_action == queue.DESCRIPTOR.enum_types_by_name["TimeoutAction"].values_by_name["REJECT"].number
@@ -175,7 +176,7 @@ def timeout_ns(config: Any) -> int:
 
 
 def devices(config: Any, default: str) -> list[str]:
-    """One for each instance."""
+    """Return the device of each instance."""
     found: list[str] = []
     for group in config.instance_group:
         kind = _called(group, "kind")
@@ -196,7 +197,7 @@ def devices(config: Any, default: str) -> list[str]:
 
 
 def _called(message: Any, field: str) -> str:
-    """The name of an enum's value; "" where it has none."""
+    """Return the name of an enum value, or "" if it is unknown."""
     known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
     return str(known.name) if known is not None else ""
 

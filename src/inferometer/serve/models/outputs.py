@@ -1,5 +1,5 @@
-"""Is what a model gave what its configuration says, and what of it does a request get: the outputs that it asked for, as they
-are, as classes, or in shared memory."""
+"""Checks a model's outputs against its configuration, and prepares what a request wants of them: the requested outputs
+as tensors, as classes, or in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Labels = Mapping[str, Sequence[str]]
 
 
 def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> None:
-    """Each is as it is configured, and has the batch's rows; None: the model knows no batches."""
+    """Check that each output is as configured and has the batch's rows (None: the model does not support batches)."""
     known = 0
     for spec in specs:
         tensor = tensors.get(spec.name)
@@ -41,7 +41,7 @@ def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> No
 
 
 def check_complete(tensors: Tensors, inference: Inference, facts: ModelSignature) -> None:
-    """All outputs are there; but a request that asked for some gets no others, and one that left out inputs may miss some."""
+    """Check that all outputs are there; a request may name fewer, and one that omitted inputs may miss some."""
     if inference.wanted or len(inference.inputs) < len(facts.inputs):
         return
     missing = [spec.name for spec in facts.outputs if spec.name not in tensors]
@@ -68,7 +68,7 @@ def select(tensors: Tensors, inference: Inference, labels: Labels, batched: bool
 
 
 def classify(tensor: Tensor, classes: int, labels: Sequence[str], batched: bool) -> Tensor:
-    """The best so many of each row, best first, as "value:index:label"; without a label where there is none."""
+    """Return the best classes of each row, best first, as "value:index:label"; without the label if there is none."""
     values = to_numpy(tensor)
     rows = values.reshape(values.shape[0], -1) if batched and values.ndim else values.reshape(1, -1)
     best = min(classes, rows.shape[1])
@@ -80,7 +80,7 @@ def classify(tensor: Tensor, classes: int, labels: Sequence[str], batched: bool)
 
 
 def _order(row: NDArray[Any]) -> NDArray[Any]:
-    """Indices, the largest value first; equal ones as they come, and what is no number last."""
+    """Return indices in descending order of their values; equal values in their order, NaN last."""
     if row.dtype.kind == "f":
         return np.argsort(-row, kind="stable")
     return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]

@@ -1,5 +1,6 @@
-"""KEY=VALUE put over a model's configuration: max_batch_size=8, dynamic_batching.max_queue_delay_microseconds=500,
-instance_group.count=2, parameters.delay=5ms. A key is a path of the configuration's own field names.
+"""Overrides fields of a model's configuration with KEY=VALUE: max_batch_size=8,
+dynamic_batching.max_queue_delay_microseconds=500, instance_group.count=2, parameters.delay=5ms. A key is a path of
+field names.
 """
 
 import difflib
@@ -22,7 +23,7 @@ _EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queu
 
 
 def override(config: Any, text: str) -> None:
-    """Put one KEY=VALUE into `config`; UserError where there is no such field or the value does not fit it."""
+    """Set one KEY=VALUE in `config`; raises UserError if there is no such field or the value does not fit."""
     key, is_given, value = text.partition("=")
     key = key.strip()
     if not is_given or not key:
@@ -31,7 +32,7 @@ def override(config: Any, text: str) -> None:
 
 
 def check(overrides: tuple[str, ...]) -> None:
-    """Whether they fit any configuration at all."""
+    """Raise UserError if the overrides do not fit any configuration."""
     for text in overrides:
         override(ModelConfig(), text)
 
@@ -91,7 +92,7 @@ def _put_entry(message: Any, field: FieldDescriptor, path: list[str], value: str
 
 
 def _put_whole(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
-    """dynamic_batching={} switches it on with all that it has by default."""
+    """Set a whole message: dynamic_batching={} enables it with its defaults."""
     try:
         is_empty = json.loads(value or "{}") == {}
     except ValueError:

@@ -1,10 +1,10 @@
-"""A model's queue: first come, first served, in batches where the model takes them.
+"""A model's queue: first come, first served, in batches if the model supports them.
 
-It knows neither threads nor tensors: it decides which requests go together and when. A batch is made of requests that
-stand one after the other and have equal keys. It goes as soon as a slot is free and
-  - it has one of the preferred sizes, or is as large as it can get (the next request does not fit), or
-  - its oldest request has waited for the delay; without a delay whatever is there goes.
-A request whose deadline passes while it waits is dropped.
+It uses neither threads nor tensors: it only decides which requests go together and when. A batch consists of
+consecutive requests with equal keys. It starts as soon as a slot is free and
+  - it has one of the preferred sizes, or cannot grow (the next request does not fit), or
+  - its oldest request has waited for the delay; without a delay, the queued requests start at once.
+A request whose deadline passes while it is queued is dropped.
 """
 
 from collections import OrderedDict
@@ -25,12 +25,12 @@ class QueueClock(Protocol):
 
 class Policy(msgspec.Struct, frozen=True):
     max_rows: int = 1
-    """Of a batch; without batching each request goes alone, whatever its rows."""
+    """Maximum rows of a batch; without batching, each request goes alone, whatever its rows."""
     batching: bool = False
     preferred: frozenset[int] = frozenset()
     delay_ns: int = 0
     limit: int = 0
-    """Requests that may wait; 0: any number."""
+    """Maximum queued requests; 0: no limit."""
 
 
 class Queue:
@@ -46,16 +46,17 @@ class Queue:
     ) -> None:
         self.policy = policy
         self.owner = owner
-        """The model, for whoever has only the request."""
+        """The model, for callers that only have the request."""
         self.free = slots
         """Batches that may start now."""
         self.waiting: OrderedDict[Inference, int] = OrderedDict()
-        """Those that wait, with the number of their deadline; 0: they have none."""
+        """Queued requests, with the number of their deadline; 0: no deadline."""
         self._clock, self._now, self._start, self._expired = clock, now, start, expired
         self._armed = NEVER
         self._is_dispatching = False
         self._deadlines: list[tuple[int, int]] = []
-        """A heap of instants and numbers. Some are of requests that are gone: it holds no request, and so no tensors."""
+        """A heap of deadlines and numbers. Some are of requests that are gone: it does not reference requests, and so
+        no tensors."""
         self._by_number: dict[int, Inference] = {}
         self._number = 0
 
@@ -79,7 +80,7 @@ class Queue:
             self._wake_at(inference.deadline)
 
     def remove(self, inference: Inference) -> None:
-        """It waits no longer; those behind it may go now."""
+        """Remove a request; those behind it may start now."""
         if inference not in self.waiting:
             return
         self._leave(inference)
@@ -87,7 +88,7 @@ class Queue:
             self.dispatch()
 
     def release(self) -> None:
-        """A slot is free again."""
+        """Note that a slot is free again."""
         self.free += 1
         if self.waiting:
             self.dispatch()
@@ -110,7 +111,7 @@ class Queue:
     # --- batches ---
 
     def _gather(self) -> list[Inference] | None:
-        """The batch that goes now; None where it should wait, an empty one where requests were dropped instead."""
+        """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
         t, policy = self._now(), self.policy
         batch, is_closed = self._compatible()
         late = [one for one in batch if one.deadline <= t]
@@ -128,7 +129,7 @@ class Queue:
         return batch
 
     def _compatible(self) -> tuple[list[Inference], bool]:
-        """The requests at the head that may go together, and whether that is all there can be."""
+        """Return the requests at the head that may go together, and whether the batch cannot grow further."""
         batch: list[Inference] = []
         rows = 0
         for one in self.waiting:
@@ -141,7 +142,7 @@ class Queue:
         return batch, rows >= self.policy.max_rows
 
     def _preferred(self, batch: list[Inference]) -> int:
-        """How many of them make the largest preferred size; 0: none do."""
+        """Return how many of them make the largest preferred size; 0: none do."""
         found = rows = 0
         if self.policy.preferred:
             for i, one in enumerate(batch, 1):

@@ -1,10 +1,10 @@
-"""Where models come from: a repository, a model's folder, a model's file, or what is built in.
+"""Finds models: in a repository, a model folder, a model file, or built in.
 
-    REPOSITORY/MODEL/config.pbtxt (or config.yaml)      may be missing: the loader completes it
+    REPOSITORY/MODEL/config.pbtxt (or config.yaml)      optional: the loader completes it
     REPOSITORY/MODEL/VERSION/model.onnx, ...            the newest version is served
 
-A folder without numbered versions is a version itself. Nothing outside a repository can be reached: names are single
-names, and links that leave it are refused.
+A folder without numbered versions is itself a version. Nothing outside a repository can be reached: names are single
+path components, and links that leave it are refused.
 """
 
 import os
@@ -25,20 +25,20 @@ _SHOWN = 200
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """Where a model is found again when it is to be loaded once more."""
+    """Where a model can be found again when it is reloaded."""
 
     name: str
     path: Path | None = None
-    """None: built in."""
+    """None if built in."""
     root: Path | None = None
-    """The repository that it must not leave; None where the path was given by itself."""
+    """The repository that it must not leave; None if the path was given by itself."""
     config: str = ""
-    """In protobuf's text format, of a model that the server brings along with its `loader`."""
+    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`."""
     loader: Loader | None = None
 
 
 class Definition(msgspec.Struct, frozen=True):
-    """A model as it is found on disk."""
+    """A model as found on disk."""
 
     name: str
     version: str
@@ -48,14 +48,14 @@ class Definition(msgspec.Struct, frozen=True):
     file: Path | None = None
     labels: dict[str, tuple[str, ...]] = {}
     loader: Loader | None = None
-    """None: the backend's."""
+    """None for the backend's loader."""
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
 def sources(given: str) -> tuple[list[ModelSource], Path | None]:
-    """The models that `given` names, and the repository where it is one."""
+    """Return the models that `given` names, and the repository if it is one."""
     if given in backends.BUILTIN:
         return [ModelSource(given)], None
     path = Path(given)
@@ -78,7 +78,7 @@ def sources(given: str) -> tuple[list[ModelSource], Path | None]:
 
 
 def listed(repository: Path) -> list[str]:
-    """The names of its models, as they can be sent."""
+    """Return the names of a repository's models, in a form that can be sent."""
     return [sendable(name) for name in _names(repository)]
 
 
@@ -89,7 +89,7 @@ def _names(repository: Path) -> list[str]:
 
 
 def is_name(name: str) -> bool:
-    """That of something right inside a folder."""
+    """Whether this is a single path component."""
     return bool(name) and not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
 
 
@@ -121,7 +121,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def define(source: ModelSource, config_json: str = "") -> Definition:
-    """What is there now; `config_json` instead of the configuration's file."""
+    """Return the model's current definition, with `config_json` instead of the configuration file if given."""
     given = configs.from_json(config_json) if config_json else None
     if source.path is None:
         config = given or configs.from_pbtxt(source.config or backends.BUILTIN[source.name])
@@ -197,7 +197,7 @@ def _guess(folder: Path) -> str:
 
 
 def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
-    """The file by its usual name, by the one that the configuration has, or the only one of the backend's kind."""
+    """Return the file with its usual name, the configured name, or the only file of the backend's kind."""
     if config.default_model_filename:
         if not is_name(config.default_model_filename):
             raise UserError(
@@ -238,7 +238,7 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _check_inside(source: ModelSource) -> None:
-    """No link in a repository's model leads out of the repository."""
+    """Raise UserError if a link in a repository's model leads out of the repository."""
     if source.root is None or source.path is None:
         return
     root, seen = source.root.resolve(), set[Path]()

@@ -1,8 +1,9 @@
-"""System shared memory that clients registered: inputs are read from it and outputs written to it, and nothing on the wire.
+"""System shared memory registered by clients: inputs are read from it and outputs written to it, instead of sending
+them.
 
-A key is the name of a POSIX shared memory object, which is a file in /dev/shm: no other folder can be reached with it. It is
-read and written as a file and never mapped: a client may make it smaller at any instant, and to touch a mapping of what is
-gone would end the process. The messages are Triton's.
+A key is the name of a POSIX shared memory object, which is a file in /dev/shm; no other folder can be reached with it.
+It is read and written as a file and never mapped: a client may truncate it at any time, and touching a mapping of what
+is gone would end the process. The messages are Triton's.
 """
 
 import errno
@@ -17,15 +18,15 @@ from inferometer.serve.models.types import Refused, Wanted
 
 FOLDER = Path("/dev/shm")
 AT_ONCE = 1 << 20
-"""Bytes that are copied in the time that it takes to have a thread do it."""
+"""Size up to which copying takes no longer than handing the work to a thread."""
 _MOST = 4 << 30
-"""Bytes of an input: an object may say that it is larger than all memory, and what is read needs some."""
+"""Maximum size of an input: an object may claim to be larger than all memory, and reading it needs memory."""
 _PIECE = 1 << 30
-"""Bytes at a time; the system has an end at twice that."""
+"""Bytes copied at a time; the system's limit is twice that."""
 
 
 class _File:
-    """Open until nobody knows it any longer: it may be unregistered while a request reads it."""
+    """An open file, until the last reference is gone: it may be unregistered while a request reads it."""
 
     __slots__ = ("_close", "number")
 
@@ -43,7 +44,7 @@ class Region(msgspec.Struct, frozen=True):
     offset: int
     byte_size: int
     file: _File
-    """The object that was registered, whoever has its name now; the region is `byte_size` bytes from `offset`."""
+    """The object that was registered, even if its name is reused; the region is `byte_size` bytes from `offset`."""
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
     byte_size: int
 
     def read(self) -> bytes:
-        """A copy: what the client does to its memory afterwards is nothing to the request."""
+        """Return a copy, so that later changes by the client do not affect the request."""
         if self.byte_size > _MOST:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -74,7 +75,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, data: bytes | memoryview) -> None:
-        """At its start; the rest, if there is any, stays as it is."""
+        """Write at the start; the rest stays as it is."""
         view, at = memoryview(data).cast("B"), self.region.offset + self.offset
         try:
             # What is written behind an object's end would make it larger again.
@@ -117,7 +118,8 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str = "") -> None:
-        """All of them where no name is given. The object stays open until requests under way are done with it."""
+        """Unregister a region, or all if no name is given. The object stays open until requests in progress are done
+        with it."""
         if name:
             self._regions.pop(name, None)
         else:
@@ -139,7 +141,7 @@ class Regions:
         return RegionSlice(found, offset, byte_size)
 
     def places(self, wanted: Sequence[Wanted]) -> dict[str, RegionSlice]:
-        """Of the outputs that are wanted in shared memory, by their names."""
+        """Return the locations of the outputs that are wanted in shared memory, by name."""
         return {
             each.name: self.find(each.placed.region, each.placed.byte_size, each.placed.offset)
             for each in wanted

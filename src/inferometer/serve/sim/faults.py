@@ -1,8 +1,8 @@
-"""Faults to inject: what goes wrong, and with which requests. Pure: parsing and picking; answer.py carries them out.
+"""Injected faults: which fault applies to which request. Parsing and selection only; answer.py carries them out.
 
     KIND[=ARG][@WHEN]        stall=2s@#7    reject=503@5%    reset@every=10    freeze=2s@t=5s
 
-See KINDS and WHENS for the words. Requests are counted from 1, completions and chat only.
+KINDS and WHENS describe the syntax. Requests are counted from 1; only completions and chat count.
 """
 
 import math
@@ -59,7 +59,7 @@ class FaultRule(msgspec.Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """`KIND[=ARG]`; UserError says what is wrong with it."""
+    """Parse `KIND[=ARG]`; raises UserError if it is invalid."""
     kind, equals, arg = text.partition("=")
     if kind not in KINDS:
         raise UserError(f"unknown fault {kind!r}", "use one of " + ", ".join(KINDS))
@@ -90,7 +90,7 @@ def _scaled(kind: str, value: float) -> int:
 
 
 def parse_rule(text: str) -> FaultRule:
-    """`KIND[=ARG][@WHEN]`"""
+    """Parse `KIND[=ARG][@WHEN]`; raises UserError if it is invalid."""
     what, at, when = text.partition("@")
     fault = parse_fault(what)
     try:
@@ -119,7 +119,7 @@ def _ordinal(text: str) -> int:
 
 
 class Faults:
-    """Which fault strikes which request; the first rule that fits wins."""
+    """Selects the fault of each request; the first matching rule wins."""
 
     def __init__(self, rules: tuple[str, ...], seed: int) -> None:
         self._rules = [parse_rule(rule) for rule in rules]
@@ -128,11 +128,11 @@ class Faults:
         self._first = 0
 
     def freezes(self) -> list[tuple[int, int]]:
-        """(ns after the first request, ns long) of the freezes that come by the clock."""
+        """Freezes at fixed times: (ns after the first request, duration in ns)."""
         return [(rule.after, rule.fault.arg) for rule in self._rules if rule.fault.kind == "freeze" and rule.after >= 0]
 
     def pick(self, n: int, arrived: int) -> Fault | None:
-        """The fault of the n-th request."""
+        """Return the fault of the n-th request."""
         if not self._rules:
             return None
         self._first = self._first or arrived

@@ -1,8 +1,8 @@
-"""The simplest timing: each request's TTFT and ITL exactly as told.
+"""The simplest timing model: fixed TTFT and ITL for each request.
 
-Token k is due at base + k x itl, where base = (instant it was let in) + ttft: each from the start and none from the token
-before, so lateness never adds up. With N tokens a chunk, a chunk is due with its first token. A request is let in when it
-arrives or, at the limit, when the earlier one's last token was due (not when we came to write it).
+Token k is due at base + k x itl, where base = (time of admission) + ttft: relative to the start and not to the previous
+token, so lateness does not accumulate. With N tokens per chunk, a chunk is due with its first token. A request is
+admitted when it arrives or, at the limit, when an earlier one's last token was due (not when it was written).
 """
 
 from collections import deque
@@ -66,7 +66,7 @@ class FixedTiming:
         self.due = heap[0][0] if heap else NEVER
 
     def pause(self, ns: int) -> None:
-        """Dues stay as told: what was due meanwhile is late, the rest is on time."""
+        """Keep the due times: what was due meanwhile is late, the rest is on time."""
 
     def _let_in(self, job: Job, at: int) -> None:
         job.started = at

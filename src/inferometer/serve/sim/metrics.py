@@ -1,6 +1,6 @@
-"""/metrics in Prometheus' text format under vLLM's names, so that what watches a vLLM server can watch this one.
+"""/metrics in Prometheus' text format with vLLM's names, so that a vLLM dashboard works with this server.
 
-Plain counters that are moved at a request's start and end; prometheus_client only writes them down when it is asked.
+Plain counters are updated at a request's start and end; prometheus_client only formats them when they are scraped.
 """
 
 from collections.abc import Iterable
@@ -65,12 +65,12 @@ _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 2
 
 
 class Counters:
-    """What the answers count, and the collector that shows it."""
+    """Counts responses, and exports the counts."""
 
     def __init__(self, model: str, timing: Timing) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        """Of the answers that have ended."""
+        """Tokens of responses that have ended."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.ttft = Histogram(_TTFT)
         self.itl = Histogram(_ITL)
@@ -83,7 +83,7 @@ class Counters:
         self._registry.register(self)
 
     def render(self, active: Iterable[Job]) -> bytes:
-        """The page; `active` are the answers under way, whose tokens count too."""
+        """Return the page; `active` are the responses in progress, whose tokens count too."""
         self._active = active
         return generate_latest(self._registry)
 

@@ -1,7 +1,7 @@
-"""OpenAI requests: the bytes of a body to what is asked, or a Refusal with OpenAI's error shape.
+"""Parses OpenAI requests; errors are a Refusal with OpenAI's error shape.
 
-Fields that do not bear on timing (sampling parameters and the like) are accepted and have no effect. The answer always has
-as many tokens as were asked for, with `ignore_eos` or without.
+Fields that do not affect timing (sampling parameters and the like) are accepted and ignored. The response always has
+the requested number of tokens, with or without `ignore_eos`.
 """
 
 from typing import TypeVar
@@ -11,11 +11,11 @@ import msgspec
 _T = TypeVar("_T")
 
 DEFAULT_TOKENS = {False: 16, True: 128}
-"""Of an answer whose length is not asked for; True: chat."""
+"""Length of a response if the request sets none; True: chat."""
 
 
 class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
-    """An answer with this status and OpenAI's error body."""
+    """An error response with this status and OpenAI's error body."""
 
     def __init__(
         self, status: int, message: str, code: str, kind: str = "invalid_request_error", headers: bytes = b""
@@ -29,19 +29,19 @@ class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is asked, of both endpoints alike."""
+    """A parsed request of either endpoint."""
 
     chat: bool
     stream: bool
     usage: bool
-    """A usage chunk at the stream's end."""
+    """Whether to send a usage chunk at the stream's end."""
     running_usage: bool
-    """Usage in every chunk."""
+    """Whether to send usage in every chunk."""
     n_out: int
     texts: tuple[str, ...] = ()
     """The prompt, or the messages' texts; their tokens add up."""
     ids: tuple[int, ...] = ()
-    """The prompt as token ids, where it came so."""
+    """The prompt as token ids, if it was sent so."""
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ _chat = msgspec.json.Decoder(_Chat)
 
 
 def completion(body: bytes, model: str) -> CompletionRequest:
-    """POST /v1/completions"""
+    """Parse the body of POST /v1/completions."""
     asked = _decode(_completion, body)
     prompt = asked.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
@@ -95,7 +95,7 @@ def completion(body: bytes, model: str) -> CompletionRequest:
 
 
 def chat(body: bytes, model: str) -> CompletionRequest:
-    """POST /v1/chat/completions"""
+    """Parse the body of POST /v1/chat/completions."""
     asked = _decode(_chat, body)
     return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
 

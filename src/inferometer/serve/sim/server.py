@@ -1,4 +1,4 @@
-"""The simulator: its routes, and what becomes of a request between its arrival and its answer."""
+"""The simulator: its routes, and the life of a request from arrival to response."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ _PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
 
 
 class Simulator:
-    """Everything that one simulator holds."""
+    """All state of one simulator."""
 
     def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -91,12 +91,12 @@ class Simulator:
         self.clockwork.changed()
 
     def number(self) -> int:
-        """The next request's ordinal."""
+        """Return the next request's ordinal."""
         self._n += 1
         return self._n
 
     def length(self, ask: CompletionRequest) -> int:
-        """Tokens of the prompt; a Refusal where it and the answer are too long."""
+        """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
         n_in = self._prompts.count(ask)
         self._check_length(n_in, ask.n_out)
         return n_in
@@ -110,7 +110,7 @@ class Simulator:
             raise Refusal(400, message, "context_length_exceeded")
 
     def ended(self, answer: SimResponse, stamps: "array[int]", aborted: bool) -> None:
-        """An answer is through, well or not: count it and log its truth."""
+        """Count a response that has ended, successfully or not, and log its ground truth."""
         self._active.discard(answer)
         counters = self.counters
         counters.prompt_tokens += answer.n_in
@@ -139,7 +139,7 @@ class Simulator:
         return self._faults.pick(self._n, request.arrived)
 
     def _fails_at_once(self, connection: Connection, request: Request, fault: Fault, n_in: int) -> bool:
-        """Carry out a fault that comes before any token; False for the others."""
+        """Carry out a fault that comes before any token; return False for other faults."""
         if fault.kind == "freeze":
             self._freeze(fault.arg)
             return False
@@ -159,7 +159,7 @@ class Simulator:
         return True
 
     def _freeze(self, ns: int) -> None:
-        """The whole server stands still: not a socket is read, not a token is written."""
+        """Freeze the whole server: no socket is read and no token is written."""
         time.sleep(ns / 1e9)
         self.timing.pause(ns)
 
@@ -177,7 +177,7 @@ class Simulator:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> bytes:
-        """The page in Prometheus' text form."""
+        """Return the page in Prometheus' text format."""
         return self.counters.render(self._active)
 
     def _list_models(self, connection: Connection, request: Request) -> None:
@@ -225,7 +225,7 @@ class Simulator:
         return int(time.time())
 
     def close(self) -> None:
-        """What is still under way ends here, with its line in the truth log."""
+        """End the responses in progress, with their rows in the truth log."""
         for answer in list(self._active):
             answer.client_gone()
         self.clockwork.close()

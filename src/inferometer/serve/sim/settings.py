@@ -1,6 +1,6 @@
-"""What a reference server is told: one frozen struct that travels from the command line, a test or a bench to the server.
+"""Settings of the simulator: a frozen struct that is passed from the command line, a test or a benchmark to the server.
 
-Durations are seconds here, nanoseconds inside. `check` says in one line what cannot be, and what to do.
+Durations are seconds here and nanoseconds inside. `check` raises UserError for invalid settings.
 """
 
 import math
@@ -15,36 +15,37 @@ _HELP = "run `inferometer serve --help` for the accepted values"
 
 
 class Fixed(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
-    """Each request alone: its first token after `ttft`, each further one `itl` later, whatever else goes on."""
+    """Fixed timing: each request's first token after `ttft`, each further one `itl` later, whatever the load."""
 
     ttft: float = 0.05
     itl: float = 0.01
     jitter: float = 0.0
-    """Share by which TTFT and each gap vary, evenly to both sides."""
+    """Share by which TTFT and each gap vary, uniformly in both directions."""
     max_batch: int = 0
-    """Served at a time; the others queue, and their TTFT starts when they are let in. 0: no limit."""
+    """Maximum requests served at a time; others queue, and their TTFT starts when they are admitted. 0: no limit."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
-    """A step-synchronous engine. A step lasts
+    """A step-synchronous engine. The duration of a step is
 
-    (prefill_overhead + prefill tokens / prefill_rate, if it prefills) + (decode_step + sequences x decode_per_seq, if it decodes)
+    (prefill_overhead + prefill tokens / prefill_rate, if it prefills) + (decode_step + sequences x decode_per_seq, if
+    it decodes)
     """
 
     prefill_rate: float = 20_000.0
-    """Tokens a second."""
+    """Tokens per second."""
     prefill_overhead: float = 0.0
     decode_step: float = 0.01
     decode_per_seq: float = 0.0
     jitter: float = 0.0
-    """Share by which a step's length varies, evenly to both sides."""
+    """Share by which a step's duration varies, uniformly in both directions."""
     max_batch: int = 64
     kv_tokens: int = 524_288
-    """Tokens whose keys and values there is room for; at the limit the latest sequence is preempted and recomputed."""
+    """Size of the KV cache in tokens; at the limit, the latest sequence is preempted and recomputed."""
     block: int = 16
-    """Tokens a KV block."""
+    """Tokens per KV block."""
     chunked_prefill: bool = True
-    """Prefills in pieces of the step's token budget; off: whole prompts at once, which stall those that decode."""
+    """Prefill in chunks within the step's token budget; off: whole prompts at once, which stall decoding."""
     token_budget: int = 2048
     prefix_cache: bool = False
 
@@ -53,21 +54,21 @@ class Sim(msgspec.Struct, frozen=True, kw_only=True):
     timing: Fixed | Batch = Fixed()
     model: str = "sim"
     seed: int = 0
-    """Of the jitter and of faults that strike a share of the requests."""
+    """Seed of the jitter and of random faults."""
     tokens_per_chunk: int = 1
     max_queue: int | None = None
-    """Waiting requests beyond which new ones are refused with 503; None: no limit."""
+    """Maximum queued requests; further ones are refused with 503. None: no limit."""
     max_len: int = 131_072
-    """Tokens of prompt and answer together that a request may have."""
+    """Maximum tokens of prompt and response together."""
     truth: str | None = None
-    """File for the ground truth, one JSON line a request."""
+    """File for the ground truth, one JSON line per request."""
     faults: tuple[str, ...] = ()
-    """See faults.py for the grammar."""
+    """Faults to inject; see faults.py for the syntax."""
     allow_fault_header: bool = False
 
 
 def check(settings: Sim) -> None:
-    """Raise UserError for what cannot be."""
+    """Raise UserError for invalid settings."""
     timing = settings.timing
     for name in timing.__struct_fields__:
         value = getattr(timing, name)
@@ -102,7 +103,7 @@ def _option(name: str) -> str:
 
 
 def describe(settings: Sim) -> str:
-    """The server's timing in one line, for people."""
+    """Return one line that describes the timing."""
     timing = settings.timing
     parts: list[str] = []
     if isinstance(timing, Fixed):
