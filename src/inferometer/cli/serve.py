@@ -21,11 +21,11 @@ _ONLY_BATCH = (
     "prefill_rate", "prefill_overhead", "decode_step", "decode_per_seq", "kv_tokens", "chunked_prefill", "token_budget",
     "prefix_cache", "block_size",
 )  # fmt: skip
-_OF_THE_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
+_ONLY_SIMULATOR = ("seed", "tokens_per_chunk", "max_queue", "max_len", "truth", "faults", "allow_fault_header")
 _SIM = "sim"
-_MESSAGES_IN_PIECES = 4
+_CHUNKED_FACTOR = 4
 """Maximum size of a request sent in chunks, as a multiple of --max-message."""
-_CUT = " (messages below 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
+_GRPC_LIMIT = " (messages below 2 GiB, gRPC's own limit; InferChunked accepts larger tensors)"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -59,7 +59,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 _EPILOG = f"""
-MODELS is any number of built-in names, model files, model folders, and model repositories in Triton's layout
+Models: any number of built-in names, model files, model folders, and model repositories in Triton's layout
 (REPOSITORY/MODEL/config.pbtxt and REPOSITORY/MODEL/1/...). docs/serve.md describes the server, docs/backends.md the
 models that it can load.
 
@@ -201,37 +201,39 @@ WHEN:
     default=None,
     help="Simulator: let a request choose its fault with the header x-sim-fault: KIND[=ARG].",
 )
-def command(models: tuple[str, ...], host: str, http: int, grpc: int | None, metrics: int | None, **told: Any) -> None:
+def command(
+    models: tuple[str, ...], host: str, http: int, grpc: int | None, metrics: int | None, **options: Any
+) -> None:
     """Start the reference server: tensor models over KServe v2 (HTTP and gRPC), and a simulator with OpenAI endpoints."""
     settings = Settings(
         models=tuple(name for name in models if name != _SIM),
-        sim=_simulator(told, not models or _SIM in models),
-        config=told["config"],
-        device=told["device"],
+        sim=_simulator(options, not models or _SIM in models),
+        config=options["config"],
+        device=options["device"],
         host=host,
         http=http,
         grpc=_port(grpc, http, 1),
         metrics=_port(metrics, http, 2),
-        tls=_tls(told),
-        token=_token(told["token_env"]),
+        tls=_tls(options),
+        token=_token(options["token_env"]),
         limits=Limits(
-            message=(message := Limits().message if told["max_message"] is None else told["max_message"]),
-            chunked=_MESSAGES_IN_PIECES * message,
-            head=told["max_header"],
-            streams=told["max_streams"],
-            requests=told["max_requests"],
-            idle=told["idle"],
-            stalled=told["stalled"],
+            message=(message := Limits().message if options["max_message"] is None else options["max_message"]),
+            chunked=_CHUNKED_FACTOR * message,
+            head=options["max_header"],
+            streams=options["max_streams"],
+            requests=options["max_requests"],
+            idle=options["idle"],
+            stalled=options["stalled"],
         ),
-        control=told["allow_control"],
-        access_log=told["access_log"],
-        drain=told["drain"],
+        control=options["allow_control"],
+        access_log=options["access_log"],
+        drain=options["drain"],
     )
     check(settings)
     from inferometer.serve.app import serve  # noqa: PLC0415  (heavy: not for --help)
     from inferometer.timing.loop import run  # noqa: PLC0415
 
-    run(serve(settings, lambda listening: click.echo(_announced(settings, listening))))
+    run(serve(settings, lambda listening: click.echo(_banner(settings, listening))))
     threads.leave()
 
 
@@ -248,10 +250,10 @@ def _port(given: int | None, http: int, further: int) -> int | None:
     return None if given == -1 else given
 
 
-def _simulator(told: dict[str, Any], served: bool) -> Sim | None:
-    given = [name for name in ("jitter", "max_batch", *_ONLY_FIXED, *_ONLY_BATCH, *_OF_THE_SIMULATOR) if told[name]]
+def _simulator(options: dict[str, Any], served: bool) -> Sim | None:
+    given = [name for name in ("jitter", "max_batch", *_ONLY_FIXED, *_ONLY_BATCH, *_ONLY_SIMULATOR) if options[name]]
     if not served:
-        if told["model"] != _SIM:
+        if options["model"] != _SIM:
             given.append("model")
         if given:
             option = "--fault" if given[0] == "faults" else "--" + given[0].replace("_", "-")
@@ -260,25 +262,25 @@ def _simulator(told: dict[str, Any], served: bool) -> Sim | None:
                 f"add sim to the models, or remove {option}",
             )
         return None
-    values = {name: told[name] for name in _OF_THE_SIMULATOR if told[name] is not None}
-    return Sim(timing=_timing(told), model=told["model"], **values)
+    values = {name: options[name] for name in _ONLY_SIMULATOR if options[name] is not None}
+    return Sim(timing=_timing(options), model=options["model"], **values)
 
 
-def _timing(told: dict[str, Any]) -> Fixed | Batch:
+def _timing(options: dict[str, Any]) -> Fixed | Batch:
     """Return fixed timing, unless an option of the batch engine was given."""
-    fixed = [name for name in _ONLY_FIXED if told[name] is not None]
-    batch = [name for name in _ONLY_BATCH if told[name] is not None]
+    fixed = [name for name in _ONLY_FIXED if options[name] is not None]
+    batch = [name for name in _ONLY_BATCH if options[name] is not None]
     if fixed and batch:
         given = " and ".join("--" + names[0].replace("_", "-") for names in (fixed, batch))
         raise UserError(f"{given} cannot be combined", "the first selects fixed timing, the second the batch engine")
-    values = {name: told[name] for name in (*fixed, *batch, "jitter", "max_batch") if told[name] is not None}
+    values = {name: options[name] for name in (*fixed, *batch, "jitter", "max_batch") if options[name] is not None}
     if "block_size" in values:
         values["block"] = values.pop("block_size")
     return Batch(**values) if batch else Fixed(**values)
 
 
-def _tls(told: dict[str, Any]) -> Tls | None:
-    cert, key, client_ca = (told[f"tls_{name}"] for name in ("cert", "key", "client_ca"))
+def _tls(options: dict[str, Any]) -> Tls | None:
+    cert, key, client_ca = (options[f"tls_{name}"] for name in ("cert", "key", "client_ca"))
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None:
@@ -295,11 +297,11 @@ def _token(name: str | None) -> str | None:
     return token
 
 
-def _announced(settings: Settings, listening: "Listening") -> str:
+def _banner(settings: Settings, listening: "Listening") -> str:
     models = ", ".join(listening.models) or "none"
     lines = [f"Listening on {listening.http} (model{'s' if ', ' in models else ''} {models})"]
     if listening.grpc:
-        lines.append(f"  gRPC    {listening.grpc}{_CUT if settings.limits.message > GRPC_MOST else ''}")
+        lines.append(f"  gRPC    {listening.grpc}{_GRPC_LIMIT if settings.limits.message > GRPC_MOST else ''}")
     if listening.metrics:
         lines.append(f"  metrics {listening.metrics}")
     if settings.sim:

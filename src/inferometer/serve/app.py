@@ -78,14 +78,11 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
-        handlers = [
-            web,
-            Web(settings, metrics=pages),
-        ]  # what is known of the server is on its own port, and nothing else
+        handlers = [web, Web(settings, metrics=pages)]  # the second one is for the metrics port
         listeners = []
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
-            with ports.explained(host, port, option):  # another may have taken it while models were loaded
+            with ports.explained(host, port, option):  # another process may have taken it while models were loaded
                 listeners.append(Listener(loop, sock, handler, settings.limits, context))
             held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
@@ -127,7 +124,7 @@ def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], byt
 async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
     if settings.grpc is None:
         return None
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or clients could make gRPC write to our standard error
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise clients could make gRPC write to our standard error
     from inferometer.serve.kserve import grpc  # noqa: PLC0415  (heavy: not for a simulator over HTTP)
 
     server = await grpc.start(models, settings)

@@ -27,6 +27,8 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
+    """Limits that protect the server."""
+
     message: int = GIB + 64 * KIB
     """Maximum size of a request body (HTTP) or message (gRPC): a tensor of 1 GiB plus its description. Responses are
     not limited. gRPC's own limit is GRPC_MOST."""
@@ -48,6 +50,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of the server."""
+
     models: tuple[str, ...] = ()
     """Built-in names (identity, classifier), model files, model folders, repositories."""
     sim: Sim | None = None
@@ -77,9 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to wait for requests in progress when the server is stopped."""
 
 
-def simulator(**told: Any) -> Settings:
-    """Return settings for the simulator alone, over HTTP on any free port; `told` are fields of Sim."""
-    return Settings(sim=Sim(**told), http=0)
+def simulator(**fields: Any) -> Settings:
+    """Return settings for the simulator alone, over HTTP on any free port; `fields` are fields of Sim."""
+    return Settings(sim=Sim(**fields), http=0)
 
 
 def check(settings: Settings) -> None:

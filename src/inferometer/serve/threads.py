@@ -28,7 +28,7 @@ class Threads:
         self._loop, self._most, self._name = loop, most, name
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Told] | None] = SimpleQueue()
         self._threads = 0
-        self._waiting = 0  # jobs that are not done, those at work included
+        self._waiting = 0  # unfinished jobs, including running ones
 
     def do(self, work: Callable[[], Any], told: Told) -> None:
         """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
@@ -51,10 +51,10 @@ class Threads:
             made = _done(*job)
             _at_work.discard(thread)
             self._tell(*made)
-            del job, made  # or they would keep their bodies until the next one comes
+            del job, made  # otherwise their data would be kept until the next job
 
     def _tell(self, told: Told, result: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended, told, result, error)
 
     def _ended(self, told: Told, result: Any, error: BaseException | None) -> None:
@@ -65,7 +65,7 @@ class Threads:
 def _done(work: Callable[[], Any], told: Told) -> tuple[Told, Any, BaseException | None]:
     try:
         return told, work(), None
-    except BaseException as error:  # even one that wants to exit: it is told to who asked
+    except BaseException as error:  # even SystemExit: it is reported to the caller
         return told, None, error
 
 
@@ -75,7 +75,7 @@ async def in_thread(work: Callable[..., T], *words: object) -> T:
     future: asyncio.Future[T] = loop.create_future()
 
     def told(result: T, error: BaseException | None) -> None:
-        if future.done():  # who asked has gone
+        if future.done():  # the caller has gone away
             return
         if error is not None:
             future.set_exception(error)

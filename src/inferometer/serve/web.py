@@ -76,7 +76,7 @@ class Web:
             connection = cast(Connection, Logged(connection, request))
         try:
             self._route(connection, request)
-        except Exception as error:  # the server goes on
+        except Exception as error:  # keep serving
             connection.gone = None
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
 

@@ -48,7 +48,7 @@ _LAYERS = {
 
 def load(loading: Loading) -> Loaded:
     torch = pytorch()
-    # Our own limit is lower than the one that Pillow would warn of.
+    # Our own limit is lower than the one at which Pillow warns.
     warnings.filterwarnings("ignore", category=pillow().DecompressionBombWarning)
     device = device_of(loading, torch)
     threads = configured.whole(loading, "threads", 1)
@@ -100,7 +100,7 @@ def seeded() -> dict[str, NDArray[np.float32]]:
         fan_in = float(np.prod(shape[1:]))
         found[name] = (values * np.float32((6 / fan_in) ** 0.5)).reshape(shape)
         place += sizes[name]
-    # Pixels of 0 .. 1 are meant as -2 .. 2: (x - 0.5) * 4, as a part of the first layer.
+    # Scale pixels from 0 .. 1 to -2 .. 2, (x - 0.5) * 4, as part of the first layer.
     found["stem"] *= np.float32(4)
     found["last"] *= np.float32(2)  # so that scores differ
     found["bias"] = found["stem"].sum((1, 2, 3)) * np.float32(-0.5)
@@ -110,7 +110,7 @@ def seeded() -> dict[str, NDArray[np.float32]]:
 def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
     """Map [N, 3, 224, 224] to [N, 100]; each row depends on its own input only."""
     f = torch.nn.functional
-    # hardtanh is odd: what all images have in common does not grow from layer to layer, as it would with relu.
+    # hardtanh is an odd function: what all images have in common does not grow per layer, as it would with relu.
     x = f.hardtanh(f.conv2d(pixels, weights["stem"], weights["bias"], stride=8))
     x = f.hardtanh(f.conv2d(x, weights["conv"], stride=2, padding=1))
     x = f.adaptive_avg_pool2d(x, _POOLED).flatten(1)
@@ -141,7 +141,7 @@ def _decode_once() -> None:
     """Decode a sample: Pillow imports its codecs with the first image of a kind, which should not delay a request."""
     for kind in _FORMATS:
         file = io.BytesIO()
-        with contextlib.suppress(OSError):  # made without a codec: it will say so of the images themselves
+        with contextlib.suppress(OSError):  # Pillow lacks a codec: requests will report it
             pillow().new("RGB", (8, 8)).save(file, kind)
             decoded(file.getvalue())
 
@@ -168,7 +168,7 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
 def _or_broken(decode: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
     try:
         return decode()
-    except Exception as error:  # decoders raise all sorts of things over broken files
+    except Exception as error:  # decoders raise all kinds of exceptions for damaged files
         raise _broken(error) from None
 
 
@@ -178,12 +178,10 @@ def _broken(error: Exception) -> Refused:
 
 def _upright(opened: Any) -> NDArray[np.uint8]:
     image, ops = pillow(), configured.package("PIL.ImageOps", "torch")
-    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # a JPEG is decoded smaller, and faster, where it is far larger
+    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
     ops.exif_transpose(opened, in_place=True)
     turned = opened
-    if turned.mode.startswith(
-        "I"
-    ):  # grey of 16 bits, of which Pillow would keep the lowest 255 and call the rest white
+    if turned.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         turned = image.fromarray((np.clip(np.asarray(turned).astype(np.int64), 0, 65_535) >> 8).astype(np.uint8))
     small = turned.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR)
     return np.asarray(small, np.uint8)

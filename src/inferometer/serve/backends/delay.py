@@ -100,7 +100,10 @@ class _Answering:
 
     def _end(self) -> None:
         finish, self._finish = self._finish, None
-        self._outputs, self._emit = {}, _nobody  # the alarm keeps this one until it is due, and should keep no tensors
+        self._outputs, self._emit = (
+            {},
+            _nobody,
+        )  # the alarm references this until it is due, which should not keep tensors alive
         if finish is not None:
             finish(None)
 

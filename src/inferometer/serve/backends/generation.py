@@ -38,8 +38,8 @@ _INPUTS = (
     TensorSpec("stop", "BYTES", (-1,), optional=True),
 )
 _MOST = 128
-_HALF = "\ufffd"  # what half a character is decoded to
-_MOST_HALVES = 8  # tokens; a character has 4 bytes at most, so this is no character
+_HALF = "\ufffd"  # what an incomplete character is decoded to
+_MOST_HALVES = 8  # tokens; a character has at most 4 bytes, so more are not a character
 
 
 class Language(msgspec.Struct):
@@ -54,6 +54,8 @@ class Language(msgspec.Struct):
 
 
 class Wish(msgspec.Struct, frozen=True):
+    """The generation parameters of a request."""
+
     prompt: str
     tokens: int
     temperature: float = 0.0
@@ -167,7 +169,7 @@ def _tokens(language: Language, prompt: Sequence[int], wish: Wish, steps: int) -
     given, kept = torch.tensor([prompt], device=language.device), None
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(language.model.forward).parameters else {}
     for _ in range(steps):
-        with torch.inference_mode():  # not around the yield: it would hold for whoever is resumed there
+        with torch.inference_mode():  # not around the yield: it would also apply to the code that runs meanwhile
             answer = language.model(input_ids=given, past_key_values=kept, use_cache=True, **last)
             kept = answer.past_key_values
             token = _chosen(torch, answer.logits[0, -1].to(torch.float32), wish, generator)
@@ -181,7 +183,7 @@ def _chosen(torch: Any, logits: Any, wish: Wish, generator: Any) -> int:
     shares = (logits / wish.temperature).softmax(-1).cpu()
     if wish.top_p < 1:
         ordered, places = shares.sort(descending=True)
-        ordered[ordered.cumsum(0) - ordered >= wish.top_p] = 0  # the first of them always stays
+        ordered[ordered.cumsum(0) - ordered >= wish.top_p] = 0  # the first one is always kept
         shares = torch.zeros_like(shares).scatter_(0, places, ordered)
     return int(torch.multinomial(shares, 1, generator=generator))
 

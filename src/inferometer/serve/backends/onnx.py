@@ -39,8 +39,8 @@ _TYPES = {
 }
 _BFLOAT16 = 16  # ONNX's number
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-_SILENT = 4  # what is wrong is raised
-_PRELOADING = threading.Lock()  # two at a time would not give standard output back
+_SILENT = 4  # errors are raised
+_PRELOADING = threading.Lock()  # two at a time would not restore standard output
 _REASON = 120
 """Maximum length of an error about a GPU. The reason is at its end, after source locations."""
 _EXTRA = "onnx"
@@ -82,7 +82,7 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
         made, why = _on_gpu(loading, runtime, path, gpu)
         if made is not None:
             return made
-    made = configured.attempt(  # the file's own fault comes first
+    made = configured.attempt(  # report errors of the file itself first
         loading,
         path,
         "export it again; onnx.checker.check_model shows details",
@@ -115,7 +115,7 @@ def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[An
     runtime.set_default_logger_severity(_SILENT)
     if hasattr(runtime, "preload_dlls"):
         with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):
-            runtime.preload_dlls()  # CUDA's libraries, where pip has put them
+            runtime.preload_dlls()  # CUDA's libraries installed by pip
     try:
         made = _made(loading, runtime, path, [(_CUDA, {"device_id": number}), _CPU])
     except Exception as error:
@@ -182,7 +182,7 @@ def _tensor(name: str, datatype: str, array: Any) -> Tensor:
 def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
     """Run with ONNX Runtime's own values, because numpy has no bfloat16."""
     value = asked.runtime.OrtValue
-    kept = []  # the values look at the arrays' memory
+    kept = []  # the values reference the arrays' memory
     feeds = {}
     for name, tensor in inputs.items():
         if tensor.datatype == "BF16":

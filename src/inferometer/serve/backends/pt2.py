@@ -24,7 +24,7 @@ def check(torch: Any, name: str, path: Path) -> None:
     """Raise UserError if the archive contains anything that could run code."""
     with zipfile.ZipFile(path) as archive:
         full = archive.namelist()
-        inner = [one.partition("/")[2] for one in full]  # all are in one folder, called as the file was
+        inner = [one.partition("/")[2] for one in full]  # all are in one folder, named like the file
         if "models/model.json" not in inner or len({one.partition("/")[0] for one in full}) != 1:
             raise UserError(f"model {name}: {path.name} is not an exported program, or has an outdated format", _REMEDY)
         if len(set(full)) != len(full):

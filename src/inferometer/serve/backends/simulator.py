@@ -78,7 +78,7 @@ def _begin(server: Simulator) -> Begin:
         server.clockwork.changed()
 
         def cancel() -> None:
-            server.loop.call_soon(drop)  # not from within `emit`: the timing model is not called back there
+            server.loop.call_soon(drop)  # `emit` must not call back into the timing model
             finish(None)
 
         def drop() -> None:

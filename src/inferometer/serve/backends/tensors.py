@@ -43,7 +43,7 @@ def pytorch(extra: str = "torch") -> Any:
     torch = configured.package("torch", extra)
     if not _own:
         _own.append(torch.get_num_threads())
-    # Requests are read where they lie and never written to: PyTorch need not warn of it.
+    # Inputs are read in place and never written to, so PyTorch's warning is not needed.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     return torch
 
@@ -85,7 +85,7 @@ def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any
         return torch.empty(tensor.shape, dtype=dtype, device=device)
     array = np.frombuffer(tensor.data, _UNSIGNED[tensors.DATATYPES[tensor.datatype].size])
     if tensor.datatype == "BOOL":
-        made = torch.from_numpy(array != 0)  # any byte but 0 is true
+        made = torch.from_numpy(array != 0)  # any byte other than 0 is true
     elif copy or not array.flags.aligned:
         made = torch.from_numpy(array.copy()).view(dtype)
     else:

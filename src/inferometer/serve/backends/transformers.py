@@ -41,7 +41,7 @@ _BATCH = 32
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_UNBOUNDED = 1_000_000  # tokenizers that know no length say 10^30
+_UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 
 def load(loading: Loading) -> Loaded:
@@ -209,7 +209,7 @@ def _classification(loading: Loading, language: Language) -> Loaded:
     count = int(config.num_labels)
     _batched(loading, TensorSpec("scores", "FP32", (count,)))
     for one in loading.config.output:
-        one.label_filename = one.label_filename or "config.json"  # id2label; clients see that there are labels
+        one.label_filename = one.label_filename or "config.json"  # id2label: shows clients that there are labels
 
     def compute(tokens: Any) -> Any:
         logits = language.model(**tokens).logits.to(language.torch.float32)

@@ -57,6 +57,8 @@ class Handler(Protocol):
 
 
 class Connection:
+    """One client connection: reads requests, sends responses, and notices when the client is gone."""
+
     __slots__ = (
         "_busy", "_closing", "_finished", "_handler", "_has_sent_all", "_in_head", "_interim", "_line", "_listener", "_loop",
         "_out", "_parser", "_paused", "_sock", "between", "closed", "gone", "moved", "peer", "send", "unsent",
@@ -83,12 +85,12 @@ class Connection:
         self._line: deque[Request | Problem] = deque()
         self._out: deque[bytearray | memoryview] = deque()
         self._busy = False
-        self._interim: bytes | None = None  # what may be sent before an answer; None where that has begun
-        self._has_sent_all = False  # the client has closed its side
-        self._finished = False  # the answer is complete, but not out
+        self._interim: bytes | None = None  # may be sent before a response; None once that has begun
+        self._has_sent_all = False  # the client has closed its sending side
+        self._finished = False  # the response is complete, but not sent
         self._paused = False
         self._closing = False
-        self._in_head = False  # a request's, of which the first bytes have come
+        self._in_head = False  # the first bytes of a request's headers have arrived
         self._loop.add_reader(sock, self._readable)
 
     @property
@@ -121,7 +123,7 @@ class Connection:
             self._sent_all()
             return
         if self._closing:
-            return  # an answer that closes is on its way out; what still comes in is not for us
+            return  # the last response is being sent; further input is ignored
         arrived = self._arrived(ancillary)
         self._took(self._parser.feed(data, arrived) if room is None else self._parser.filled(count, arrived))
 
@@ -152,7 +154,7 @@ class Connection:
         """Note that part of a request arrived. Headers must be complete in time: single bytes of them are not progress."""
         was_in_head, self._in_head = self._in_head, self._parser.is_in_head
         if not (was_in_head and self._in_head):
-            self.moved = now()  # not the kernel's stamp, which goes with the wall clock where that is stepped
+            self.moved = now()  # not the kernel's timestamp, which follows steps of the wall clock
         if self._parser.wants_continue:
             self._continue()
 
@@ -194,7 +196,7 @@ class Connection:
             harmless = self.between if self._interim is None else self._interim
             if harmless:
                 self.write(harmless)
-            elif self._interim is None:  # there is no telling
+            elif self._interim is None:  # cannot find out whether the client is still there
                 self.close()
                 return
         self._look_for_reset(_FIRST_LOOK_S)
@@ -355,7 +357,7 @@ class Connection:
             self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # reading will tell
+        except OSError:  # reading will report it
             return True
         return True
 

@@ -110,7 +110,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close rather than spin
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close instead of spinning
                     self.loop.remove_reader(self._sock)
                     self.loop.call_later(0.1, self._accept_again)
                 return

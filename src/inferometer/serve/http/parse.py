@@ -24,6 +24,8 @@ _CHUNKS_FOLLOW = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Request:
+    """A parsed HTTP request."""
+
     __slots__ = ("arrived", "body", "headers", "http10", "keep_alive", "method", "path", "was_let_in")
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class RequestParser:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._problem: Problem | None = None
         self._done: list[Request | Problem] = []
-        self._fed = 0  # since the last head or piece of a body
+        self._fed = 0  # bytes since the last headers or piece of a body
         self.on_message_begin()
         self.is_partial = False
 
@@ -142,7 +144,7 @@ class RequestParser:
         if self.room:
             return
         self.room = None
-        self._parser = httptools.HttpRequestParser(self)  # the old one still waits for this body
+        self._parser = httptools.HttpRequestParser(self)  # the old parser still expects this body
         self.on_message_complete()
         self._stamp(self._done, arrived)
 
@@ -171,8 +173,8 @@ class RequestParser:
         self._length = 0
         self._size = 0
         self._in_body = False
-        self._buffer: memoryview | None = None  # of a body whose length is known
-        self._pieces: bytearray | None = None  # of one that comes in chunks
+        self._buffer: memoryview | None = None  # for a body of known length
+        self._pieces: bytearray | None = None  # for a chunked body
         self.is_partial = True
 
     def on_url(self, url: bytes) -> None:
@@ -224,7 +226,7 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and (self._length or self._codings):
-            return  # only its head is: `_decline_upgrade`
+            return  # only the headers are complete: see `_decline_upgrade`
         self._in_body = False
         self.is_partial = False
         self.wants_continue = False
@@ -268,7 +270,7 @@ class RequestParser:
         self._buffer = self._pieces = None
         if self._problem is None:
             request = Request() if self._request is _NONE else self._request
-            if request.path and not request.method:  # its head did not come to an end
+            if request.path and not request.method:  # the headers are incomplete
                 request.method = self._parser.get_method()
             self._problem = Problem(status, message, request)
 

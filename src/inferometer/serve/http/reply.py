@@ -47,7 +47,7 @@ class Logged:
         self._connection = connection
         self._request = request
         self._sent = 0
-        self._status = "499"  # the client went before there was an answer
+        self._status = "499"  # the client disconnected before there was a response
 
     @property
     def closed(self) -> bool:

@@ -79,6 +79,8 @@ def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
 
 
 class TlsConnection(Connection):
+    """A client connection over TLS."""
+
     __slots__ = ("_incoming", "_is_ready", "_outgoing", "_plain", "_tls")
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
@@ -116,7 +118,7 @@ class TlsConnection(Connection):
             self._flush()
             return False
         except ssl.SSLError:
-            self._flush()  # the alert that says why
+            self._flush()  # send the TLS alert with the reason
             self._closing = True
             self._linger()
             return False
@@ -142,7 +144,7 @@ class TlsConnection(Connection):
                 self._took(found)
         except ssl.SSLWantReadError:
             self._flush()
-        except ssl.SSLZeroReturnError:  # closed in the orderly way
+        except ssl.SSLZeroReturnError:  # orderly close
             self._sent_all()
         except ssl.SSLError:
             self.close()
@@ -177,7 +179,7 @@ class TlsConnection(Connection):
                 if taken + len(part) > _ENCRYPTED:
                     self._plain.appendleft(part[_ENCRYPTED - taken :])
                     part = part[: _ENCRYPTED - taken]
-                self.unsent -= len(part)  # what it becomes is counted where it waits for the kernel
+                self.unsent -= len(part)  # the encrypted bytes are counted while they wait for the kernel
                 try:
                     self._tls.write(part)
                 except ssl.SSLError:
@@ -201,7 +203,7 @@ class TlsConnection(Connection):
             super()._drained()
 
     def _linger(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # it would like to hear the client's goodbye, too
+        with contextlib.suppress(ssl.SSLError):  # it also expects the client's close_notify
             self._tls.unwrap()
         self._flush()
         super()._linger()

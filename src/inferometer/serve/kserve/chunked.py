@@ -37,7 +37,7 @@ async def infer_chunked(models: Models, limit: int, receiving: set[Context], con
         request, raw = await _received(models, context, limit, receiving)
     finally:
         receiving.discard(context)
-    now = time.monotonic_ns()  # a request arrives with its last bytes, and the time that is left is counted from there
+    now = time.monotonic_ns()  # a request arrives with its last bytes, from which its remaining time is counted
     answers: deque[tuple[Output, ...]] = deque()
     changed = asyncio.Event()
     end: list[Refused | None] = []
@@ -95,7 +95,7 @@ async def _received(
         raise _invalid("the head of a request must contain a ModelInferRequest")
     if head.request.raw_input_contents:
         raise _invalid("raw contents must be sent in the chunks after the head, not in the head")
-    models.check_open()  # this and what follows: before anything large is taken
+    models.check_open()  # check this before allocating anything large
     models.find(head.request.model_name, head.request.model_version)
     sizes = _checked(head.sizes, limit)
     models.check_room(len(receiving))

@@ -81,7 +81,7 @@ class GrpcServer:
     def _listen(self, settings: Settings) -> int:
         port = settings.grpc or 0
         credentials = None if settings.tls is None else _credentials(settings.tls)
-        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not tell why it cannot
+        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not report the reason
             host = tried.getsockname()[0]
         address = place(host, port)
         try:
@@ -141,7 +141,7 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
 
 
 def _credentials(tls: Tls) -> Any:
-    check_tls(tls)  # gRPC itself would find out only when a client comes
+    check_tls(tls)  # gRPC itself would only notice when a client connects
     authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
     pair = Path(tls.key).read_bytes(), Path(tls.cert).read_bytes()
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

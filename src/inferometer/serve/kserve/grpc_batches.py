@@ -41,7 +41,7 @@ def freeing(execute: Execute) -> Callable[..., "asyncio.Future[None]"]:
     ) -> "asyncio.Future[None]":
         batch = _Batch(loop)
         batch.running = running = execute(call, operations, batch)
-        running.send(None)  # it has begun, and waits for the core
+        running.send(None)  # it has started and waits for the core
         return batch.over
 
     execute_batch.frees_always = execute  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ class _Batch:
             running.send(None)
         except StopIteration:
             pass
-        except Exception as why:  # a message for which there is no memory
+        except Exception as why:  # for example not enough memory for the message
             error = why
         if self.over.done():
             return

@@ -78,7 +78,7 @@ async def prepare(context: Context) -> None:
             chosen = next((name for name in names if name in _COMPRESSIONS), None)
             if chosen is not None:
                 context.set_compression(_COMPRESSIONS[chosen])
-                await context.send_initial_metadata(())  # it is forgotten in the answers of unary calls otherwise
+                await context.send_initial_metadata(())  # otherwise compression is ignored in responses of unary calls
             return
 
 

@@ -44,7 +44,7 @@ _AS_THEY_ARE = {"fp32_contents": 4, "fp64_contents": 8}
 _LENGTH = struct.Struct("<I")
 
 
-class Mismatch(Exception):  # noqa: N818  (told to the client in other words)
+class Mismatch(Exception):  # noqa: N818  (reported to the client in other words)
     """The contents belong to another datatype, which is the exception's text."""
 
 
@@ -62,7 +62,7 @@ def raw(name: str, datatype: str, filled: Filled) -> Data:
 
 def _turned(name: str, datatype: str, field: str, values: Sequence[Any]) -> Iterator[Data]:
     dtype = DATATYPES[datatype].dtype
-    if dtype is not None:  # whole: numpy takes protobuf's numbers as they lie, and a slice would be a list
+    if dtype is not None:  # all at once: numpy reads protobuf's numbers in place, but a slice would be a list
         wide = np.int64 if field in ("int_contents", "uint_contents") else dtype
         yield from_numpy(name, np.array(values, wide), datatype).data
         return

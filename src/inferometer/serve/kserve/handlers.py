@@ -116,13 +116,13 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
         raise error
     refused = refusal(error)
     error.__traceback__ = error.__context__ = (
-        None  # gRPC keeps the call's last exception: without the frames, and their data
+        None  # gRPC keeps the call's last exception: drop its frames and their data
     )
-    if isinstance(error, grpc.aio.InternalError):  # the client is gone, and gRPC would not free what it took to tell it
+    if isinstance(error, grpc.aio.InternalError):  # the client is gone, and gRPC would leak the memory of an error
         raise asyncio.CancelledError from None
     try:
         await context.abort(grpc.StatusCode[refused.code], shown(refused.message))
-    except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone: there is nobody to tell
+    except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone
         raise asyncio.CancelledError from None
     raise AssertionError("abort raises")
 
@@ -150,7 +150,7 @@ def shown(message: str) -> str:
 def _logged(path: str, handle: Handle) -> Handle:
     async def logged(first: Any, context: Context) -> Any:
         start, status = time.monotonic_ns(), "CANCELLED"
-        client = client_of(context.peer())  # of a call that is over, gRPC tells no more
+        client = client_of(context.peer())  # gRPC no longer reports it once the call is over
         try:
             answer = await handle(first, context)
             status = "OK"

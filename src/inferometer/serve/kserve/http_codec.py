@@ -235,7 +235,7 @@ def _binary_size(given: _Input) -> int:
     places = given.parameters
     size = places.binary_data_size
     if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
-        return size  # by far the most
+        return size  # the common case
     set_ = [
         name
         for name, value in (
@@ -321,7 +321,7 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         if datatype == "BOOL" and _has_int(values):
             raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
         if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
-            floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
+            floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
             return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
     except UserError as error:
@@ -435,6 +435,8 @@ def packed(parts: Sequence[Data], how: str) -> bytes:
 
 
 class InferReply(msgspec.Struct, frozen=True):
+    """The body of an infer response."""
+
     head: bytes
     """The JSON."""
     parts: list[Data]

@@ -21,6 +21,8 @@ _Response = _SCHEMA.message("grpc.reflection.v1.ServerReflectionResponse")
 
 
 class Reflection:
+    """Answers reflection requests from the server's own descriptors."""
+
     def __init__(self, services: Sequence[str]) -> None:
         self._services = sorted({*services, *SERVICES})
         self._pool = descriptor_pool.DescriptorPool()

@@ -66,7 +66,7 @@ class UnderWay:
         try:
             self._finish(refused)
         except BaseException:
-            self._connection.hang_up()  # or the client would wait for ever, and the end of the server for it
+            self._connection.hang_up()  # otherwise the client, and the server's shutdown, would wait forever
             raise
         finally:
             self.let_go()

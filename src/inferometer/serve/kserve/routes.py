@@ -43,6 +43,8 @@ class Declined(Exception):  # noqa: N818  (an answer)
 
 
 class Kserve:
+    """Handles all requests under /v2."""
+
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
         self.draining = False
@@ -73,9 +75,9 @@ class Kserve:
         """Respond with the error that describes an exception."""
         if isinstance(error, Refused):
             self.refuse(connection, request, error)
-        elif isinstance(error, UserError):  # an output that is not what it says
+        elif isinstance(error, UserError):  # an invalid output
             self.refuse(connection, request, Refused("INTERNAL", error.what))
-        else:  # the server goes on
+        else:  # keep serving
             self.refuse(connection, request, unexpected(error))
 
     def refuse_rest(self) -> int:
@@ -136,7 +138,7 @@ class Kserve:
         if is_ready and not self.draining:
             self._reply(connection, request, 200)
         else:
-            self._reply(connection, request, 400, http_codec.error(why_not))  # the status that Triton has for it
+            self._reply(connection, request, 400, http_codec.error(why_not))  # Triton's status for this
 
     def _load(self, connection: Connection, request: Request, name: str, what: bytes) -> None:
         if not self._control:
@@ -163,7 +165,7 @@ class Kserve:
                 self.refuse(connection, request, refused)
             except UserError as error:
                 self.refuse(connection, request, Refused("INTERNAL", str(error)))
-            except Exception as error:  # the server goes on
+            except Exception as error:  # keep serving
                 self.refuse(connection, request, unexpected(error))
             else:
                 self._reply(connection, request, 200)

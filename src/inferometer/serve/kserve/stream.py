@@ -178,7 +178,7 @@ class Stream:
                 while not self._has_room():
                     self._moved.clear()
                     await self._moved.wait()
-        except Exception as error:  # not even a refused request ends a stream: this is the connection
+        except Exception as error:  # refused requests do not end a stream, so this is the connection
             self._refused = refusal(error)
         finally:
             self._is_read = True
@@ -248,7 +248,7 @@ class Stream:
     def _over(self, request: _Request) -> None:
         """Send the last messages of a request, or hold them until the requests before it are done."""
         request.over = True
-        request.inference = None  # which knows this one: without the circle, its tensors are freed at once
+        request.inference = None  # break the reference cycle, so that its tensors are freed at once
         self._pending.discard(request)
         if request.decoupled:
             self._send(request)

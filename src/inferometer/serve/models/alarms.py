@@ -10,6 +10,8 @@ from inferometer.timing.timer import deadline_timer
 
 
 class Alarms:
+    """Pending calls, ordered by time."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._calls: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0

@@ -147,7 +147,7 @@ def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) 
             f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'. Expected {expected * size}, "
             f"got {given}",
         )
-    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least its length
+    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least a length prefix
         _refuse(
             inference,
             f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}', expecting "
@@ -186,7 +186,7 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
         place += size
         found += 1
         if not found % MANY and inference.is_over:
-            return  # nobody waits any longer
+            return  # the request was cancelled
     if found != expected:
         more = " or more" if place < end else ""
         _refuse(

@@ -90,7 +90,7 @@ class Instance:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # or it would keep its tensors until the next one comes
+            del job  # otherwise its tensors would be kept until the next job
         with self._lock:
             self._left -= 1
             is_last = not self._left
@@ -108,6 +108,8 @@ def _quietly(close: Job) -> None:
 
 
 class Execution:
+    """One batch on one instance, from its start to the end of its last request."""
+
     __slots__ = (
         "_answered",
         "_aside",
@@ -152,7 +154,9 @@ class Execution:
             return
         if not self._is_over:
             self._cancel = cancel
-            if cancel is not None and all(inference.is_over for inference in self.batch):  # while it began
+            if cancel is not None and all(
+                inference.is_over for inference in self.batch
+            ):  # all were cancelled meanwhile
                 self.cancel()
 
     def cancel(self) -> None:
@@ -227,7 +231,7 @@ class Execution:
         compute: Compute = (0, 0, 0)
         try:
             compute = self._compute()
-        except BaseException as error:  # even a model that wants to exit: the thread is needed
+        except BaseException as error:  # even SystemExit: the thread is still needed
             why = reason(error)
         self._tell(self._ran, why, compute)
 
@@ -240,7 +244,7 @@ class Execution:
         if made is not None:
             self._iterate(made)
             return joined - begin, now() - joined, 0
-        for inference in self.batch:  # by now, what the failure held is freed: it may have been short of memory
+        for inference in self.batch:  # what the failure held is freed by now: it may have been out of memory
             if not inference.is_over:
                 self._tell(self._answer_alone, inference, self._alone(inference), (joined - begin, now() - joined, 0))
         return joined - begin, now() - joined, 0
@@ -312,7 +316,7 @@ class Execution:
         self._end(why, compute)
 
     def _tell(self, call: Callable[..., None], *words: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
+        with suppress(RuntimeError):  # the loop is closed
             self.instance.loop.call_soon_threadsafe(call, *words)
 
     # --- both ---
@@ -349,7 +353,7 @@ class Execution:
         if isinstance(outputs, Refused):
             self.owner.failed(inference, outputs)
             return
-        if not inference.compute_ns:  # the first answer
+        if not inference.compute_ns:  # the first response
             inference.compute_ns = t - inference.started
         self.owner.answered(inference, outputs)
 
@@ -369,7 +373,7 @@ def reason(error: BaseException) -> Refused:
     """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
     try:
         return _shown(error)
-    except BaseException:  # a model's own may raise as it is shown; whoever waits for an answer is to get one
+    except BaseException:  # str() of a model's own exception may raise; the client must get a response
         return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
 
 
@@ -380,6 +384,6 @@ def _shown(error: BaseException) -> Refused:
         return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     text = " ".join(text.split())
-    if len(text) > _LENGTH:  # libraries tell the cause at the end of what may be long
+    if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
         text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
     return Refused("INTERNAL", text)

@@ -113,7 +113,7 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
         await in_thread(_run, loaded, specs)
     except Exception as error:
         why = reason(error)
-        if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too
+        if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
             raise UserError(
                 f"model {name} failed its warm-up: {why.message}",
                 "parameters.warmup=0 disables the warm-up",

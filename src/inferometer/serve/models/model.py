@@ -37,6 +37,8 @@ class _Reading:
 
 
 class Model:
+    """A loaded version of a model."""
+
     def __init__(
         self,
         *,

@@ -20,10 +20,14 @@ UNLIMITED = 1 << 40
 
 
 class QueueClock(Protocol):
+    """Calls the queue back at a deadline."""
+
     def at(self, deadline: int, call: Callable[[], None]) -> None: ...
 
 
 class Policy(msgspec.Struct, frozen=True):
+    """How requests are queued and batched."""
+
     max_rows: int = 1
     """Maximum rows of a batch; without batching, each request goes alone, whatever its rows."""
     batching: bool = False
@@ -34,6 +38,8 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Queue:
+    """The queued requests of a model; calls `start` with each batch and `expired` with requests that were dropped."""
+
     def __init__(
         self,
         policy: Policy,
@@ -65,7 +71,7 @@ class Queue:
         return 0 < self.policy.limit <= len(self.waiting)
 
     def put(self, inference: Inference) -> None:
-        if self.free and not self.waiting and not self.policy.batching:  # the short way
+        if self.free and not self.waiting and not self.policy.batching:  # fast path
             self.free -= 1
             self._start([inference])
             return
@@ -94,7 +100,7 @@ class Queue:
             self.dispatch()
 
     def dispatch(self) -> None:
-        if self._is_dispatching:  # a batch that was over at once: the loop below goes on
+        if self._is_dispatching:  # called from a batch that ended at once: the loop below continues
             return
         self._is_dispatching = True
         try:
@@ -171,12 +177,12 @@ class Queue:
             self._wake_at(self._deadlines[0][0])
 
     def _drop(self, inference: Inference) -> None:
-        if inference in self.waiting:  # the end of another may have been the end of this one
+        if inference in self.waiting:  # the end of another may have ended this one, too
             self._leave(inference)
             self._expired(inference)
 
     def _leave(self, inference: Inference) -> None:
         self._by_number.pop(self.waiting.pop(inference), None)
-        if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them are of requests that are gone
+        if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them belong to requests that are gone
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_number]
             heapify(self._deadlines)

@@ -21,6 +21,8 @@ __all__ = ["IndexEntry", "Model", "Models"]
 
 
 class IndexEntry(NamedTuple):
+    """One line of the repository index."""
+
     name: str
     version: str
     state: str
@@ -29,6 +31,8 @@ class IndexEntry(NamedTuple):
 
 
 class Models:
+    """All models of the server, by name."""
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -145,7 +149,7 @@ class Models:
         try:
             model.submit(inference)
         except BaseException:
-            if inference.place is None and not inference.is_over:  # nobody has it who would say that it is over
+            if inference.place is None and not inference.is_over:  # nothing holds it that would end it
                 self._over()
             raise
 

@@ -108,7 +108,7 @@ def _file_source(path: Path) -> ModelSource:
 def _is_model(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir()}
-    except OSError:  # why it cannot be read is said when it is loaded
+    except OSError:  # loading it reports why it cannot be read
         return True
     return bool(
         names & {*configs.FILES, _TRANSFORMERS}
@@ -249,5 +249,5 @@ def _check_inside(source: ModelSource) -> None:
                     f"{path} is a link to a target outside the repository {source.root}", "copy the file instead"
                 )
         there = {name: Path(folder, name).resolve() for name in folders}
-        folders[:] = [name for name, place in there.items() if place not in seen]  # links may go round in circles
+        folders[:] = [name for name, place in there.items() if place not in seen]  # links may form cycles
         seen.update(there.values())

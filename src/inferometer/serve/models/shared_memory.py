@@ -39,6 +39,8 @@ class _File:
 
 
 class Region(msgspec.Struct, frozen=True):
+    """A registered shared memory region."""
+
     name: str
     key: str
     offset: int
@@ -78,7 +80,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
         """Write at the start; the rest stays as it is."""
         view, at = memoryview(data).cast("B"), self.region.offset + self.offset
         try:
-            # What is written behind an object's end would make it larger again.
+            # Writing past an object's end would enlarge it again.
             if at + len(view) > os.fstat(self.region.file.number).st_size:
                 raise self._smaller()
             while len(view):
@@ -100,6 +102,8 @@ class RegionSlice(msgspec.Struct, frozen=True):
 
 
 class Regions:
+    """All registered regions, by name."""
+
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
         self._regions: dict[str, Region] = {}
@@ -153,7 +157,7 @@ class Regions:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
         try:
-            # Not through links, and without waiting for whoever may be at the other end of a pipe.
+            # Do not follow links, and do not block on the other end of a FIFO.
             file = _File(os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
         except (OSError, ValueError):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'") from None

@@ -19,6 +19,8 @@ _SECONDS = (
 
 
 class Statistics:
+    """Counters and latency histograms of one model."""
+
     def __init__(self) -> None:
         self.success = [0, 0]
         """Count and nanoseconds, as in the other fields."""

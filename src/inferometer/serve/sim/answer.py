@@ -29,6 +29,8 @@ _FRAME_ERROR = frames.error_body("injected fault: request failed", "server_error
 
 
 class SimResponse(Job):
+    """One response in progress."""
+
     __slots__ = (
         "_at", "_careful", "_connection", "_done", "_fault", "_finish", "_held", "_http10", "_id", "_keep_alive", "_prefix", "_server",
         "_stamps", "_style", "_trip", "_write", "_written", "ask", "ended",
@@ -57,7 +59,7 @@ class SimResponse(Job):
         self._fault = fault
         self._style = server.styles[ask.chat]
         self._prefix = self._style.prefix(n, server.created())
-        self._at = n * 7  # its place among the words
+        self._at = n * 7  # its position in the words
         self._stamps = array("q")
         self._written = 0
         self._done = 0

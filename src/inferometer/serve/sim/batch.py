@@ -24,6 +24,8 @@ from inferometer.units import NS
 
 
 class BatchTiming:
+    """The batch engine as a timing model."""
+
     def __init__(self, spec: Batch, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
@@ -36,7 +38,7 @@ class BatchTiming:
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
-        self._step: list[tuple[Job, int]] = []  # the tokens that each prefills in this step; 0: it decodes
+        self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
 
     @property
     def n_running(self) -> int:

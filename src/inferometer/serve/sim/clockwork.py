@@ -20,6 +20,8 @@ _SLICE_NS = 100_000
 
 
 class Clockwork:
+    """The timer that drives a timing model."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, timing: Timing) -> None:
         self.timing = timing
         self._alarms: list[tuple[int, int, Callable[[], None]]] = []

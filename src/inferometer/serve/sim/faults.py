@@ -34,7 +34,7 @@ WHENS = {
     "5%": "a random share of the requests (see --seed)",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request (freeze at once, others at the next request)",
+    "t=5s": "once, 5 s after the first request; except freeze, at the next request",
     "(none)": "every request",
 }
 
@@ -44,12 +44,16 @@ _SHARE = 0x5EED
 
 
 class Fault(msgspec.Struct, frozen=True):
+    """A fault with its argument."""
+
     kind: str
     arg: int = 0
     """A status, a number of bytes, or ns."""
 
 
 class FaultRule(msgspec.Struct, frozen=True):
+    """A fault, and the requests that it applies to."""
+
     fault: Fault
     share: float = 0.0
     nth: int = 0

@@ -14,6 +14,8 @@ from inferometer.units import NS
 
 
 class FixedTiming:
+    """Fixed TTFT and ITL as a timing model."""
+
     def __init__(self, spec: Fixed, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         self.n_running = 0
@@ -45,7 +47,7 @@ class FixedTiming:
         if job.started < 0:
             self._waiting.remove(job)
         elif job.made < job.n_out:
-            self._leave(at)  # its place in the heap is cleared when its turn comes
+            self._leave(at)  # its entry in the heap is removed when it is due
 
     def advance(self, now: int) -> None:
         heap, per_chunk, plain = self._heap, self._per_chunk, not self._jitter

@@ -59,6 +59,8 @@ class Job:
 
 
 class Timing(Protocol):
+    """A timing model (see above)."""
+
     due: int
 
     def add(self, job: Job, at: int) -> bool: ...

@@ -35,6 +35,8 @@ class Holding:
 
 
 class KvCache:
+    """The blocks of all sequences, and the prefix cache."""
+
     def __init__(self, tokens: int, block: int, prefix_cache: bool = False) -> None:
         self.block = block
         self.capacity = tokens // block
@@ -44,7 +46,7 @@ class KvCache:
         self.hit = 0
         self._prefix_cache = prefix_cache
         self._holders: dict[int, int] = {}
-        self._idle: dict[int, None] = {}  # longest unused first
+        self._idle: dict[int, None] = {}  # least recently used first
 
     @property
     def idle(self) -> int:
@@ -96,7 +98,7 @@ class KvCache:
         for key in keys[holding.published : upto]:
             if (
                 key not in self._holders and key not in self._idle
-            ):  # else another computed it meanwhile; ours stays private
+            ):  # otherwise another sequence computed it meanwhile; ours stays private
                 self._holders[key] = 1
                 holding.keyed.append(key)
                 holding.private -= 1

@@ -51,6 +51,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
 
 
 class Sim(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of the simulator."""
+
     timing: Fixed | Batch = Fixed()
     model: str = "sim"
     seed: int = 0

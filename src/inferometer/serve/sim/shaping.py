@@ -30,7 +30,7 @@ class Slow:
         self._connection = connection
         self._clockwork = clockwork
         self._gap = gap
-        self._pieces: deque[bytes | bool] = deque()  # a bool is the answer's end: whether the connection is kept
+        self._pieces: deque[bytes | bool] = deque()  # a bool is the end of the response: whether to keep the connection
         self._waiting = False
 
     def write(self, data: bytes) -> None:

@@ -19,6 +19,8 @@ _BATCH = 64 * 1024
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
+    """One line of the truth log."""
+
     id: str | None
     """The request's X-Request-Id."""
     n: int
