@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from raw_client import RawClient, request
 
-from inferometer.cli.serve import _announced, command
+from inferometer.cli.serve import _banner, command
 from inferometer.errors import UserError
 from inferometer.serve import app
 from inferometer.serve.settings import Limits, Settings, check
@@ -198,9 +198,9 @@ def test_a_name_that_is_no_model_is_told_all_that_is_built_in():
 )
 def test_that_grpc_takes_less_than_the_limit_says_is_said_at_the_start(settings_of, size: str, said: str):
     settings = settings_of("identity", "--max-message", size)
-    text = _announced(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
+    text = _banner(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
     assert ("messages" in text, said in text) == (bool(said), True)
-    without = _announced(settings, app.Listening("http://127.0.0.1:1"))
+    without = _banner(settings, app.Listening("http://127.0.0.1:1"))
     assert "messages" not in without
 
 
