@@ -34,7 +34,7 @@ WHENS = {
     "5%": "a random share of the requests (see --seed)",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request (freeze), or the next one after that",
+    "t=5s": "once, 5 s after the first request, or at the next one after that",
     "(none)": "every request",
 }
 
