@@ -1,7 +1,6 @@
 """The truth log and /metrics: what the server says of itself."""
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from waiting import until
 
 from inferometer.errors import UserError
 from inferometer.serve.background import running, start
-from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Batch, Fixed, Sim
+from inferometer.serve.sim.settings import Batch, Fixed
 
 MS = 1_000_000
 
@@ -116,11 +115,6 @@ def test_a_full_disk_is_told_at_the_end():
         client.ask("/v1/completions", ask(1))
     with pytest.raises(UserError, match="incomplete"):
         server.stop()
-
-
-def test_a_port_in_use_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use"):
-        start(Settings(sim=Sim(), http=taken.getsockname()[1]))
 
 
 def test_the_child_ends_with_its_parent():

@@ -89,9 +89,9 @@ def test_an_answer_that_is_larger_than_what_the_kernel_takes_comes_whole():
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, post("/wait", b"", "Connection: close"))
             with one.sock:
-                reply(connection, echo.requests[0], 200, bytes(32 * MIB))
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
                 assert connection.unsent
-                assert len(await rest(one)) > 32 * MIB
+                assert len(await rest(one)) > 16 * MIB
             await until(lambda: not listener.connections)
 
     run(main())
@@ -105,13 +105,13 @@ def test_the_end_may_come_while_a_large_answer_is_on_its_way():
                 await one.send(post("/wait", b"", "Connection: close"))
                 await until(lambda: bool(echo.requests))
                 (connection,) = listener.connections
-                reply(connection, echo.requests[0], 200, bytes(32 * MIB))
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
                 assert connection.unsent
                 one.sock.shutdown(socket.SHUT_WR)
                 await until(lambda: has_ended(listener))
                 came = await rest(one)
                 assert came.startswith(b"HTTP/1.1 200 OK\r\n")
-                assert len(came) > 32 * MIB
+                assert len(came) > 16 * MIB
 
     run(main())
 

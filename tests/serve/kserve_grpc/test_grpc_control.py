@@ -5,13 +5,12 @@ import json
 import mmap
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
-from grpc_peer import Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import Stub, a_request, dialled, failure, serving
 
 from inferometer import __version__
 from inferometer.serve.kserve import control, messages
@@ -19,18 +18,6 @@ from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc as client
 
 TRITON = Path(os.environ.get("INFEROMETER_REAL", Path.home() / ".cache/inferometer/real")) / "triton/bin/python"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 def asked(stub: Stub, call: client.ControlCall[Any]) -> Any:

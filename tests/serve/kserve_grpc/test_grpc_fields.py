@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -237,18 +237,6 @@ def test_large_contents_of_another_kind_are_refused_unread(monkeypatch: pytest.M
 
 
 # --- served ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ from inferometer.wire import protobuf, reflection
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
 @pytest.fixture
 def channel(served: Served) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(served.place) as one:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,6 @@ from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
 from inferometer.wire.kserve.http import InferOptions, InferResponse
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
-
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
@@ -411,7 +398,7 @@ def test_a_stream_without_requests_ends_well(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
-def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
+def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
         async with grpc.aio.insecure_channel(served.place) as channel:
             call = channel.stream_stream(
@@ -419,7 +406,7 @@ def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
                 lambda one: one.SerializeToString(),
                 messages.ModelStreamInferResponse.FromString,
             )
-            streams = [call() for _ in range(1000)]
+            streams = [call() for _ in range(200)]
             for i, stream in enumerate(streams):
                 await stream.write(a_request(id=f"{i}-first"))
             first = [(await stream.read()).infer_response.id for stream in streams]  # all are open now
@@ -430,8 +417,8 @@ def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
             return [first, [one.infer_response.id for one in last]]
 
     first, last = served.run(all_of_them)
-    assert first == [f"{i}-first" for i in range(1000)]
-    assert last == [f"{i}-last" for i in range(1000)]
+    assert first == [f"{i}-first" for i in range(200)]
+    assert last == [f"{i}-last" for i in range(200)]
 
 
 def test_a_burst_that_comes_while_the_server_is_busy_is_answered_whole(served: Served, stub: Stub) -> None:

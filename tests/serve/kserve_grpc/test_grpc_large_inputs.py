@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from waiting import until
 
 from inferometer.serve.kserve import grpc_codec, messages
@@ -15,18 +15,6 @@ from inferometer.tensors import from_numpy
 
 COUNT = grpc_codec.LARGE
 WORDS = [b"", b"a", b"bcd", b""] * (COUNT // 4)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 class Held:

@@ -347,7 +347,7 @@ def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject):
     values = data.draw(LISTS)
     datatype = data.draw(st.sampled_from([name for name in DATATYPES if name != "BYTES"]))

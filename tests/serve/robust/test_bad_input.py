@@ -33,7 +33,6 @@ from waiting import until
 from inferometer.serve.kserve.messages import ModelInferRequest
 
 INT64 = 2**63 - 1
-LIMIT = 64 << 10
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None or importlib.util.find_spec("PIL") is None,
     reason="the classifier needs torch and pillow",
@@ -55,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     )
     (folder / "broken/1/model.py").write_text("def infer(inputs, parameters)\n    return inputs\n")
     (folder / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise OSError('no\\nluck')\n")
-    with child("identity", models, *PORTS, f"--max-message={LIMIT // 1024}KiB") as one:
+    with child("identity", models, *PORTS) as one:
         answers(one)
         yield one
 
@@ -211,17 +210,6 @@ def test_an_expired_deadline(server: Child) -> None:
     assert answers(server)
 
 
-def test_a_message_over_the_limit(server: Child) -> None:
-    with dialled(server.place) as channel:
-        code, details = failure(lambda: infer(channel, a_request(values=bytes(2 * LIMIT))))
-        assert (code, str(LIMIT) in details) == ("RESOURCE_EXHAUSTED", True)
-        assert infer(channel, a_request()).raw_output_contents
-    with Http(server.address) as client:
-        status, body = client.ask(small(values=bytes(2 * LIMIT)))
-        assert (status, str(LIMIT).encode() in body) == (413, True)
-    assert answers(server)
-
-
 def test_the_index_says_why_a_model_did_not_load(server: Child) -> None:
     with Http(server.address) as client:
         _, over_http = client.json("POST", "/v2/repository/index", {})
@@ -269,7 +257,7 @@ def refused(*arguments: str, blocked: tuple[str, ...] = ()) -> str:
     return " ".join(said.split())
 
 
-@pytest.mark.parametrize("option", ["--http", "--grpc", "--metrics"])
+@pytest.mark.parametrize("option", ["--grpc", "--metrics"])
 def test_a_port_in_use(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -281,7 +269,7 @@ def test_a_port_in_use(option: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "model", "extra"),
-    [("torch", "classifier", "torch"), ("onnxruntime", "model.onnx", "onnx"), ("torch", "model.pt", "torch")],
+    [("onnxruntime", "model.onnx", "onnx"), ("torch", "model.pt", "torch")],
 )
 def test_a_missing_package(tmp_path: Path, package: str, model: str, extra: str) -> None:
     if "." in model:

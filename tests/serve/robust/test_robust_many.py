@@ -23,7 +23,7 @@ from robust_peer import (
 )
 from waiting import until
 
-COUNT = 1000
+COUNT = 250
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         yield one
 
 
-def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
+def test_many_concurrent_streams(server: Child) -> None:
     many_streams(server.place, COUNT, "late")
     files, memory = server.files(), server.memory()  # gRPC opens a few of its own when it is first busy
     tally = many_streams(server.place, COUNT, "late")
@@ -45,7 +45,7 @@ def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
+def test_many_concurrent_connections(server: Child) -> None:
     files = server.files()
     many_connections(server.address, COUNT, small("late"))
     memory = server.memory()
@@ -58,13 +58,13 @@ def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
 
 
 def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
-    models = write_models(tmp_path, late=delayed("1s", slots=0))
-    with child("identity", models, *PORTS, "--max-requests=50") as server:
-        tally = many_connections(server.address, 200, small("late"))
+    models = write_models(tmp_path, late=delayed("500ms", slots=0))
+    with child("identity", models, *PORTS, "--max-requests=25") as server:
+        tally = many_connections(server.address, 100, small("late"))
         assert tally.lost == {}
         assert set(tally.refused) == {"429"}
-        assert tally.served + tally.refused["429"] == 400
-        assert 100 <= tally.served < 400
+        assert tally.served + tally.refused["429"] == 200
+        assert 50 <= tally.served < 200
         assert answers(server)
 
 

@@ -55,9 +55,9 @@ def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
     assert _port(5000, http, further) == 5000
 
 
-@pytest.mark.parametrize("option", ["--http", "--metrics"])
-def test_one_that_another_takes_while_models_are_loaded(tmp_path: Path, option: str) -> None:
-    """Bound, it is not held: who binds it too and listens first has it."""
+def test_a_port_that_another_process_takes_while_models_are_loading(tmp_path: Path) -> None:
+    """A bound port is not reserved: of two processes that bind it, the first to listen gets it."""
+    option = "--metrics"
     go_on = tmp_path / "go on"
     models = write_models(tmp_path / "models", slow=PYTHON)
     (tmp_path / "models/slow/1/model.py").write_text(LOADS_SLOWLY.format(until=str(go_on)))
