@@ -79,7 +79,7 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
     serving(timing, test)
 
 
-def test_what_is_too_long_for_the_simulator_is_the_requests_fault() -> None:
+def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
     async def test(models: Models, simulator: Simulator) -> None:
         one = Asked(models, 2**31 - 1)
         models.submit(one.inference)

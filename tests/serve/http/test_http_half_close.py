@@ -68,7 +68,7 @@ async def waiting(listener: Listener, echo: Echo, data: bytes) -> tuple[Peer, Co
 
 
 @pytest.mark.parametrize(("data", "interim"), [(post("/wait", b""), CONTINUE), (OLD, b"")], ids=["1.1", "1.0"])
-def test_an_answer_that_takes_its_time_comes(data: bytes, interim: bytes):
+def test_a_delayed_response_arrives(data: bytes, interim: bytes):
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, data)
@@ -84,7 +84,7 @@ def test_an_answer_that_takes_its_time_comes(data: bytes, interim: bytes):
     run(main())
 
 
-def test_an_answer_that_is_larger_than_what_the_kernel_takes_comes_whole():
+def test_a_response_larger_than_the_socket_buffer_arrives_complete():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, post("/wait", b"", "Connection: close"))
@@ -97,7 +97,7 @@ def test_an_answer_that_is_larger_than_what_the_kernel_takes_comes_whole():
     run(main())
 
 
-def test_the_end_may_come_while_a_large_answer_is_on_its_way():
+def test_the_client_may_half_close_during_a_large_response():
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -116,7 +116,7 @@ def test_the_end_may_come_while_a_large_answer_is_on_its_way():
     run(main())
 
 
-def test_all_of_several_requests_are_answered():
+def test_all_pipelined_requests_get_responses():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(
@@ -135,7 +135,7 @@ def test_all_of_several_requests_are_answered():
     run(main())
 
 
-def test_a_stream_goes_on_with_a_comment_in_it():
+def test_a_stream_continues_after_a_comment():
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -158,7 +158,7 @@ def test_a_stream_goes_on_with_a_comment_in_it():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_one_that_has_gone_is_told_to_the_handler(begun: bool):
+def test_the_handler_learns_that_the_client_is_gone(begun: bool):
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -176,7 +176,7 @@ def test_one_that_has_gone_is_told_to_the_handler(begun: bool):
     run(main())
 
 
-def test_one_that_waits_and_then_goes_is_found_when_it_is_answered():
+def test_a_client_that_goes_later_is_noticed_when_the_response_is_sent():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, post("/wait", b""))
@@ -190,7 +190,7 @@ def test_one_that_waits_and_then_goes_is_found_when_it_is_answered():
 
 
 @pytest.mark.parametrize("start", [b"", b"POST / HT", post("/", b"hello")[:-1]])
-def test_without_a_whole_request_the_end_is_the_end(start: bytes):
+def test_an_incomplete_request_at_end_of_file_closes(start: bytes):
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as one:
@@ -242,7 +242,7 @@ class TlsClient:
 
 
 @pytest.mark.parametrize("kind", ["TLS", "TCP"])
-def test_the_same_over_tls(authority: trustme.CA, files: dict[str, str], kind: str):
+def test_half_close_over_tls(authority: trustme.CA, files: dict[str, str], kind: str):
     with (
         listening_with_tls(Tls(files["cert"], files["key"])) as (listener, port, echo),
         socket.create_connection(("127.0.0.1", port), timeout=30) as sock,

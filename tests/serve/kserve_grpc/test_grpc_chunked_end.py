@@ -44,7 +44,7 @@ def refuse_new(served: Served) -> None:
     served.run(refuse)
 
 
-def test_a_request_whose_head_had_come_is_served_when_it_is_complete() -> None:
+def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         idle_is_over = threading.Event()
 
@@ -70,7 +70,7 @@ def test_a_request_whose_head_had_come_is_served_when_it_is_complete() -> None:
         assert not stopped.is_alive()
 
 
-def test_a_new_one_is_refused_with_its_head() -> None:
+def test_a_new_request_is_refused_at_its_head() -> None:
     """Not after all of it was taken: here the rest never comes."""
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         refuse_new(one)
@@ -79,7 +79,7 @@ def test_a_new_one_is_refused_with_its_head() -> None:
         sent.put(None)
 
 
-def test_at_the_very_end_nobody_is_let_in_any_more() -> None:
+def test_after_closing_no_request_is_admitted() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         sent, call = an_upload(channel)
         until(lambda: receiving(one) == 1, "the head has come")

@@ -47,7 +47,7 @@ def send(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
 
 @FUZZED
 @given(path=st.sampled_from(PATHS), sent=st.lists(st.binary(max_size=60), min_size=1, max_size=3))
-def test_bytes(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
+def test_random_bytes(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
     send(channel, path, sent)
 
 

@@ -57,7 +57,7 @@ KINDS = {"raw": raw, "typed": typed}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_others_are_answered_while_many_strings_are_read(stub: Stub, held: Held, kind: str) -> None:
+def test_other_calls_are_served_while_many_strings_are_parsed(stub: Stub, held: Held, kind: str) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
     assert held.thread.startswith("all_types inputs")
@@ -68,7 +68,7 @@ def test_others_are_answered_while_many_strings_are_read(stub: Stub, held: Held,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_streams_answers_keep_their_order(stub: Stub, held: Held, kind: str) -> None:
+def test_stream_responses_keep_their_order(stub: Stub, held: Held, kind: str) -> None:
     def requests() -> Iterator[Any]:
         yield KINDS[kind](WORDS)
         assert held.is_there.wait(PATIENCE_S)
@@ -83,7 +83,7 @@ def test_a_streams_answers_keep_their_order(stub: Stub, held: Held, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_that_is_cancelled_while_its_inputs_are_read_frees_its_work(
+def test_a_call_cancelled_while_its_inputs_are_parsed_frees_its_work(
     served: Served, stub: Stub, held: Held, kind: str
 ) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
@@ -96,7 +96,7 @@ def test_a_call_that_is_cancelled_while_its_inputs_are_read_frees_its_work(
 
 @pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_strings_of_another_number_are_refused(stub: Stub, kind: str, count: int) -> None:
+def test_a_wrong_number_of_many_strings_is_refused(stub: Stub, kind: str, count: int) -> None:
     code, said = failure(lambda: stub.ModelInfer(KINDS[kind](WORDS, count)))
     assert (code, f"unexpected number of string elements {COUNT} for inference input 'IN_BYTES'" in said) == (
         "INVALID_ARGUMENT",

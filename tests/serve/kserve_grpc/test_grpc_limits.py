@@ -49,7 +49,7 @@ def channel(two: Served) -> Iterator[grpc.Channel]:
         yield one
 
 
-def test_questions_are_no_requests(channel: grpc.Channel) -> None:
+def test_metadata_calls_do_not_count_as_requests(channel: grpc.Channel) -> None:
     """Health's and the others are answered whatever is watched, and they leave the models' room as it is."""
     health, stub = health_pb2_grpc.HealthStub(channel), Stub(channel)
     watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S) for _ in range(5)]
@@ -59,9 +59,7 @@ def test_questions_are_no_requests(channel: grpc.Channel) -> None:
     assert stub.ModelInfer(a_request()).raw_output_contents
 
 
-def test_all_kinds_of_inference_are_refused_where_there_is_no_room_and_no_question_is(
-    two: Served, channel: grpc.Channel
-) -> None:
+def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Served, channel: grpc.Channel) -> None:
     stub = Stub(channel)
     under_way = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
@@ -81,7 +79,7 @@ def test_all_kinds_of_inference_are_refused_where_there_is_no_room_and_no_questi
     assert not any(call.done() for call in under_way)
 
 
-def test_requests_that_come_in_pieces_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
+def test_chunked_requests_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
     """What is announced is kept from then on, and may be large."""
 
     async def receiving() -> int:
@@ -101,7 +99,7 @@ def test_requests_that_come_in_pieces_count_from_their_heads(two: Served, channe
     assert two.run(receiving) == 0
 
 
-def test_calls_that_wait_to_be_begun_may_be_more_than_the_requests(two: Served, channel: grpc.Channel) -> None:
+def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.Channel) -> None:
     """As many as come while the server is busy: gRPC has them, and does not refuse them by itself."""
     check = health_pb2_grpc.HealthStub(channel).Check
     check(health_pb2.HealthCheckRequest())
@@ -124,7 +122,7 @@ def test_calls_that_wait_to_be_begun_may_be_more_than_the_requests(two: Served, 
 # --- streams of a connection -----------------------------------------------------------------------------------------
 
 
-def test_a_connection_has_no_more_calls_at_a_time_than_the_limit_and_others_wait(tmp_path: Path) -> None:
+def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
     """They are begun when others are over, and none of them is refused."""
     peak, go_on = 0, tmp_path / "go on"
     with serving(limits=Limits(streams=3)) as one, dialled(one.place) as stub:
@@ -149,7 +147,7 @@ def test_a_connection_has_no_more_calls_at_a_time_than_the_limit_and_others_wait
 
 
 @pytest.mark.parametrize("limit", [4 << 10, 24 << 10])
-def test_metadata_up_to_the_limit_is_taken_and_more_is_refused(limit: int) -> None:
+def test_metadata_up_to_the_limit_is_accepted_and_more_is_refused(limit: int) -> None:
     """HTTP/2 counts 32 bytes more for each entry; the others are some 300 bytes. gRPC's own limits are others, and soft: beyond
     them it refuses now and then."""
     with serving(limits=Limits(head=limit)) as one, RawGrpc(one.place) as raw:

@@ -37,7 +37,7 @@ BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data
         ("/v1/completions", {"prompt": "a", "max_tokens": 1}, False),
     ],
 )
-def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: bool):
+def test_the_token_is_required(guarded: Served, path: str, body: Any, is_open: bool):
     with RawClient(guarded.url) as web:
         for wrong in (
             {},
@@ -64,7 +64,7 @@ def guarded():
         yield server
 
 
-def test_without_a_simulator_v1_is_404_in_openais_words():
+def test_without_a_simulator_v1_is_404_in_openais_format():
     with serving() as server, RawClient(server.url) as web:
         for path, body in (("/v1/models", None), ("/v1/chat/completions", {})):
             answer = web.ask(path, body)
@@ -84,14 +84,14 @@ def test_the_simulator_and_the_models_share_a_port(server: Served):
         assert "identity" in web.ask("/").json["kserve"]["models"]
 
 
-def test_at_the_end_the_simulator_takes_nothing_new_either():
+def test_draining_refuses_new_simulator_requests():
     with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
         server.call(server.web.refuse_new)
         answer = web.ask("/v1/completions", {"prompt": "a"})
         assert (answer.status, answer.headers["connection"]) == (503, "close")
 
 
-def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_an_internal_error_is_a_500_and_the_server_continues(monkeypatch: pytest.MonkeyPatch):
     with serving() as server:
         monkeypatch.setattr(server.models, "names", lambda: 1 / 0)
         with RawClient(server.url) as web:
@@ -107,7 +107,7 @@ def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.Mo
             assert web.ask(INFER, BODY).status == 200
 
 
-def test_the_access_log_has_a_line_for_each_request_and_no_headers(capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.CaptureFixture[str]):
     with serving(Settings(access_log=True, sim=Sim(), token="secret")) as server:
         with RawClient(server.url) as web:
             client = f"127.0.0.1:{web.sock.getsockname()[1]}"
@@ -139,7 +139,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("what", PROBLEMS)
-def test_the_access_log_has_requests_that_are_not_taken_to_their_end(what: str, capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_includes_aborted_requests(what: str, capfd: pytest.CaptureFixture[str]):
     data, method, path, status = PROBLEMS[what]
     with (
         serving(Settings(access_log=True, limits=Limits(message=100, head=4096))) as server,
@@ -156,7 +156,7 @@ def test_the_access_log_has_requests_that_are_not_taken_to_their_end(what: str, 
     assert 0 <= float(line[6]) < 1000 * 60  # since the bytes came, and not since the machine started
 
 
-def test_the_access_log_has_requests_that_did_not_come_in_time(capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_includes_timed_out_requests(capfd: pytest.CaptureFixture[str]):
     with (
         serving(Settings(access_log=True, limits=Limits(stalled=50))) as server,
         RawClient(server.url) as web,
@@ -180,7 +180,7 @@ def test_the_access_log_has_requests_that_did_not_come_in_time(capfd: pytest.Cap
         ("", ""),
     ],
 )
-def test_how_a_client_is_written(address: Any, shown: str):
+def test_client_addresses_are_formatted(address: Any, shown: str):
     assert client_of(address) == shown
 
 

@@ -94,7 +94,7 @@ KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_out
 
 @given(st.binary(max_size=300) | mutated() | reshaped())
 @settings(max_examples=150, deadline=None)
-def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(server: Served, data: bytes):
+def test_random_bytes_get_a_response_or_a_close(server: Served, data: bytes):
     here, there = socket.socketpair()
     here.settimeout(30)
     server.call(lambda: server.listener.serve(there))
@@ -114,7 +114,7 @@ def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(serv
 
 @given(st.lists(mutated(), min_size=1, max_size=3), st.lists(st.integers(1, 60), max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_requests_in_pieces_of_any_size_are_answered_or_closed(server: Served, datas: list[bytes], sizes: list[int]):
+def test_requests_in_random_pieces_get_a_response_or_a_close(server: Served, datas: list[bytes], sizes: list[int]):
     here, there = socket.socketpair()
     here.settimeout(30)
     connection = server.call(lambda: server.listener.serve(there))

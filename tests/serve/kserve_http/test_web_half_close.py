@@ -25,7 +25,7 @@ ASKS = {
 
 
 @pytest.mark.parametrize("what", ASKS)
-def test_a_stream_comes_to_its_end(tmp_path: Path, what: str):
+def test_a_stream_is_sent_to_its_end(tmp_path: Path, what: str):
     (tmp_path / "words/1").mkdir(parents=True)
     (tmp_path / "words/config.pbtxt").write_text(WORDS)
     settings = Settings(sim=Sim(timing=Fixed(ttft=0.2, itl=0.2)))

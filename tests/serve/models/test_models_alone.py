@@ -99,7 +99,7 @@ def models_of_this_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", RAISED)
-def test_only_the_request_that_an_error_is_about_fails(tmp_path: Path, kind: str) -> None:
+def test_only_the_request_that_caused_the_error_fails(tmp_path: Path, kind: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
             calls = [Call("m", fp32([value]), parameters={"kind": kind}) for value in (1, -1, 2, 3)]
@@ -117,7 +117,7 @@ def test_only_the_request_that_an_error_is_about_fails(tmp_path: Path, kind: str
     run(test())
 
 
-def test_what_a_batch_that_failed_held_is_freed_before_its_requests_are_tried_alone(tmp_path: Path) -> None:
+def test_a_failed_batch_is_freed_before_its_requests_are_retried(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
             WATCHED.may.set()
@@ -128,7 +128,7 @@ def test_what_a_batch_that_failed_held_is_freed_before_its_requests_are_tried_al
     run(test())
 
 
-def test_a_request_that_was_cancelled_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_cancelled_request_is_not_retried(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
             calls = [Call("m", fp32([value])).on(models) for value in range(4)]
@@ -141,7 +141,7 @@ def test_a_request_that_was_cancelled_is_not_tried_again(tmp_path: Path) -> None
     run(test())
 
 
-def test_of_a_long_reason_its_beginning_and_its_end_are_told() -> None:
+def test_a_long_error_keeps_its_beginning_and_end() -> None:
     told = reason(ValueError("it began so " + "and went on " * 1000 + "and ended so")).message
     assert told.startswith("ValueError: it began so and")
     assert told.endswith("went on and ended so")
@@ -188,7 +188,7 @@ def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
         ("A=5,2 B=3 C=1", "the model returned an output 'C' that its configuration does not list"),
     ],
 )
-def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: Path, gives: str, why: str) -> None:
+def test_outputs_must_match_the_configuration(tmp_path: Path, gives: str, why: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
             refused = await asked(gives).on(models).refused()
@@ -199,7 +199,7 @@ def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: 
     run(test())
 
 
-def test_outputs_may_be_missing_that_nobody_asked_for_or_whose_inputs_are(tmp_path: Path) -> None:
+def test_outputs_may_be_missing_if_not_requested_or_without_inputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
             assert list(await asked("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
@@ -211,7 +211,7 @@ def test_outputs_may_be_missing_that_nobody_asked_for_or_whose_inputs_are(tmp_pa
     run(test())
 
 
-def test_an_answer_of_a_decoupled_model_may_have_some_outputs_but_no_others(tmp_path: Path) -> None:
+def test_responses_of_a_decoupled_model_may_omit_outputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
             assert list(await asked("B=3").on(models).outputs()) == ["B"]
@@ -221,7 +221,7 @@ def test_an_answer_of_a_decoupled_model_may_have_some_outputs_but_no_others(tmp_
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, count: int) -> None:
+def test_outputs_must_have_the_rows_of_the_batch(tmp_path: Path, count: int) -> None:
     config = TWO.replace('"loose"', '"loose" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 1000 }')
 
     async def test() -> None:
@@ -256,7 +256,7 @@ def filtering(loading: Loading) -> Loaded:
         ("output", "the model did not return output 'OUTPUT0', which its configuration lists"),
     ],
 )
-def test_only_the_request_whose_outputs_are_wrong_fails(tmp_path: Path, without: str, why: str) -> None:
+def test_only_the_request_with_invalid_outputs_fails(tmp_path: Path, without: str, why: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
             calls = [Call("m", fp32([value]), parameters={"without": without}).on(models) for value in (1, -1, 2, 3)]
@@ -278,7 +278,7 @@ def key() -> Iterator[str]:
     path.unlink()
 
 
-def test_a_batch_is_not_computed_again_where_it_is_a_request_that_is_wrong(tmp_path: Path, key: str) -> None:
+def test_a_batch_is_not_retried_for_an_invalid_request(tmp_path: Path, key: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
             models.regions.register("r", key, 0, 4)
@@ -311,7 +311,7 @@ def by_turns(loading: Loading) -> Loaded:
     return Loaded(run=compute)
 
 
-def test_requests_that_are_tried_alone_are_answered_as_they_are_done(tmp_path: Path) -> None:
+def test_retried_requests_get_their_responses_one_by_one(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "by_turns"' + CONFIG}) as models:
             calls = [Call("m", fp32([value])).on(models) for value in (7, -1, 1, 8)]
@@ -376,9 +376,7 @@ def odd(loading: Loading) -> Loaded:
 
 @pytest.mark.parametrize("batch", ["", "max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }"])
 @pytest.mark.parametrize("kind", ODD)
-def test_an_exception_that_cannot_be_shown_is_told_by_its_type_and_the_instance_goes_on(
-    tmp_path: Path, kind: str, batch: str
-) -> None:
+def test_an_exception_without_a_printable_message_is_named_by_its_type(tmp_path: Path, kind: str, batch: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "odd" {batch} {TENSORS}'}) as models:
             given = [fp32([-1]), fp32([1])] if batch else [flat(-1), flat(1)]

@@ -73,7 +73,7 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_the_others_are_served_and_the_index_says_why(tmp_path: Path, case: str) -> None:
+def test_other_models_are_served_and_the_index_has_the_reason(tmp_path: Path, case: str) -> None:
     file, text, said = BROKEN[case]
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     (tmp_path / "bad/1").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_the_others_are_served_and_the_index_says_why(tmp_path: Path, case: str)
     assert said in reason
 
 
-def test_a_folder_whose_name_is_no_text_is_shown_and_not_loaded(tmp_path: Path) -> None:
+def test_a_folder_with_an_invalid_name_is_listed_but_not_loaded(tmp_path: Path) -> None:
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
     index = index_of(tmp_path)
@@ -95,13 +95,13 @@ def test_a_folder_whose_name_is_no_text_is_shown_and_not_loaded(tmp_path: Path) 
     assert (state, "not valid UTF-8" in reason) == ("UNAVAILABLE", True)
 
 
-def test_the_only_model_is_refused_in_words(tmp_path: Path) -> None:
+def test_the_only_model_must_have_a_valid_name(tmp_path: Path) -> None:
     put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
     with pytest.raises(UserError, match="not valid UTF-8"):
         index_of(tmp_path / os.fsdecode(b"caf\xe9"))
 
 
-def test_labels_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_as_label_file_does_not_block(tmp_path: Path) -> None:
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     labelled = TENSORS.replace('name: "Y",', 'name: "Y", label_filename: "labels",')
     put(tmp_path / "bad/config.pbtxt", f'backend: "identity" {labelled}')
@@ -133,12 +133,12 @@ def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_pa
 @pytest.mark.parametrize(
     ("groups", "count"), [("[{ count: 1000 }]", 1000), ("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)]
 )
-def test_as_many_instances_as_the_groups_say(groups: str, count: int) -> None:
+def test_instance_groups_add_up(groups: str, count: int) -> None:
     config = configs.from_pbtxt(f"instance_group {groups}")
     assert len(configs.devices(config, "cpu")) == count
 
 
 @pytest.mark.parametrize("groups", ["[{ count: 1001 }]", "[{ count: 600 }, { count: 600 }]", "[{ count: -1 }]"])
-def test_no_more_instances_than_a_model_may_have(groups: str) -> None:
+def test_the_number_of_instances_is_limited(groups: str) -> None:
     with pytest.raises(UserError, match=r"instance_group\.count"):
         configs.devices(configs.from_pbtxt(f"instance_group {groups}"), "cpu")

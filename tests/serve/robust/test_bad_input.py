@@ -175,7 +175,7 @@ def failure(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_the_status_and_the_words(server: Child, what: str) -> None:
+def test_bad_requests_get_the_right_status_and_message(server: Child, what: str) -> None:
     bad = BAD[what]
     status, message = over_http(server, bad)
     code, details = over_grpc(server, bad)
@@ -210,7 +210,7 @@ def test_an_expired_deadline(server: Child) -> None:
     assert answers(server)
 
 
-def test_the_index_says_why_a_model_did_not_load(server: Child) -> None:
+def test_the_index_has_the_reason_why_a_model_failed_to_load(server: Child) -> None:
     with Http(server.address) as client:
         _, over_http = client.json("POST", "/v2/repository/index", {})
     with dialled(server.place) as channel:
@@ -230,7 +230,7 @@ def test_the_index_says_why_a_model_did_not_load(server: Child) -> None:
 
 
 @needs_torch
-def test_a_broken_image() -> None:
+def test_a_damaged_image() -> None:
     with child("classifier", *PORTS) as server:
         data = b"\x89PNG\r\n\x1a\n and then nothing"
         raw = len(data).to_bytes(4, "little") + data
@@ -280,7 +280,7 @@ def test_a_missing_package(tmp_path: Path, package: str, model: str, extra: str)
     assert f"inferometer[{extra}]" in said
 
 
-def test_a_missing_package_of_one_model_of_a_repository(tmp_path: Path) -> None:
+def test_a_missing_package_affects_only_its_model(tmp_path: Path) -> None:
     models = write_models(tmp_path, good=delayed("1ms"), net='backend: "onnxruntime"\n')
     (tmp_path / "net/1/model.onnx").write_bytes(b"x")
     with child("identity", models, *PORTS, blocked=("onnxruntime",)) as server:
@@ -293,11 +293,11 @@ def test_a_missing_package_of_one_model_of_a_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.pt"])
-def test_a_model_file_that_does_not_load(tmp_path: Path, name: str) -> None:
+def test_a_model_file_that_fails_to_load(tmp_path: Path, name: str) -> None:
     pytest.importorskip({"model.onnx": "onnxruntime", "model.pt": "torch"}[name], reason="its backend is not installed")
     (tmp_path / name).write_bytes(b"this is no model")
     assert name in refused(str(tmp_path / name), *PORTS)
 
 
-def test_a_model_that_is_not_there() -> None:
+def test_an_unknown_model() -> None:
     assert "nowhere" in refused("nowhere", *PORTS)

@@ -196,7 +196,7 @@ def refuses(server: Child) -> bool:
     return False
 
 
-def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path) -> None:
+def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     models = write_held(tmp_path / "models", "held", go_on)
     with (
@@ -223,7 +223,7 @@ def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path)
         assert server.errors() == ""
 
 
-def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
+def test_not_ready_is_reported_before_requests_are_refused() -> None:
     """Here for longer than the test takes: until a second signal, all who watch have heard, and all who have not are served."""
     long = "from inferometer.serve import app\napp._ANNOUNCED_S = 1000.0"
     with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.place) as channel:
@@ -242,7 +242,7 @@ def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
         assert server.errors() == ""
 
 
-def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
+def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: Path) -> None:
     """What is not finished by then is refused in words, not cut off."""
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
@@ -259,7 +259,7 @@ def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
         assert (status, body) == (503, b'{"error":"the server stopped before the request was complete"}')
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=60s") as server:
         with (

@@ -135,13 +135,13 @@ def mutated(draw: Any, seeds: list[bytes], most: int = 2) -> bytes:
 
 @FUZZED
 @given(data=st.binary(max_size=200) | mutated(VALID))
-def test_bytes_over_http(server: Child, data: bytes) -> None:
+def test_random_bytes_over_http(server: Child, data: bytes) -> None:
     talk(server.address, data)
 
 
 @FUZZED
 @given(claimed=st.integers(0, 3000), sent=st.integers(0, 300), split=st.integers(-20, 400))
-def test_lengths_that_are_not_so(server: Child, claimed: int, sent: int, split: int) -> None:
+def test_wrong_content_lengths(server: Child, claimed: int, sent: int, split: int) -> None:
     """Content-Length and Inference-Header-Content-Length against what comes."""
     body = small().partition(b"\r\n\r\n")[2]
     data = (
@@ -196,7 +196,7 @@ def trees(draw: Any) -> Any:
     verb=st.sampled_from(["infer", "generate"]),
     doubled=st.booleans(),
 )
-def test_json_is_answered_and_never_with_an_error_of_ours(
+def test_random_json_never_causes_an_internal_error(
     server: Child, tree: Any, model: str, verb: str, doubled: bool
 ) -> None:
     body = json.dumps(tree).encode()  # NaN and Infinity as Python writes them
@@ -209,14 +209,14 @@ def test_json_is_answered_and_never_with_an_error_of_ours(
 
 @FUZZED
 @given(depth=st.integers(1, 100_000), opening=st.sampled_from([b"[", b'{"inputs":', b'{"inputs":[{"data":', b'{"a":[']))
-def test_nesting_of_any_depth(server: Child, depth: int, opening: bytes) -> None:
+def test_deeply_nested_json(server: Child, depth: int, opening: bytes) -> None:
     body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + (opening * depth)[: MIB // 2]
     with Http(server.address) as client:
         status, _ = client.ask(http_request("POST", "/v2/models/identity/infer", body))
     assert status == 400
 
 
-def test_the_nesting_of_data_that_is_whole(server: Child) -> None:
+def test_deeply_nested_data(server: Child) -> None:
     body = (
         b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + b"[" * 60_000 + b"]" * 60_000 + b"}]}"
     )
@@ -224,14 +224,14 @@ def test_the_nesting_of_data_that_is_whole(server: Child) -> None:
         assert client.ask(http_request("POST", "/v2/models/identity/infer", body))[0] == 400
 
 
-def test_many_small_pieces_are_put_together(server: Child) -> None:
+def test_requests_in_many_small_pieces(server: Child) -> None:
     with Http(server.address) as client:
         for at in range(len(data := small())):
             client.sock.sendall(data[at : at + 1])
         assert client.answer()[0] == 200
 
 
-def test_a_body_that_is_claimed_and_never_comes_takes_no_memory(server: Child) -> None:
+def test_announced_bodies_that_never_arrive_take_no_memory(server: Child) -> None:
     """100 connections that claim 1 MiB each, and go: what was set aside for them is let go."""
     clients = [Http(server.address) for _ in range(100)]
     for client in clients:
@@ -295,7 +295,7 @@ def any_frames(draw: Any) -> bytes:
     | any_frames()
     | mutated(FRAMES, 1)
 )
-def test_frames_over_grpc(server: Child, data: bytes) -> None:
+def test_random_frames_over_grpc(server: Child, data: bytes) -> None:
     host, port = server.place.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock, contextlib.suppress(OSError):
         sock.sendall(data)
@@ -327,7 +327,7 @@ MESSAGES = [
     path=st.sampled_from([MODEL_INFER, STREAM_INFER, INFER_CHUNKED]),
     sent=st.lists(mutated(MESSAGES, 2) | st.binary(max_size=40), min_size=1, max_size=3),
 )
-def test_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
+def test_random_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
     """UNKNOWN would be an exception of ours that got out. (A unary call without its message is one that grpcio never answers.)"""
     try:
         for _ in channel.stream_stream(path)(iter(sent), timeout=PATIENCE_S):

@@ -116,7 +116,7 @@ def executing(server: Child) -> bool:
 
 
 @pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
-def test_a_slot_is_free_when_its_client_is_gone(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+def test_a_slot_is_freed_when_its_client_disconnects(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
     with contextlib.ExitStack() as stack:
         go = leave(server, stack)
         until(lambda: executing(server), "the request is under way")
@@ -127,7 +127,9 @@ def test_a_slot_is_free_when_its_client_is_gone(server: Child, leave: Callable[.
 
 
 @pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
-def test_those_that_wait_leave_the_queue(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+def test_queued_requests_of_disconnected_clients_leave_the_queue(
+    server: Child, leave: Callable[..., Callable[[], None]]
+) -> None:
     with contextlib.ExitStack() as stack:
         gone = [leave(server, stack) for _ in range(WAITING + 1)]
         until(lambda: pending(server, "long") == WAITING, "one executes and the others wait")
@@ -138,7 +140,7 @@ def test_those_that_wait_leave_the_queue(server: Child, leave: Callable[..., Cal
         assert answers(server)
 
 
-def test_the_next_in_line_is_served_at_once(tmp_path: Path) -> None:
+def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
     """The first of 60 s goes away; the second, which waited behind it, has begun when nobody waits any longer."""
     models = write_models(tmp_path, long=LONG)
     with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
@@ -151,7 +153,7 @@ def test_the_next_in_line_is_served_at_once(tmp_path: Path) -> None:
         assert executing(server)
 
 
-def test_half_a_request_is_no_work(server: Child) -> None:
+def test_an_incomplete_request_occupies_no_slot(server: Child) -> None:
     data = long_over_http()
     for cut in (*range(1, len(long_head()) + 7, 7), len(data) - 1):
         with Http(server.address) as client:
@@ -160,7 +162,7 @@ def test_half_a_request_is_no_work(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_a_stream_of_events_ends_with_its_reader(server: Child) -> None:
+def test_an_event_stream_ends_when_its_reader_disconnects(server: Child) -> None:
     """generate_stream of a model that goes on for 50 s: its slot is free for the next."""
     ask = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
     for _ in range(3):
@@ -170,7 +172,7 @@ def test_a_stream_of_events_ends_with_its_reader(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_a_reader_who_stops_reading_stops_nobody_else(server: Child) -> None:
+def test_a_client_that_stops_reading_does_not_block_others(server: Child) -> None:
     with dialled(server.place) as channel:
         idle = channel.stream_stream(STREAM_INFER)(iter([a_request("words").SerializeToString()]), timeout=PATIENCE_S)
         next(idle)

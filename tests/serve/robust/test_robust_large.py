@@ -48,7 +48,7 @@ def server() -> Iterator[Child]:
 
 
 @pytest.mark.parametrize("way", LARGE)
-def test_a_large_tensor_takes_a_bounded_multiple_of_its_size(server: Child, way: str) -> None:
+def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way: str) -> None:
     before = server.memory()
     server.forget_peak()
     LARGE[way](server, SIZE)
@@ -57,7 +57,7 @@ def test_a_large_tensor_takes_a_bounded_multiple_of_its_size(server: Child, way:
 
 
 @pytest.mark.parametrize("way", ["HTTP", "gRPC in chunks"])
-def test_the_memory_of_many_is_that_of_one(server: Child, way: str) -> None:
+def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way: str) -> None:
     """Nothing is left behind that would be found only by the garbage collector."""
     LARGE[way](server, SIZE // 4)
     before = server.memory()
@@ -67,7 +67,7 @@ def test_the_memory_of_many_is_that_of_one(server: Child, way: str) -> None:
     assert server.peak() - before <= TIMES[way] * SIZE // 4 + BESIDES
 
 
-def test_the_requests_of_a_stream_leave_nothing_behind(server: Child) -> None:
+def test_requests_of_a_stream_are_freed(server: Child) -> None:
     size, count = 8 * MIB, 32
     message = a_request(values=bytes(size)).SerializeToString()
     with dialled(server.place) as channel:
@@ -106,7 +106,7 @@ def test_messages_up_to_the_limit_are_accepted_and_larger_ones_are_refused_unrea
         assert answers(server)
 
 
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_refused_requests_are_freed(tmp_path: Path) -> None:
     """A refusal is an exception, which knows the frames that it went through: none of them keeps the request's data."""
     models, size, count = write_models(tmp_path, failing=PYTHON), 2 * MIB, 8
     (tmp_path / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise ValueError('no')\n")

@@ -57,7 +57,7 @@ def test_many_concurrent_connections(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
+def test_requests_over_the_limit_are_refused_with_an_error(tmp_path: Path) -> None:
     models = write_models(tmp_path, late=delayed("500ms", slots=0))
     with child("identity", models, *PORTS, "--max-requests=25") as server:
         tally = many_connections(server.address, 100, small("late"))
@@ -68,7 +68,7 @@ def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
         assert answers(server)
 
 
-def test_calls_over_the_limit_of_a_connection_wait_their_turn(tmp_path: Path) -> None:
+def test_calls_over_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
     """That is HTTP/2's own limit: the client keeps what the connection does not take."""
     models = write_models(tmp_path, late=delayed("50ms", slots=0))
     with child("identity", models, *PORTS, "--max-streams=10") as server:

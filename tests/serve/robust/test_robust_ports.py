@@ -33,20 +33,20 @@ def infer(inputs, parameters):
         ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics use the same port, 8002"),
     ],
 )
-def test_two_of_our_own_that_are_the_same(ports: dict[str, int], named: str) -> None:
+def test_equal_ports_are_refused(ports: dict[str, int], named: str) -> None:
     with pytest.raises(UserError) as error:
         check(Settings(**ports))
     assert error.value.what == named
     assert "give each its own" in error.value.remedy
 
 
-def test_any_free_one_and_none_may_be_said_twice() -> None:
+def test_any_free_port_and_no_port_may_be_given_repeatedly() -> None:
     check(Settings(http=0, grpc=0, metrics=0))
     check(Settings(http=8000, grpc=None, metrics=None))
 
 
 @pytest.mark.parametrize(("http", "further"), [(65535, 1), (65534, 2)])
-def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
+def test_default_ports_out_of_range_are_explained(http: int, further: int) -> None:
     with pytest.raises(UserError, match=f"--http {http} leaves no room") as error:
         _port(None, http, further)
     assert "--grpc" in error.value.remedy

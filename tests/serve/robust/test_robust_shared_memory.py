@@ -52,9 +52,7 @@ def in_memory(model: str, shape: list[int]) -> bytes:
     return made.SerializeToString()
 
 
-def test_memory_that_is_taken_away_while_a_request_is_computed_is_that_requests_trouble(
-    server: Child, memory: Path, now: Path
-) -> None:
+def test_truncating_memory_during_a_request_affects_only_that_request(server: Child, memory: Path, now: Path) -> None:
     with dialled(server.place) as channel:
         unary(channel, "SystemSharedMemoryRegister", name="r", key=f"/{memory.name}", byte_size=2 * SIZE)
         call = channel.unary_unary(MODEL_INFER, None, ModelInferResponse.FromString)
@@ -75,7 +73,7 @@ def test_memory_that_is_taken_away_while_a_request_is_computed_is_that_requests_
     assert server.errors() == ""
 
 
-def test_large_tensors_in_shared_memory_are_there_and_back_over_http_too(server: Child, memory: Path) -> None:
+def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memory: Path) -> None:
     truth = os.urandom(SIZE)
     with memory.open("r+b") as file:
         file.write(truth)

@@ -43,7 +43,7 @@ def refuses(server: Child) -> bool:
     return False
 
 
-def test_a_request_that_was_coming_is_served_when_it_is_complete() -> None:
+def test_a_request_in_transit_is_served_when_complete() -> None:
     with child("identity", "sim", *PORTS, "--drain=60s") as server:
         with asks(server) as upload, asks(server) as chat:
             upload.sock.sendall(HEAD + bytes(SIZE // 2))
@@ -77,7 +77,7 @@ def test_incomplete_requests_are_refused_with_an_error_when_the_drain_ends() -> 
         assert server.errors() == ""
 
 
-def test_one_that_stalls_ends_with_the_patience_for_that() -> None:
+def test_a_stalled_request_ends_with_the_stall_timeout() -> None:
     with child("identity", *PORTS, "--drain=600s", "--stalled=300ms") as server:
         with asks(server) as upload:
             upload.sock.sendall(HEAD)
