@@ -223,7 +223,7 @@ def test_exactly_one_input_must_be_given(model: Loaded, names: tuple[str, ...]) 
         "pixels": np.zeros((1, 3, 224, 224), "f4"),
     }
     message = refusal(model, **{name: both[name] for name in names})
-    assert message.endswith(f"given: {', '.join(names) or 'none'}")
+    assert message.endswith(f"(got {', '.join(names) or 'none'})")
 
 
 def test_pixels_may_be_a_memory_view(model: Loaded) -> None:
