@@ -1,4 +1,4 @@
-"""One simulator for all tests that need no other, in a child process, with short times and faults on request."""
+"""A simulator in a child process, with short times and the fault header, shared by tests without special settings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from inferometer.serve.sim.settings import Fixed
 
 @pytest.fixture(scope="session")
 def sim() -> Iterator[str]:
-    """The URL."""
+    """The simulator's URL."""
     with running(simulator(timing=Fixed(ttft=0.01, itl=0.001), allow_fault_header=True)) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""A server in a child process: what passes between it and its parent."""
+"""A server in a child process: the communication with its parent."""
 
 import os
 import signal
@@ -42,7 +42,8 @@ def test_output_of_a_model_does_not_disturb_the_handshake(tmp_path: Path):
 
 
 def test_a_signal_after_the_end_of_stdin_does_not_shorten_the_drain(tmp_path: Path):
-    """Its parent does both to stop it, and the child may see them in either order: that is one stop, not a second signal."""
+    """The parent does both to stop it, and the child may see them in either order: that is one stop, not a second
+    signal."""
     (tmp_path / "waiter.py").write_text(CONFIG + WAITER.format(folder=tmp_path))
     settings = Settings(models=(str(tmp_path / "waiter.py"),), http=0, drain=30)
     with serving(settings) as server, RawClient(server.url) as web, RawClient(server.url) as watch:

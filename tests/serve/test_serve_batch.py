@@ -1,4 +1,4 @@
-"""The batch engine with a fake clock, against closed forms, and properties that hold whatever comes."""
+"""The batch engine with a fake clock: closed forms, and properties for random requests."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ class Logged(Job):
 
 
 def engine(tokens_per_chunk: int = 1, max_queue: int | None = None, **spec: object) -> BatchTiming:
-    """1 ms a prompt token, 10 ms a decode step unless told otherwise."""
+    """Return an engine with 1 ms per prompt token and 10 ms per decode step by default."""
     values = {"prefill_rate": 1000.0, "decode_step": 0.01, "max_batch": 8, "block": 4, "kv_tokens": 4096} | spec
     return BatchTiming(Batch(**values), tokens_per_chunk=tokens_per_chunk, max_queue=max_queue)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""`inferometer serve`: settings from options, one-line errors, a clean end."""
+"""`inferometer serve`: settings from options, one-line errors, a clean stop."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 
 @pytest.fixture
 def settings_of(monkeypatch: pytest.MonkeyPatch):
-    """The settings that a command line comes to, without serving."""
+    """Return the settings of a command line without serving."""
 
     def settings_of(*arguments: str) -> Settings:
         caught: list[Settings] = []

@@ -1,4 +1,4 @@
-"""The endpoints, as a raw socket sees them."""
+"""The OpenAI endpoints over a raw socket."""
 
 import json
 import os

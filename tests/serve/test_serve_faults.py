@@ -1,4 +1,4 @@
-"""Faults: the grammar, which requests they strike, and each as the client sees it."""
+"""Injected faults: their syntax, which requests they apply to, and what the client sees."""
 
 import json
 import socket
@@ -170,7 +170,7 @@ def test_split_and_slow_writes_arrive_complete(client: RawClient, fault: str):
 
 
 def segments(client: RawClient) -> int:
-    """How many came, as the kernel counts them (tcpi_segs_in): a client that is held up reads many at once."""
+    """Return how many TCP segments arrived according to the kernel (tcpi_segs_in): a blocked client reads many at once."""
     return int(struct.unpack_from("I", client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 140)[0])
 
 

@@ -1,4 +1,4 @@
-"""Fixed timing with a fake clock: every due is told by the formula, and lateness never adds up."""
+"""Fixed timing with a fake clock: due times follow the formula, and lateness does not accumulate."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 class Logged(Job):
-    """A job that remembers what it was given."""
+    """A job that records its tokens."""
 
     def __init__(self, n: int, n_out: int, arrived: int) -> None:
         super().__init__(n, 1, n_out, arrived)
@@ -27,7 +27,7 @@ def timing(max_batch: int = 0, jitter: float = 0.0, **options: int) -> FixedTimi
 
 
 def run(model: FixedTiming) -> None:
-    """Always at the due instant, until there is nothing left."""
+    """Advance at each due time until nothing is left."""
     while model.due != NEVER:
         model.advance(model.due)
 

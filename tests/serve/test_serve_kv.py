@@ -1,4 +1,4 @@
-"""KV room and the prefix cache."""
+"""The KV cache and its prefix cache."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""HTTP requests, however the bytes come."""
+"""Parsing HTTP requests, split in any way."""
 
 import os
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_body_over_the_limit_is_413_at_any_split(data: bytes, limit: int):
 
 @pytest.mark.parametrize("more", [b"", PLAIN + CHUNKED])
 def test_a_body_is_written_to_its_buffer_at_any_split(more: bytes):
-    """As a connection does it: what comes with the head is fed, and the rest written into the one buffer."""
+    """As a connection does it: what arrives with the headers is fed, and the rest written into the buffer."""
     for cut in range(PLAIN.index(b"\r\n\r\n") + 4, len(PLAIN)):
         parser = RequestParser()
         assert parser.feed(PLAIN[:cut], 0) == []

@@ -1,4 +1,4 @@
-"""Token counts are the tokenizer's own, and the answers' words are one token each."""
+"""Token counts equal the tokenizer's, and each word of a response is one token."""
 
 import pytest
 from hypothesis import given

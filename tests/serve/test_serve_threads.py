@@ -1,4 +1,4 @@
-"""Work beside the loop: how many threads there are, what is told, and what the process does not wait for."""
+"""Background threads: how many there are, how results are reported, and what the process does not wait for."""
 
 import asyncio
 import subprocess

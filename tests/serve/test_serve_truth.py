@@ -1,4 +1,4 @@
-"""The truth log and /metrics: what the server says of itself."""
+"""The truth log and /metrics."""
 
 import os
 import time

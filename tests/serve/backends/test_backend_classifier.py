@@ -1,4 +1,4 @@
-"""The built-in classifier: the same weights everywhere, images decoded, batches that are singles."""
+"""The built-in classifier: identical weights everywhere, image decoding, batches equal to single requests."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ def model() -> Loaded:
 
 
 def blocks(seed: int, height: int = 224, width: int = 224) -> Any:
-    """Coloured squares."""
+    """Return an image of colored squares."""
     colours = np.random.default_rng(seed).integers(0, 256, (height // 28, width // 28, 3), np.uint8)
     return colours.repeat(28, 0).repeat(28, 1)
 
@@ -74,7 +74,7 @@ def test_weights_have_the_documented_distribution() -> None:
 
 
 def test_scores_match_a_numpy_implementation() -> None:
-    """The whole net once more, in float64, without PyTorch."""
+    """The whole network once more, in float64, without PyTorch."""
     weights = {name: array.astype(float) for name, array in classifier.seeded().items()}
     image = blocks(3).transpose(2, 0, 1) / 255
     patches = image.reshape(3, 28, 8, 28, 8).transpose(1, 3, 0, 2, 4).reshape(28, 28, -1)

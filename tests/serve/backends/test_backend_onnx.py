@@ -1,4 +1,4 @@
-"""ONNX models, each held against what it is defined to compute."""
+"""ONNX models, compared with what they are defined to compute."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ NUMBERS = {
 
 
 def saved(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
-    """A model of nodes (op, inputs, outputs) and tensors (name, datatype, shape)."""
+    """Save a model of nodes (op, inputs, outputs) and tensors (name, datatype, shape)."""
     graph = helper.make_graph(
         [helper.make_node(op, into, out) for op, into, out in nodes],
         "g",
@@ -189,7 +189,7 @@ def test_an_unknown_device_is_named(tmp_path: Path, device: str) -> None:
 
 
 class Elsewhere:
-    """An ONNX Runtime that was built with CUDA, on a machine that has none: it says nothing, or says why."""
+    """An ONNX Runtime built with CUDA on a machine without a GPU: it fails silently or with a reason."""
 
     def __init__(self, error: str) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Models that are functions: what they are given, what they may give, what is said of broken ones."""
+"""Python models: what the function receives, what it may return, and the errors for invalid ones."""
 
 import sys
 from pathlib import Path
@@ -213,7 +213,7 @@ def test_inputs_may_be_memory_views(tmp_path: Path) -> None:
 
 
 def test_parameters_in_config_may_be_plain_values(tmp_path: Path) -> None:
-    """As they may be in a config.yaml."""
+    """As in a config.yaml."""
     own = "CONFIG = {'parameters': {'warmup': 0, 'on': True, 'text': 'a', 'message': {'string_value': 'b'}}}\n"
     made = loading(written(tmp_path, own + ADD), **ADDED)
     python.load(made)

@@ -1,4 +1,4 @@
-"""The simulator as a text model: what a request that is cancelled or too long leaves behind."""
+"""The simulator as a text model: requests that are cancelled or too long."""
 
 import asyncio
 from typing import Any

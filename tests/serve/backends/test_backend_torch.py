@@ -1,4 +1,4 @@
-"""PyTorch models, each held against a direct call of the module."""
+"""PyTorch models, compared with a direct call of the module."""
 
 import importlib
 import io
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
 
 
 class TwoWays(torch.nn.Module):  # type: ignore[misc]
-    """Tells its arguments apart."""
+    """A module whose result shows which argument is which."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ def test_a_damaged_file_is_reported_in_one_line(
 
 
 class Evil:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -425,7 +425,7 @@ def test_missing_pytorch_names_the_extra(script: Path, monkeypatch: pytest.Monke
 
 
 def threads_seen(loaded: Any) -> int:
-    """By an operation, after a request in a thread of its own."""
+    """Return the number of threads that an operation sees after a request in another thread."""
     seen: list[int] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Language models with random weights, held against transformers' own generate() and forward()."""
+"""Language models with random weights, compared with transformers' own generate() and forward()."""
 
 import contextlib
 import inspect
@@ -33,7 +33,7 @@ def word_tokenizer(**more: Any) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """A token a byte: characters beyond ASCII come in pieces."""
+    """Return a tokenizer with one token per byte: characters beyond ASCII span several tokens."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -258,7 +258,7 @@ BYTES = byte_tokenizer()
 
 
 def test_leading_spaces_of_words_are_kept() -> None:
-    """As SentencePiece has it: the space is a part of the word, and is dropped at the beginning."""
+    """As in SentencePiece: the space is part of the word and is dropped at the beginning of a text."""
     words_ = {"▁a": 0, "▁b": 1, "c": 2, "<unk>": 3}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words_, "<unk>"))
     made.decoder = tokenizers.decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""Each backend behind the server's own queues: loaded from a repository, batched, answered."""
+"""Each backend behind the server's queues: loaded from a repository, batched, run."""
 
 import asyncio
 import io

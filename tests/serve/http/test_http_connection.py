@@ -1,4 +1,4 @@
-"""Connections as a client at the other end of the socket sees them, with a handler that says how much it was given."""
+"""Connections seen from the other end of the socket, with a handler that echoes what it receives."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Echo:
-    """Answers with what came; /wait is not answered, and /parts comes in several pieces."""
+    """Echoes requests; /wait gets no response, and /parts gets one in several pieces."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -48,7 +48,7 @@ class Echo:
 
 
 class Peer:
-    """A client over one end of a socket pair."""
+    """A client on one end of a socket pair."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

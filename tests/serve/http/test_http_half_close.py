@@ -1,4 +1,4 @@
-"""A client that has closed its own side and waits is answered; one that has gone is told to the handler as ever."""
+"""A client that closes its sending side and waits gets its response; the handler learns of one that is gone."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def dialled(listener: Listener) -> Peer:
-    """Over TCP, where a client's end looks the same whether it has gone or waits."""
+    """Connect over TCP, where end-of-file looks the same whether a client is gone or waits."""
     address = listener._sock.getsockname()
     sock = socket.socket()
     sock.setblocking(False)
@@ -45,7 +45,7 @@ async def dialled(listener: Listener) -> Peer:
 
 
 async def rest(one: Peer) -> bytes:
-    """All that comes, to its end."""
+    """Return everything until end-of-file."""
     data = b""
     while more := await one.some():
         data += more
@@ -57,7 +57,7 @@ def has_ended(listener: Listener) -> bool:
 
 
 async def waiting(listener: Listener, echo: Echo, data: bytes) -> tuple[Peer, Connection]:
-    """A client that sent this, closed its side, and waits."""
+    """Return a client that sent `data`, closed its sending side, and waits."""
     one = await dialled(listener)
     await one.send(data)
     await until(lambda: bool(echo.requests))
@@ -203,7 +203,7 @@ def test_an_incomplete_request_at_end_of_file_closes(start: bytes):
 
 
 class TlsClient:
-    """TLS by hand: Python's own socket has no end for one side alone."""
+    """TLS by hand, because Python's own socket cannot close one side alone."""
 
     def __init__(self, context: ssl.SSLContext, sock: socket.socket) -> None:
         self.sock = sock

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS in front of the same connections, and certificates that are no good."""
+"""TLS and mutual TLS, and invalid certificates."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""What grpcio takes for a batch is given back: when it succeeds, when it fails, and when nobody waits for it any more.
+"""grpcio's batches are freed when they succeed, when they fail, and when they are abandoned.
 
-First with a core of our own, which answers when the test says so; then with grpcio's, whose batches are counted: as many must
-come to their end, where they free, as have begun.
+First with a fake core that completes on command; then with grpcio's own, whose batches are counted: every batch that
+started must reach the point where it is freed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class FailedError(Exception):
 
 
 class Core:
-    """One batch, begun and freed as grpcio does it, and answered as its poller does."""
+    """One batch, started and freed as in grpcio, and completed as by its poller."""
 
     def __init__(self, freeing_fails: Exception | None = None) -> None:
         self.freed = False
@@ -58,7 +58,7 @@ class Core:
 
 
 def waiting_for(core: Core, test: Callable[["asyncio.Task[None]"], Coroutine[Any, Any, None]]) -> None:
-    """The test, with a task that waits for the batch."""
+    """Run the test with a task that waits for the batch."""
 
     async def wait() -> None:
         await freeing(core.execute)("call", (), asyncio.get_running_loop())
@@ -148,7 +148,7 @@ def test_a_batch_that_cannot_start_raises() -> None:
 
 
 class Counted:
-    """grpcio's batches: how many have begun, and how many came to where they free."""
+    """Counts grpcio's batches that started and that were freed."""
 
     def __init__(self, execute: grpc_batches.Execute) -> None:
         self._execute = execute
@@ -162,7 +162,7 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def original() -> grpc_batches.Execute:
-    """grpcio's function, which earlier tests may have replaced."""
+    """grpcio's own function, which earlier tests may have replaced."""
     found = cygrpc.execute_batch
     return getattr(found, "frees_always", None) or found
 
@@ -239,5 +239,5 @@ def test_other_grpcio_versions_are_left_unchanged(
 
 
 def test_the_installed_grpcio_is_the_tested_version() -> None:
-    """With another grpcio: see whether its `execute_batch` still is as ours takes it to be, or frees by itself."""
+    """With another grpcio, check whether its `execute_batch` still works as we assume, or frees by itself."""
     assert tuple(map(int, grpc.__version__.split(".")[:2])) == grpc_batches.KNOWN

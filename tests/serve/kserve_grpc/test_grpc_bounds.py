@@ -1,4 +1,4 @@
-"""What a client can make the server keep, seen from within: calls whose every step the test decides."""
+"""Bounds on what a client can make the server keep in memory, tested with calls that the test controls step by step."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ Chunk = messages.Chunk
 
 
 class Call:
-    """A grpc.aio.ServicerContext with a client that sends these messages and reads every answer."""
+    """A grpc.aio.ServicerContext with a client that sends these messages and reads every response."""
 
     def __init__(self, sent: Iterator[bytes], left: float | None = None) -> None:
         self._sent, self._left = sent, left

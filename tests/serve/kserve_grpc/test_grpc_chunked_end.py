@@ -1,4 +1,4 @@
-"""The server's end while requests of InferChunked are still coming: who was let in is served, and nobody else."""
+"""Shutdown while InferChunked requests are still arriving: only admitted requests are served."""
 
 import queue
 import threading
@@ -24,7 +24,7 @@ def a_head() -> Any:
 
 
 def an_upload(channel: grpc.Channel) -> tuple["queue.Queue[Any]", Any]:
-    """A call that sends what is put into the queue, until None is; its head is sent."""
+    """Start a call that sends what is put into the queue, until None; its head is already sent."""
     sent: queue.Queue[Any] = queue.Queue()
     sent.put(a_head())
     return sent, Stub(channel, messages.OWN_SERVICE).InferChunked(iter(sent.get, None), timeout=2 * PATIENCE_S)
@@ -71,7 +71,7 @@ def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
 
 
 def test_a_new_request_is_refused_at_its_head() -> None:
-    """Not after all of it was taken: here the rest never comes."""
+    """Not after all of it arrived: here, the rest never comes."""
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         refuse_new(one)
         sent, call = an_upload(channel)

@@ -1,4 +1,4 @@
-"""Cutting and joining by hand is what protobuf does: any request is read the same, any answer written the same."""
+"""Our own parsing and encoding of messages gives the same result as protobuf."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the gRPC server says about itself and its models, asked by our own client; and the trees that HTTP shows."""
+"""Metadata, statistics and control over gRPC, read by our own client; and the JSON trees for HTTP."""
 
 import base64
 import json
@@ -224,7 +224,7 @@ print(json.dumps([base64.b64encode(one.DESCRIPTOR.serialized_pb).decode() for on
 
 
 def described(files: list[descriptor_pb2.FileDescriptorProto]) -> dict[str, Any]:
-    """Every message, field, enum and method, by name."""
+    """Return every message, field, enum and method, by name."""
     found: dict[str, Any] = {}
     for file in files:
         for enum in file.enum_type:

@@ -1,4 +1,4 @@
-"""What a request may make the server's loop read: little, whatever it is made of. The rest is cut out, or refused."""
+"""A request cannot make the event loop parse much: large contents are cut out of the message, or refused."""
 
 import struct
 import uuid
@@ -159,7 +159,7 @@ def test_a_request_that_is_large_without_its_contents_is_refused() -> None:
 
 
 class Pieces:
-    """InferTensorContents, which notes how much it is given."""
+    """InferTensorContents that records how much it is given."""
 
     def __init__(self) -> None:
         self.largest = 0

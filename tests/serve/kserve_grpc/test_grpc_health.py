@@ -1,4 +1,4 @@
-"""grpc.health.v1 and server reflection, asked by grpcio's own clients and by ours."""
+"""grpc.health.v1 and server reflection, with grpcio's clients and ours."""
 
 import threading
 from collections.abc import Iterator

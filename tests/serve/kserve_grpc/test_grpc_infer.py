@@ -1,4 +1,4 @@
-"""Inference over the gRPC server with real models: unary, in streams, with deadlines, cancelled, refused."""
+"""Inference over gRPC with real models: unary calls, streams, deadlines, cancellation, errors."""
 
 import asyncio
 import socket
@@ -239,7 +239,7 @@ def test_compressed_requests_are_accepted(stub: Stub, compression: grpc.Compress
 
 @pytest.mark.parametrize(("asked", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
 def test_responses_are_compressed_on_request(served: Served, asked: str, is_smaller: bool) -> None:
-    """What grpcio decompresses it does not tell: it is counted on the way."""
+    """grpcio does not report compression, so the bytes are counted on the way."""
     with counted(served.server.port) as relay, dialled(f"127.0.0.1:{relay.port}") as stub:
         values = bytes(400_000)
         answer = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", asked),))
@@ -422,7 +422,7 @@ def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
 
 
 def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub) -> None:
-    """gRPC itself would cancel some of more than a thousand calls that wait to be begun."""
+    """By default, gRPC would cancel some of more than a thousand pending calls."""
     free = threading.Event()
     served.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
     try:
@@ -436,7 +436,7 @@ def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub)
 
 
 class counted:  # noqa: N801 - reads as what it does
-    """Passes one connection on to a port of this machine, and counts the bytes that come back."""
+    """Relays one connection to a local port, and counts the bytes that come back."""
 
     def __init__(self, port: int) -> None:
         self.answered = 0

@@ -1,4 +1,4 @@
-"""Inputs that take long to read are in a thread's hands, however they come: others are answered meanwhile."""
+"""Inputs that take long to parse are handled in a thread: other calls are served meanwhile."""
 
 import threading
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    """What reads large inputs, and stands still."""
+    """Replaces the function that reads large inputs by one that blocks until released."""
     made = Held(checks.read)
     monkeypatch.setattr(checks, "read", made)
     yield made

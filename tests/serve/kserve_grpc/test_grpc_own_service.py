@@ -1,4 +1,4 @@
-"""inferometer.Inference: one request and its answers as they come, and tensors in pieces."""
+"""inferometer.Inference: one request with streamed responses, and tensors in chunks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -66,7 +66,7 @@ def test_a_deadline_ends_a_stream(served: Served, stub: Stub) -> None:
 
 
 def in_pieces(request: Any, contents: Sequence[bytes], cuts: int) -> Iterator[Any]:
-    """A head and its data, cut every so many bytes, across the tensors' borders."""
+    """Yield a head and its data, cut every `size` bytes across the tensors' boundaries."""
     head = Chunk()
     head.head.request.CopyFrom(request)
     head.head.request.ClearField("raw_input_contents")
@@ -78,7 +78,7 @@ def in_pieces(request: Any, contents: Sequence[bytes], cuts: int) -> Iterator[An
 
 
 def put_together(chunks: Iterator[Any]) -> list[tuple[Any, list[bytes]]]:
-    """Answers and their raw contents."""
+    """Return the responses and their raw contents."""
     found = []
     for chunk in chunks:
         assert chunk.WhichOneof("piece") == "head"

@@ -1,4 +1,4 @@
-"""The server's HTTP codec against our own client's: what one writes the other reads, for all datatypes."""
+"""The server's HTTP codec and our client's agree, for all datatypes."""
 
 import gzip
 import json

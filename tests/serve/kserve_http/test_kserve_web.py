@@ -1,4 +1,4 @@
-"""/v2 as a raw socket sees it: what there is, inference, generate, shared memory, load and unload, cancelling, the end."""
+"""/v2 over a raw socket: metadata, inference, generate, shared memory, loading, cancellation, draining."""
 
 import gc
 import gzip

@@ -1,4 +1,4 @@
-"""Any bytes over a connection: an answer or an orderly close, never an error of the server's own, and the next is served."""
+"""Random bytes over a connection: a response or an orderly close, never an internal error, and the server continues."""
 
 import json
 import socket
@@ -38,7 +38,7 @@ SEEDS = [
 
 @st.composite
 def mutated(draw: Any) -> bytes:
-    """A valid request, or two, with bytes changed, cut out, doubled or put in."""
+    """One or two valid requests with bytes changed, removed, repeated or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(SEEDS), min_size=1, max_size=2))))
     for _ in range(draw(st.integers(0, 4))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
@@ -65,7 +65,7 @@ JSON: "st.SearchStrategy[Any]" = st.recursive(
 
 @st.composite
 def reshaped(draw: Any) -> bytes:
-    """JSON that is nearly an inference: any values at the places that have a meaning."""
+    """JSON that resembles an inference, with arbitrary values for the fields that matter."""
     tree = {
         "id": draw(st.just("a") | JSON),
         "inputs": [

@@ -1,4 +1,4 @@
-"""Streams of events to a client that closes its own side in the midst of them: they go on to their end."""
+"""Event streams to a client that closes its sending side halfway: they are sent to their end."""
 
 import socket
 from pathlib import Path

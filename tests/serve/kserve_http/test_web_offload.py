@@ -1,4 +1,5 @@
-"""Large bodies are in a thread's hands: the others are answered meanwhile, and all else is as with small ones."""
+"""Large bodies are processed in a thread: other requests are served meanwhile, and everything else works as for small
+ones."""
 
 import gc
 import gzip
@@ -33,7 +34,7 @@ def body(count: int = COUNT, **more: Any) -> bytes:
 
 
 def binary(count: int = COUNT, **parameters: Any) -> tuple[bytes, dict[str, str]]:
-    """The tensor as it is, behind the JSON."""
+    """Return the tensor as binary data behind the JSON."""
     x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [x], "parameters": parameters}).encode()
     return head + bytes(4 * count), {"Inference_Header_Content_Length": str(len(head))}
@@ -62,7 +63,7 @@ PARTS = {
 
 
 class Held:
-    """A function of the codec that stands still, the first time that it is called in another thread than the test's."""
+    """A function of the codec that blocks the first time it is called outside the test's thread."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -293,7 +294,7 @@ def test_large_bodies_are_freed(server: Served):
 
 
 def many_strings(count: int, said: int) -> bytes:
-    """Binary, each empty; `said` is how many the request speaks of."""
+    """Return binary empty strings; `said` is the number that the request declares."""
     x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [said], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
     return request(

@@ -1,4 +1,4 @@
-"""Whatever a model says instead of an answer, the client hears something, and the next request is served."""
+"""Whatever error a model raises, the client gets a response, and the next request is served."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_an_error_always_has_a_grpc_code(code: Any):
 def test_a_connection_is_closed_if_the_error_cannot_be_sent(
     server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rather than left waiting for ever."""
+    """The client must not wait forever."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("nothing can be said")

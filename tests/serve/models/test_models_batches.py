@@ -1,4 +1,4 @@
-"""Joining and splitting: what comes back is what went in, for all datatypes."""
+"""Joining and splitting batches round-trips, for all datatypes."""
 
 from typing import Any
 

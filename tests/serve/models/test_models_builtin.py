@@ -1,4 +1,4 @@
-"""The built-in models, the delay, and the page of metrics."""
+"""The built-in models, the delay backend, and the metrics page."""
 
 import asyncio
 from array import array

@@ -1,4 +1,4 @@
-"""Wrong requests are refused before they are queued, in Triton's words."""
+"""Invalid requests are refused before they are queued, in Triton's words."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model that does not load, for whatever reason, is a matter of that model: the others are served, and the index says why."""
+"""A model that fails to load affects no other model, and the index has the reason."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def put(path: Path, text: str = "") -> Path:
 
 
 def index_of(folder: Path) -> dict[str, tuple[str, str]]:
-    """What the server says of the models of a repository once it has started."""
+    """Return the repository index after the server has started."""
     found: dict[str, tuple[str, str]] = {}
 
     async def main() -> None:

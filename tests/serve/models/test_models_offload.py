@@ -1,4 +1,4 @@
-"""What takes long is done in threads: inputs that are still to be read, many strings, large outputs. The loop goes on."""
+"""Slow work runs in threads: reading inputs, many strings, large outputs. The event loop continues meanwhile."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ MODELS = {"text": TEXT, "m": 'backend: "identity"' + TENSORS}
 
 
 class Slow:
-    """Bytes that come when they may."""
+    """Data that can be read once the test allows it."""
 
     def __init__(self, data: bytes, error: BaseException | None = None) -> None:
         self.data, self.error = data, error
@@ -44,7 +44,7 @@ class Slow:
 
 
 def unread(slow: Slow, size: int = -1, count: int = 2) -> Call:
-    """A request whose input is not there yet."""
+    """Return a request whose input is not read yet."""
     return Call("m", Tensor("INPUT0", "FP32", (count,), b""), unread={"INPUT0": Unread(slow.read, size)})
 
 
@@ -345,7 +345,7 @@ output [{ name: "OA", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "OB", data_
 
 
 class Noted:
-    """Bytes, and the thread that they were read in."""
+    """Data that records the thread it was read in."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data, self.thread = data, ""

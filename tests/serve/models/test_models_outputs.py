@@ -1,4 +1,4 @@
-"""Classes and shared memory."""
+"""Classification and shared memory."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""The queue on a clock of our own: what goes together, when, in which order, and that nobody is lost."""
+"""The queue with a fake clock: what is batched together, when, in which order, and that nothing is lost."""
 
 import heapq
 import weakref

@@ -1,4 +1,4 @@
-"""Requests, cancellations, failures, loads and unloads, on models whose every step the test decides."""
+"""Requests, cancellations, failures, loads and unloads, with models that the test controls step by step."""
 
 import asyncio
 import gc
@@ -308,7 +308,7 @@ def test_a_cancelled_delay_frees_its_slot(tmp_path: Path) -> None:
 def test_random_cancellations_end_each_request_once(data: st.DataObject, tmp_path: Path, fakes: Gates) -> None:
     batching = data.draw(st.booleans())
     cancels = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=6))
-    """Which, and before which step: each submit is one, then each batch that is let through."""
+    """Which request, and before which step: first the submissions, then the batches that are let through."""
 
     async def test() -> None:
         GATES.clear()
@@ -589,7 +589,7 @@ def test_a_check_that_raises_leaves_no_request_in_progress(
 
 
 def watched() -> tuple[Tensor, "weakref.ref[Any]"]:
-    """A tensor, and how to see whether it is still there."""
+    """Return a tensor, and a way to see whether it still exists."""
     values = np.ones((1, 1), np.float32)
     return Tensor("INPUT0", "FP32", (1, 1), memoryview(values).cast("B")), weakref.ref(values)
 

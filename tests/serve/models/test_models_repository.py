@@ -1,4 +1,4 @@
-"""What is found on disk, what is put over it, and what cannot be reached."""
+"""Finding models on disk, overriding their configuration, and what must not be reachable."""
 
 from pathlib import Path
 

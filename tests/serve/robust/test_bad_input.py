@@ -1,5 +1,5 @@
-"""What a client can get wrong, over both protocols: the status, a message with the expected and the given, and the next request
-is served. And what is wrong when the server starts: one line, and a remedy; what can go on goes on."""
+"""Client errors over both protocols get the right status and message, and the next request is served. Errors at startup
+are one line with a remedy; what can be served is served."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ needs_torch = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """Three models that load and two that do not."""
+    """Models that load, and two that do not."""
     folder = tmp_path_factory.mktemp("models")
     python = 'input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\noutput [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
     models = write_models(
@@ -73,7 +73,7 @@ Given = tuple[str, str, list[int], bytes]
 
 
 class Bad:
-    """A request that is wrong, and what is said to it: gRPC's code, HTTP's status, words of the message."""
+    """An invalid request, and the expected response: gRPC's code, HTTP's status, parts of the message."""
 
     def __init__(
         self, code: str, status: int, *words: str, model: str = "identity", version: str = "", given: tuple[Given, ...] = (X,),
@@ -188,11 +188,11 @@ def test_bad_requests_get_the_right_status_and_message(server: Child, what: str)
 
 
 SAID_BEFORE = ("a negative dimension", "a timeout that is none", "no datatype at all")
-"""Over HTTP the JSON itself is refused, in its own words."""
+"""Over HTTP, the JSON parser refuses these with its own message."""
 
 
 def test_an_expired_deadline(server: Child) -> None:
-    """The client's own over gRPC, and the protocol's parameter over both."""
+    """The client's own deadline over gRPC, and the protocol's parameter over both."""
     with dialled(server.place) as channel, Http(server.address) as holder, Http(server.address) as next_one:
         for held in (holder, next_one):
             held.sock.sendall(small("slow"))
@@ -249,7 +249,7 @@ def test_a_damaged_image() -> None:
 
 
 def refused(*arguments: str, blocked: tuple[str, ...] = ()) -> str:
-    """Standard error of a server that cannot start; status 2, and no traceback."""
+    """Return standard error of a server that cannot start: status 2, and no traceback."""
     process = launched(*arguments, blocked=blocked, stderr=subprocess.PIPE)
     _, said = process.communicate(timeout=4 * PATIENCE_S)  # some import torch
     assert process.returncode == 2, said

@@ -1,6 +1,6 @@
-"""SIGTERM under load: who watches hears it first, all that was accepted is answered, and the process ends with status 0.
+"""SIGTERM under load: watchers are notified first, all accepted requests get responses, and the exit status is 0.
 
-The server's own access log is the truth: as many answers as it sent were heard.
+The server's access log is the reference: clients must have received as many responses as it sent.
 """
 
 import signal
@@ -42,19 +42,19 @@ CheckResponse = HEALTH.message("grpc.health.v1.HealthCheckResponse")
 SERVING, NOT_SERVING = 1, 2
 IN_WORDS = ("stopping", "shutting down")
 NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
-"""grpcio's words where the call never reached a server."""
+"""grpcio's messages for a call that never reached a server."""
 UNHURRIED = """
 from inferometer.serve import app
 from inferometer.serve.kserve import grpc
 
 app._ANNOUNCED_S, app._GOODBYE_NS, grpc._GOODBYE_S = 1.0, 500_000_000, 0.3
 """
-"""Who watches hears first because the server waits a while with its first refusal, and whose request crosses its goodbye is
-answered because it waits before it closes: here for longer than one of our threads may stand still on a busy machine."""
+"""Watchers are notified first because the server delays its first refusal, and requests that cross its announcement get
+responses because it delays closing: here for longer than a thread of this test may be blocked on a busy machine."""
 
 
 class Load:
-    """Clients in a loop, until the server is gone; what they heard, and when the first was refused."""
+    """Clients in a loop until the server is gone; counts their responses, and when the first was refused."""
 
     def __init__(self, server: Child, model: str) -> None:
         self.server, self.model = server, model
@@ -78,7 +78,7 @@ class Load:
         tally.refuse(why)
 
     def over_http(self) -> None:
-        """Keep-alive; a connection that is not taken any more is the end."""
+        """Send requests over keep-alive connections until no connection is accepted."""
         data = small(self.model)
         while True:
             try:
@@ -110,7 +110,7 @@ class Load:
                     return
 
     def over_a_stream(self) -> None:
-        """Asks the next when it has the answer to the one before."""
+        """Send each request when the previous response has arrived."""
         message, asked, go_on = a_request(self.model).SerializeToString(), 0, threading.Semaphore(1)
 
         def requests() -> Iterator[bytes]:
@@ -142,7 +142,7 @@ class Load:
 
 
 class Watcher:
-    """Health's Watch: the statuses it heard, and when it heard that the server does not serve."""
+    """Health's Watch: the statuses received, and when NOT_SERVING arrived."""
 
     def __init__(self, server: Child) -> None:
         self.heard: list[int] = []
@@ -224,7 +224,7 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
 
 
 def test_not_ready_is_reported_before_requests_are_refused() -> None:
-    """Here for longer than the test takes: until a second signal, all who watch have heard, and all who have not are served."""
+    """Here for longer than the test takes: until a second signal, watchers are notified and all requests are served."""
     long = "from inferometer.serve import app\napp._ANNOUNCED_S = 1000.0"
     with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.place) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
@@ -243,7 +243,7 @@ def test_not_ready_is_reported_before_requests_are_refused() -> None:
 
 
 def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: Path) -> None:
-    """What is not finished by then is refused in words, not cut off."""
+    """They get an error instead of a closed connection."""
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
         client.sock.sendall(small("long"))

@@ -1,8 +1,8 @@
-"""Large tensors there and back: the server's memory is bounded by a multiple of their size, and is given back.
+"""Large tensors: the server's memory is bounded by a multiple of their size, and is freed.
 
-The multiples: over HTTP and in chunks a tensor is there once. gRPC has a message in its own slices, in the bytes that it makes of
-them and in the answer, and grpcio's own echo server takes three times the size; ours is held to five. `python -m bench soak` does
-the same with 1 GiB.
+The multiples: over HTTP and in chunks, a tensor is in memory once. gRPC holds a message in its own slices, in the bytes
+made of them and in the response; grpcio's own echo server needs three times the size, and ours may need five. `python
+-m bench soak` does the same with 1 GiB.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from inferometer.serve.kserve.messages import OWN_SERVICE, ModelStreamInferRespo
 SIZE = 48 * MIB
 TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.5}
 BESIDES = 24 * MIB
-"""Buffers, sockets, what the allocator keeps."""
+"""Allowance for buffers, sockets and the allocator."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_large_tensor_needs_a_bounded_multiple_of_its_size(server: Child, way:
 
 @pytest.mark.parametrize("way", ["HTTP", "gRPC in chunks"])
 def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way: str) -> None:
-    """Nothing is left behind that would be found only by the garbage collector."""
+    """Nothing is left behind for the garbage collector."""
     LARGE[way](server, SIZE // 4)
     before = server.memory()
     server.forget_peak()
@@ -107,7 +107,7 @@ def test_messages_up_to_the_limit_are_accepted_and_larger_ones_are_refused_unrea
 
 
 def test_refused_requests_are_freed(tmp_path: Path) -> None:
-    """A refusal is an exception, which knows the frames that it went through: none of them keeps the request's data."""
+    """An exception references the frames it passed through: none of them may keep the request's data."""
     models, size, count = write_models(tmp_path, failing=PYTHON), 2 * MIB, 8
     (tmp_path / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise ValueError('no')\n")
     with child("identity", models, *PORTS) as server:

@@ -1,4 +1,4 @@
-"""As many clients as there can be: served, or refused in words; the server goes on, and its memory and files come back."""
+"""Many concurrent clients are served or refused with an error; the server continues, and frees memory and files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_requests_over_the_limit_are_refused_with_an_error(tmp_path: Path) -> No
 
 
 def test_calls_over_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
-    """That is HTTP/2's own limit: the client keeps what the connection does not take."""
+    """This is HTTP/2's own limit: the client holds back further calls."""
     models = write_models(tmp_path, late=delayed("50ms", slots=0))
     with child("identity", models, *PORTS, "--max-streams=10") as server:
         with RawGrpc(server.place) as raw:

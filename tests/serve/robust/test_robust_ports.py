@@ -1,4 +1,4 @@
-"""Ports that several want: each is named, with its option, whoever has it and since when."""
+"""Port conflicts are reported with the port and its option, whoever uses the port and since when."""
 
 import socket
 import subprocess

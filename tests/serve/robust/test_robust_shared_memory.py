@@ -1,4 +1,4 @@
-"""Shared memory is a client's: whatever it does to it, and whenever, the server goes on."""
+"""The server continues whatever a client does to its shared memory, at any time."""
 
 import os
 import uuid
@@ -45,7 +45,7 @@ def placed(parameters: object, offset: int) -> None:
 
 
 def in_memory(model: str, shape: list[int]) -> bytes:
-    """All of the input and the output in the region `r`."""
+    """Return a request with all of its input and output in the region `r`."""
     made = ModelInferRequest(model_name=model)
     placed(made.inputs.add(name="INPUT0", datatype="FP32", shape=shape).parameters, 0)
     placed(made.outputs.add(name="OUTPUT0").parameters, SIZE)

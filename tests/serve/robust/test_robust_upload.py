@@ -1,4 +1,4 @@
-"""SIGTERM while requests are still coming: those whose heads came before are served, and nobody is cut off without a word."""
+"""SIGTERM while requests are still arriving: those whose headers arrived before are served, the others get an error."""
 
 import signal
 import socket
@@ -13,14 +13,14 @@ CHAT = b'{"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_
 
 
 def asks(server: Child) -> Http:
-    """A connection that is known to be taken: it has asked something."""
+    """Return a connection that the server has accepted: it has already served a request."""
     client = Http(server.address)
     assert client.ask(small())[0] == 200
     return client
 
 
 def unread(server: Child, client: Http) -> bool:
-    """Whether the kernel has bytes of theirs that one of them has not read, as /proc/net/tcp tells."""
+    """Whether the kernel holds bytes that either side has not read, according to /proc/net/tcp."""
     mine, its = f"{client.sock.getsockname()[1]:04X}", f"{server.address[1]:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, _, queues, *_ = line.split()
@@ -31,7 +31,7 @@ def unread(server: Child, client: Http) -> bool:
 
 
 def taken(server: Child, *clients: Http) -> None:
-    """All that was sent is in the server's hands."""
+    """Wait until the server has read everything that was sent."""
     until(lambda: not any(unread(server, client) for client in clients), "what was sent is read")
 
 

@@ -1,4 +1,4 @@
-"""Who gets in: TLS, mutual TLS, the token; ports that cannot be listened on; the access log; the end."""
+"""Access to the gRPC server: TLS, mutual TLS, the token, ports; the access log; stopping."""
 
 import io
 import re
@@ -170,14 +170,14 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Standard error. (pytest's own loses what is written just when it is read.)"""
+    """Standard error. (pytest's own capture loses what is written while it is read.)"""
     written = io.StringIO()
     monkeypatch.setattr(handlers, "sys", SimpleNamespace(stderr=written))
     return written
 
 
 def lines_of(log: io.StringIO, count: int) -> list[str]:
-    """Once there are so many: a call's line may come after its answer."""
+    """Return the lines once there are `count`: a call's line may be written after its response."""
     until(lambda: log.getvalue().count("\n") >= count, f"{count} lines")
     return log.getvalue().splitlines()
 
@@ -199,7 +199,7 @@ def test_the_access_log_has_one_line_per_call(log: io.StringIO) -> None:
 
 
 def logged(log: io.StringIO, calls: Callable[[Served], None], count: int, **settings: Any) -> list[str]:
-    """The lines of a server that was called so."""
+    """Return the lines of a server after these calls."""
     with serving(access_log=True, **settings) as one:
         calls(one)
         lines_of(log, count)
@@ -302,7 +302,7 @@ def test_status_messages_are_one_bounded_line() -> None:
 
 
 def test_pending_calls_are_refused_with_an_error() -> None:
-    """gRPC has them all when it is stopped, and Python has asked it for one."""
+    """gRPC has received them all when it is stopped, and Python has taken one."""
     with serving() as one, dialled(one.place) as stub:
         stub.ModelInfer(a_request())
         busy, go_on = threading.Event(), threading.Event()

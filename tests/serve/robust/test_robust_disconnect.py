@@ -1,4 +1,4 @@
-"""A client that goes away takes its work with it: the slot is free at once, for whoever is next."""
+"""A client that disconnects cancels its work: the slot is free for the next request at once."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ from inferometer.serve.kserve.messages import Chunk, ModelInferRequest
 DELAY_S, ROWS = 60, 1000
 PER_ROW = f'parameters {{ key: "per_row" value {{ string_value: "{DELAY_S * 1000 // ROWS}ms" }} }}'
 LONG = delayed("0s", slots=1, more=f"max_batch_size: {ROWS}\n{PER_ROW}\n")
-"""Requests of many rows are under way for longer than anything is waited for; those of one row are soon answered."""
+"""Requests with many rows take longer than any test waits; those with one row are quick."""
 WAITING = 3
 
 
@@ -68,7 +68,7 @@ def closed_http(server: Child, stack: contextlib.ExitStack) -> Callable[[], None
 
 
 def closed_channel(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    """The whole connection is gone."""
+    """Close the whole connection."""
     channel = grpc.insecure_channel(server.place, options=[("grpc.use_local_subchannel_pool", 1)])
     call = channel.unary_unary(MODEL_INFER).future(a_long_request().SerializeToString())
 
@@ -103,7 +103,7 @@ LEAVING = [closed_http, closed_channel, cancelled_call, cancelled_stream, cancel
 
 
 def executing(server: Child) -> bool:
-    """Whether the model's one slot is taken: a request that may not wait is then told so, and else it is answered."""
+    """Whether the model's only slot is taken: a request that may not be queued is then refused, otherwise served."""
     request = a_long_request(rows=1)
     request.parameters["timeout"].int64_param = 1
     with dialled(server.place) as channel:
@@ -141,7 +141,7 @@ def test_queued_requests_of_disconnected_clients_leave_the_queue(
 
 
 def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
-    """The first of 60 s goes away; the second, which waited behind it, has begun when nobody waits any longer."""
+    """The first request takes 60 s and disconnects; the second, queued behind it, starts at once."""
     models = write_models(tmp_path, long=LONG)
     with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
         with Http(server.address) as first:
@@ -163,7 +163,7 @@ def test_an_incomplete_request_occupies_no_slot(server: Child) -> None:
 
 
 def test_an_event_stream_ends_when_its_reader_disconnects(server: Child) -> None:
-    """generate_stream of a model that goes on for 50 s: its slot is free for the next."""
+    """generate_stream of a model that runs for 50 s: its slot is free for the next request."""
     ask = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
     for _ in range(3):
         with Http(server.address, timeout=DELAY_S / 2) as client:

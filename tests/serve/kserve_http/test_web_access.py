@@ -1,4 +1,4 @@
-"""Who is let in, over which transport, and what is logged."""
+"""Access to the HTTP server: the token, TLS; and the access log."""
 
 import ssl
 from pathlib import Path

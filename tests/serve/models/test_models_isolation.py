@@ -1,5 +1,5 @@
-"""What a model raises is the error of the request that it is about, not of those that shared its batch; and what a model gives is
-checked against its configuration."""
+"""An error affects only the request that caused it, not others in its batch; and outputs are checked against the
+configuration."""
 
 import asyncio
 import threading
@@ -41,7 +41,7 @@ parameters { key: "warmup" value { string_value: "0" } }
 
 
 class Watched:
-    """What the models below saw."""
+    """Records what the models below saw."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -58,7 +58,7 @@ class Big:
 
 
 def picky(loading: Loading) -> Loaded:
-    """Raises what the request says where there is a value below 0."""
+    """Load a model that raises what the request says if there is a value below 0."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -71,7 +71,7 @@ def picky(loading: Loading) -> Loaded:
 
 
 def greedy(loading: Loading) -> Loaded:
-    """Has no memory for batches; waits before it says so."""
+    """Load a model without memory for batches, which waits before it fails."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -159,7 +159,7 @@ parameters { key: "warmup" value { string_value: "0" } }
 
 
 def loose(loading: Loading) -> Loaded:
-    """Gives outputs of the shapes that it is told: A=5,2 B=3."""
+    """Load a model with outputs of the requested shapes: A=5,2 B=3."""
     decoupled = loading.config.model_transaction_policy.decoupled
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
@@ -237,7 +237,7 @@ def test_outputs_must_have_the_rows_of_the_batch(tmp_path: Path, count: int) -> 
 
 
 def filtering(loading: Loading) -> Loaded:
-    """Leaves out the rows below 0; or, where the request says so, the output."""
+    """Load a model that omits the rows below 0 or, on request, the output."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -295,7 +295,7 @@ def test_a_batch_is_not_retried_for_an_invalid_request(tmp_path: Path, key: str)
 
 
 def by_turns(loading: Loading) -> Loaded:
-    """Takes no batches, and waits at each request of the value 1."""
+    """Load a model that fails for batches, and waits at each request with the value 1."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -363,7 +363,7 @@ ODD = {kind.__name__: kind for kind in (Raises, Exits, SaysNothing, HasNoCode, H
 
 
 def odd(loading: Loading) -> Loaded:
-    """Raises one of the above where there is a value below 0."""
+    """Load a model that raises one of the above if there is a value below 0."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
