@@ -88,8 +88,7 @@ def test_timing_is_described_in_one_line(timing: Fixed | Batch, words: list[str]
     assert all(word in line for word in [*words, "reset@#1"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path, number: signal.Signals):
+def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path):
     path = tmp_path / "truth.jsonl"
     arguments = ["serve", "--port", "0", "--ttft", "1ms", "--itl", "1ms", "--truth", str(path)]
     process = subprocess.Popen([sys.executable, "-m", "inferometer", *arguments], stdout=subprocess.PIPE, text=True)
@@ -100,7 +99,7 @@ def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path, number
     assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
     with RawClient(first.split()[2]) as client:
         client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert len(truth.read(path)) == 1
@@ -148,8 +147,9 @@ def test_a_limit_of_zero_is_refused(settings_of):
         settings_of("--max-message", "0B")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stuck", ["threading.Event().wait()", "while True: pass"])
+@pytest.mark.parametrize(
+    ("number", "stuck"), [(signal.SIGINT, "threading.Event().wait()"), (signal.SIGTERM, "while True: pass")]
+)
 def test_the_first_signal_stops_while_a_model_is_loading(tmp_path: Path, number: signal.Signals, stuck: str):
     (tmp_path / "model.py").write_text(f"import threading\nprint('loading', flush=True)\n{stuck}\n")
     command = [sys.executable, "-m", "inferometer", "serve", "identity", str(tmp_path), "--http", "0"]

@@ -88,7 +88,7 @@ def test_a_full_queue_is_a_503_and_is_logged(truth_file: str):
             answer = client.ask("/v1/completions", ask(1))
         assert (answer.status, answer.json["error"]["code"]) == (503, "queue_full")
         so_far = samples(url)["generation_tokens_total"]
-        until(lambda: samples(url)["generation_tokens_total"] > so_far, "who has the place goes on")
+        until(lambda: samples(url)["generation_tokens_total"] > so_far, "the admitted request continues")
     assert [(row.n, row.fault) for row in truth.read(truth_file)] == [(2, "queue_full"), (1, None)]
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 import trustme
 from test_http_connection import MIB, Echo, Peer, listening, peer, post
-from test_http_tls import authority, client, files
+from test_http_tls import client
 from test_http_tls import listening as listening_with_tls
 from waiting import until as wait_until
 
@@ -20,8 +20,6 @@ from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.reply import reply
 from inferometer.serve.settings import Tls
 from inferometer.timing.loop import run
-
-__all__ = ["authority", "files"]
 
 T = TypeVar("T")
 

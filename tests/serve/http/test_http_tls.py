@@ -23,24 +23,6 @@ from inferometer.timing.loop import new_loop
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    server = authority.issue_cert("localhost", "127.0.0.1")
-    server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    server.private_key_pem.write_to_path(folder / "key.pem")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(folder / "other.pem")
-    (folder / "nonsense.pem").write_text("nonsense\n")
-    names = ("cert", "key", "ca", "other", "nonsense", "missing")
-    return {name: str(folder / f"{name}.pem") for name in names}
-
-
 @contextlib.contextmanager
 def listening(tls: Tls) -> Iterator[tuple[Listener, int, Echo]]:
     loop, echo = new_loop(), Echo()

@@ -175,7 +175,7 @@ def counted(original: grpc_batches.Execute, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def all_freed(counted: Counted) -> None:
-    until(lambda: 0 < counted.freed == counted.begun, "as many have come to their end as have begun")
+    until(lambda: 0 < counted.freed == counted.begun, "every batch that started has ended")
 
 
 def test_a_stream_cancelled_by_the_client_leaks_nothing(counted: Counted) -> None:

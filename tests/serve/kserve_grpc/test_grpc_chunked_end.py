@@ -56,7 +56,7 @@ def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
         assert next(idle).infer_response.raw_output_contents
         sent, call = an_upload(channel)
         sent.put(messages.Chunk(data=VALUES[:3]))
-        until(lambda: receiving(one) == 1, "the head has come")
+        until(lambda: receiving(one) == 1, "the head arrived")
         refuse_new(one)
         stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
         stopped.start()
@@ -82,7 +82,7 @@ def test_a_new_request_is_refused_at_its_head() -> None:
 def test_after_closing_no_request_is_admitted() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         sent, call = an_upload(channel)
-        until(lambda: receiving(one) == 1, "the head has come")
+        until(lambda: receiving(one) == 1, "the head arrived")
         one.run(one.models.close)
         sent.put(messages.Chunk(data=VALUES))
         sent.put(None)

@@ -89,7 +89,7 @@ def test_a_call_cancelled_while_its_inputs_are_parsed_frees_its_work(
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
     call.cancel()
-    until(lambda: served.in_flight() == 0, "its work is over")
+    until(lambda: served.in_flight() == 0, "its work ended")
     held.may_go.set()
     assert len(stub.ModelInfer(a_request()).outputs) == 1
 

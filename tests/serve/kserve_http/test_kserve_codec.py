@@ -71,7 +71,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 @given(requests())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
@@ -347,7 +347,7 @@ def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_parsing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
     values = data.draw(LISTS)
     datatype = data.draw(st.sampled_from([name for name in DATATYPES if name != "BYTES"]))
@@ -377,7 +377,7 @@ def test_a_long_nested_array_can_be_split(monkeypatch: pytest.MonkeyPatch):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_writing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
     datatype = data.draw(st.sampled_from([name for name in DATATYPES if name not in ("FP16", "BF16")]))
     count = data.draw(st.integers(0, 9))

@@ -1,7 +1,6 @@
 """Access to the HTTP server: the token, TLS; and the access log."""
 
 import ssl
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,13 +183,8 @@ def test_client_addresses_are_formatted(address: Any, shown: str):
     assert client_of(address) == shown
 
 
-def test_inference_over_mutual_tls(tmp_path: Path):
-    authority = trustme.CA()
-    made = authority.issue_cert("localhost")
-    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    made.private_key_pem.write_to_path(tmp_path / "key.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    tls = Tls(*(str(tmp_path / name) for name in ("cert.pem", "key.pem", "ca.pem")))
+def test_inference_over_mutual_tls(authority: trustme.CA, files: dict[str, str]):
+    tls = Tls(files["cert"], files["key"], files["ca"])
     context = ssl.create_default_context()
     authority.configure_trust(context)
     with serving(Settings(tls=tls)) as server:

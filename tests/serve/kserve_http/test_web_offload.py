@@ -329,7 +329,7 @@ def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
     with RawClient(server.url) as large:
         large.send(many_strings(MANY + 1, MANY + 1))
         assert held.is_there.wait(30)
-    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work is over")
+    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work ended")
     held.may_go.set()
     with RawClient(server.url) as other:
         assert other.ask(INFER, SMALL).status == 200

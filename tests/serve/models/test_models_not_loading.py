@@ -19,8 +19,8 @@ TENSORS = (
 CODE = 'CONFIG = {{"input": [{x}], "output": [{x}]}}\ndef infer(inputs, parameters): return inputs\n'
 HUGE = CODE.format(x='{"name": "X", "data_type": "TYPE_FP32", "dims": [9223372036854775807]}')
 UNTYPED = CODE.format(x='{"name": "X", "data_type": 99, "dims": [1]}')
-DEEP_YAML = "input: " + "[" * 5000 + "]" * 5000
-DEEP_PBTXT = f'backend: "identity" {TENSORS} zzz ' + "{ a " * 5000 + "}" * 5000
+DEEP_YAML = "input: " + "[" * 1500 + "]" * 1500
+DEEP_PBTXT = f'backend: "identity" {TENSORS} zzz ' + "{ a " * 1500 + "}" * 1500
 
 BROKEN = {
     "an unknown kind of instance": (

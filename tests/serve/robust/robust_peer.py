@@ -121,6 +121,13 @@ class Child:
                 return int(line.split()[1]) * 1024
         raise AssertionError(f"no {name}: the server is gone")
 
+    def refuses_connections(self) -> bool:
+        try:
+            socket.create_connection(self.address, timeout=PATIENCE_S).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Stop it and return its exit status."""
         if self.process.poll() is None:

@@ -196,7 +196,7 @@ def test_an_expired_deadline(server: Child) -> None:
     with dialled(server.place) as channel, Http(server.address) as holder, Http(server.address) as next_one:
         for held in (holder, next_one):
             held.sock.sendall(small("slow"))
-        until(lambda: pending(server, "slow") == 1, "one executes and the other waits")
+        until(lambda: pending(server, "slow") == 1, "one request runs and the other is queued")
         assert failure(lambda: infer(channel, a_request("slow"), timeout=0.05))[0] == "DEADLINE_EXCEEDED"
         request = a_request("slow")
         request.parameters["timeout"].int64_param = 1000

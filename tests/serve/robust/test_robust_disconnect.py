@@ -119,7 +119,7 @@ def executing(server: Child) -> bool:
 def test_a_slot_is_freed_when_its_client_disconnects(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
     with contextlib.ExitStack() as stack:
         go = leave(server, stack)
-        until(lambda: executing(server), "the request is under way")
+        until(lambda: executing(server), "the request is in progress")
         go()
         until(lambda: not executing(server), "its slot is free", DELAY_S / 2)
         assert pending(server, "long") == 0
@@ -132,7 +132,7 @@ def test_queued_requests_of_disconnected_clients_leave_the_queue(
 ) -> None:
     with contextlib.ExitStack() as stack:
         gone = [leave(server, stack) for _ in range(WAITING + 1)]
-        until(lambda: pending(server, "long") == WAITING, "one executes and the others wait")
+        until(lambda: pending(server, "long") == WAITING, "one request runs and the others are queued")
         for go in gone:
             go()
         until(lambda: pending(server, "long") == 0, "none waits", DELAY_S / 2)
@@ -146,9 +146,9 @@ def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
     with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
         with Http(server.address) as first:
             first.sock.sendall(long_over_http())
-            until(lambda: executing(server), "the first is under way")
+            until(lambda: executing(server), "the first is in progress")
             second.sock.sendall(long_over_http())
-            until(lambda: pending(server, "long") == 1, "the second waits")
+            until(lambda: pending(server, "long") == 1, "the second is queued")
         until(lambda: pending(server, "long") == 0, "the second has begun", DELAY_S / 2)
         assert executing(server)
 

@@ -174,7 +174,10 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
         load.start(load.over_grpc, 4)
         load.start(load.over_a_stream, 2)
         tallies = (load.http, load.grpc, load.streams)
-        until(lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING], "all are under way")
+        until(
+            lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING],
+            "all clients are running",
+        )
         assert server.stop() == 0
         load.end()
         watcher.end()
@@ -186,14 +189,6 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     assert load.grpc.served == sum(f"{MODEL_INFER} OK" in line for line in log)
     assert sum(load.http.refused.values()) == sum("/infer 503 " in line for line in log)
     assert not any("Traceback" in line for line in log)
-
-
-def refuses(server: Child) -> bool:
-    try:
-        Http(server.address).sock.close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
@@ -208,13 +203,13 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
         client.sock.sendall(small("held"))
         with dialled(server.place) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("held").SerializeToString())
-            until(lambda: pending(server, "held") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "held") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:
                 status, _ = asker.ask(http_request("GET", "/v2/health/ready"))
             assert status == 400
-            until(lambda: refuses(server), "no connection is taken any more")
+            until(server.refuses_connections, "connections are refused")
             go_on.touch()
             assert client.answer()[0] == 200
             assert client.closes
@@ -234,7 +229,7 @@ def test_not_ready_is_reported_before_requests_are_refused() -> None:
             assert client.json("GET", "/v2/health/ready")[0] == 200
             server.process.send_signal(signal.SIGTERM)
             assert next(heard).status == NOT_SERVING
-            until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness says no")
+            until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness fails")
             assert client.json("GET", "/v2/models/identity/ready")[0] == 400
             assert not unary(channel, "ServerReady").ready
             assert answers(server)  # over new connections, too
@@ -249,7 +244,7 @@ def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: P
         client.sock.sendall(small("long"))
         with dialled(server.place) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
-            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             assert server.stop() == 0
             assert (call.code(), call.details()) == (
                 grpc.StatusCode.UNAVAILABLE,
@@ -271,9 +266,9 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             upload.sock.sendall(infer_head("identity", 400_000, [1, 100_000]))
             for each in (client, other):
                 each.sock.sendall(small("long"))
-            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
-            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "it has heard")
+            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "the server handled the signal")
             assert server.process.poll() is None
             assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""

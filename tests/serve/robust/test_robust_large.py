@@ -125,5 +125,5 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
                         with contextlib.suppress(grpc.RpcError):
                             list(channel.stream_stream(path)(iter([message]), timeout=PATIENCE_S))
         # The server received 80 x size. (The last response is sent before all of it is freed.)
-        until(lambda: server.memory() - before <= 8 * size + BESIDES, "the memory is given back")
+        until(lambda: server.memory() - before <= 8 * size + BESIDES, "the memory is freed")
         assert server.errors() == ""

@@ -39,8 +39,8 @@ def test_many_concurrent_streams(server: Child) -> None:
     files, memory = server.files(), server.memory()  # gRPC opens a few of its own when it is first busy
     tally = many_streams(server.place, COUNT, "late")
     assert (tally.served, tally.lost) == (COUNT, {})
-    until(lambda: server.files() <= files, "as many files are open as before")
-    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is given back")
+    until(lambda: server.files() <= files, "no more files are open than before")
+    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is freed")
     assert answers(server)
     assert server.errors() == ""
 
@@ -51,8 +51,8 @@ def test_many_concurrent_connections(server: Child) -> None:
     memory = server.memory()
     tally = many_connections(server.address, COUNT, small("late"))
     assert (tally.served, tally.lost) == (2 * COUNT, {})
-    until(lambda: server.files() <= files, "as many files are open as before")
-    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is given back")
+    until(lambda: server.files() <= files, "no more files are open than before")
+    until(lambda: server.memory() - memory <= 32 * MIB, "the memory is freed")
     assert answers(server)
     assert server.errors() == ""
 

@@ -58,7 +58,7 @@ def test_truncating_memory_during_a_request_affects_only_that_request(server: Ch
         call = channel.unary_unary(MODEL_INFER, None, ModelInferResponse.FromString)
         first = call.future(in_memory("held", [SIZE // 4]), timeout=PATIENCE_S)
         second = call.future(in_memory("held", [SIZE // 4]), timeout=PATIENCE_S)
-        until(lambda: pending(server, "held") == 1, "one is computed, the other waits")
+        until(lambda: pending(server, "held") == 1, "one request runs and the other is queued")
         os.truncate(memory, 0)
         now.touch()
         for one in (first, second):
