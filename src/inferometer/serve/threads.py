@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Told = Callable[[Any, BaseException | None], None]
-"""told(result, error): called in the loop."""
+OnDone = Callable[[Any, BaseException | None], None]
+"""on_done(result, error): called in the loop."""
 
 _at_work: set[threading.Thread] = set()
 
@@ -26,17 +26,17 @@ class Threads:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int, name: str) -> None:
         self._loop, self._most, self._name = loop, most, name
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Told] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], OnDone] | None] = SimpleQueue()
         self._threads = 0
         self._waiting = 0  # unfinished jobs, including running ones
 
-    def do(self, work: Callable[[], Any], told: Told) -> None:
+    def do(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Start a job from the loop; raises RuntimeError if the system cannot create a thread."""
         if self._threads < min(self._most, self._waiting + 1):
             threading.Thread(target=self._work, name=f"{self._name} {self._threads + 1}", daemon=True).start()
             self._threads += 1
         self._waiting += 1
-        self._jobs.put((work, told))
+        self._jobs.put((work, on_done))
 
     def close(self) -> None:
         """Accept no more jobs; running ones continue, but their results are dropped once the loop is closed."""
@@ -50,23 +50,23 @@ class Threads:
             _at_work.add(thread)
             made = _done(*job)
             _at_work.discard(thread)
-            self._tell(*made)
+            self._report(*made)
             del job, made  # otherwise their data would be kept until the next job
 
-    def _tell(self, told: Told, result: Any, error: BaseException | None) -> None:
+    def _report(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._ended, told, result, error)
+            self._loop.call_soon_threadsafe(self._ended, on_done, result, error)
 
-    def _ended(self, told: Told, result: Any, error: BaseException | None) -> None:
+    def _ended(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
         self._waiting -= 1
-        told(result, error)
+        on_done(result, error)
 
 
-def _done(work: Callable[[], Any], told: Told) -> tuple[Told, Any, BaseException | None]:
+def _done(work: Callable[[], Any], on_done: OnDone) -> tuple[OnDone, Any, BaseException | None]:
     try:
-        return told, work(), None
+        return on_done, work(), None
     except BaseException as error:  # even SystemExit: it is reported to the caller
-        return told, None, error
+        return on_done, None, error
 
 
 async def in_thread(work: Callable[..., T], *words: object) -> T:
@@ -74,7 +74,7 @@ async def in_thread(work: Callable[..., T], *words: object) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def told(result: T, error: BaseException | None) -> None:
+    def on_done(result: T, error: BaseException | None) -> None:
         if future.done():  # the caller has gone away
             return
         if error is not None:
@@ -83,7 +83,7 @@ async def in_thread(work: Callable[..., T], *words: object) -> T:
             future.set_result(result)
 
     threads = Threads(loop, 1, "loading")
-    threads.do(lambda: work(*words), told)
+    threads.do(lambda: work(*words), on_done)
     threads.close()
     return await future
 

@@ -102,13 +102,13 @@ class _Answering:
         finish, self._finish = self._finish, None
         self._outputs, self._emit = (
             {},
-            _nobody,
+            _ignore,
         )  # the alarm references this until it is due, which should not keep tensors alive
         if finish is not None:
             finish(None)
 
 
-def _nobody(_: Tensors) -> None:
+def _ignore(_: Tensors) -> None:
     pass
 
 

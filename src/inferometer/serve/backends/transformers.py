@@ -54,8 +54,8 @@ def load(loading: Loading) -> Loaded:
     device = device_of(loading, torch)
     kind = getattr(hugging, _CLASSES[task])
     more = {**options, "dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
-    model, told = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
-    _check_whole(loading, where, told["missing_keys"])
+    model, report = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
+    _check_whole(loading, where, report["missing_keys"])
     tokenizer = _read(loading, where, lambda: hugging.AutoTokenizer.from_pretrained(where, **options))
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
     language = Language(torch, device, model.eval().to(device), tokenizer, longest, threads)
@@ -141,8 +141,8 @@ def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
 
 
 def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
-    told = configured.whole(loading, "max_length", 0)
-    limits = [told or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    configured_length = configured.whole(loading, "max_length", 0)
+    limits = [configured_length or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
     return min((limit for limit in limits if limit and limit < _UNBOUNDED), default=None)
 
 

@@ -100,13 +100,13 @@ class GrpcServer:
         """Refuse new calls, let those in progress end for `grace` seconds, then cancel them. (The models already
         refuse.)"""
         if grace:
-            await self._until_nobody_calls()
+            await self._until_no_calls_are_pending()
         self.health.close()
         for stream in list(self._streams):
             stream.end_input()
         await self._server.stop(grace)
 
-    async def _until_nobody_calls(self) -> None:
+    async def _until_no_calls_are_pending(self) -> None:
         """Wait until no call is pending in gRPC: it would cancel those without an error."""
         begun, since = self._handlers.begun, time.monotonic()
         end = since + _LONGEST_GOODBYE_S

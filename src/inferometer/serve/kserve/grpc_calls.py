@@ -50,7 +50,7 @@ def inference(
 
 def let_go(one: Inference) -> None:
     """Break reference cycles after the end, so that the tensors are freed at once."""
-    one.answer = one.ended = _nobody
+    one.answer = one.ended = _ignore
 
 
 def anew(refused: Refused) -> Refused:
@@ -58,7 +58,7 @@ def anew(refused: Refused) -> Refused:
     return Refused(refused.code, refused.message)
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
