@@ -513,7 +513,7 @@ def test_our_classifier_is_asked_without_an_input_and_a_key_that_is_missing_is_a
         assert server.grpc is not None
         for url in (server.url, server.grpc):
             asked = infer(url, "--api", "kserve", "--model", "classifier")
-            assert_one_line(asked, "no bearer token", "give --api-key-env or --api-key-file")
+            assert_one_line(asked, "the bearer token is missing", "give --api-key-env or --api-key-file")
             said = infer(url, "--api", "kserve", "--header", "Authorization: Bearer geheim", "--model", "classifier")
             assert (said.status, said.err) == (0, ""), said
             assert "pixels" in said.out and "image" not in said.out

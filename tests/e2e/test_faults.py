@@ -12,7 +12,7 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import simulator
 from inferometer.serve.sim.settings import Batch, Fixed
 
-TOLD = "the simulator was told to"
+REJECTED, FAILED = "injected fault: request rejected", "injected fault: request failed"
 WANTED = 8
 """Output tokens of each request."""
 STREAMED_CHAT = {"api": "chat"}
@@ -39,26 +39,26 @@ def ask(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any)
 # --- failures --------------------------------------------------------------------------------------------------------
 
 IN_A_STREAM = {
-    "reject=503": ("http_503", f"{TOLD} refuse this"),
-    "reject=429": ("http_429", f"{TOLD} refuse this"),
+    "reject=503": ("http_503", REJECTED),
+    "reject=429": ("http_429", REJECTED),
     "reset": ("reset", ""),
-    "error_body": ("error_body", f"{TOLD} fail here"),
+    "error_body": ("error_body", FAILED),
     "html": ("not_json", "It works!"),
     "abort": ("reset", ""),
     "cut": ("cut_short", ""),
     "truncate": ("truncated", ""),
-    "error_frame": ("error_frame", f"{TOLD} fail here"),
+    "error_frame": ("error_frame", FAILED),
     "garbage": ("malformed_json", "garbage"),
 }
 IN_ONE_PIECE = {
-    "reject=500": ("http_500", f"{TOLD} refuse this"),
+    "reject=500": ("http_500", REJECTED),
     "reset": ("reset", ""),
-    "error_body": ("error_body", f"{TOLD} fail here"),
+    "error_body": ("error_body", FAILED),
     "html": ("not_json", "It works!"),
     "abort": ("reset", ""),
     "cut": ("cut_short", ""),
     "truncate": ("malformed_json", ""),
-    "error_frame": ("error_body", f"{TOLD} fail here"),
+    "error_frame": ("error_body", FAILED),
 }
 
 

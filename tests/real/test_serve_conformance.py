@@ -56,12 +56,12 @@ ALLOWED = [
         "the model `sequence` needs a sequence batcher, which our server has not",
     ),
     Allowed(
-        r"register_cuda_shared_memory .*", r"error", r'".* this server has none; use system shared memory"',
+        r"register_cuda_shared_memory .*", r"error", r'".* CUDA shared memory is not supported; use system shared memory"',
         "Triton judges the handle first; ours takes none at all, and says what to use",
     ),
     Allowed(
         r"(un)?load_model identity", r"error|status",
-        r'"this server lets no client load .*"|"models cannot be loaded .*"|"403"|"StatusCode.PERMISSION_DENIED"',
+        r'"this server lets no client load .*"|"clients may not load .*"|"403"|"StatusCode.PERMISSION_DENIED"',
         "Triton calls it unavailable because of polling, even where nothing is polled; ours says that it is forbidden",
     ),
     Allowed(
@@ -110,7 +110,7 @@ ALLOWED = [
         "Triton sends a stack trace with the paths of its host; ours sends the error alone",
     ),
     Allowed(
-        r"load with a broken configuration", r"error", r'"failed to load .no_batch., the configuration is no JSON: .*"',
+        r"load with a broken configuration", r"error", r'"failed to load .no_batch., the configuration is not valid JSON: .*"',
         "Triton only says that it failed to poll the repository; ours says what is wrong",
     ),
 ]  # fmt: skip

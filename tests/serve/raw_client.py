@@ -12,12 +12,12 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     complete: bool = False
-    """The body came to the end that HTTP gives it."""
+    """Whether the body was complete according to HTTP."""
     reset: bool = False
 
     @property
     def events(self) -> list[str]:
-        """The data of the SSE frames; fails where the bytes are not `data: ...` and an empty line."""
+        """The data of the SSE events; fails if the bytes are not `data: ...` and an empty line."""
         text = self.body.decode()
         assert text.endswith("\n\n"), text
         frames = text[:-2].split("\n\n")
@@ -70,7 +70,7 @@ class RawClient:
         return answer
 
     def at_end(self) -> bool:
-        """Nothing is left and the server has closed."""
+        """Whether nothing is left and the server has closed."""
         return not self._buffer and not self._more()
 
     def _chunked(self, answer: Response) -> bool:
@@ -115,7 +115,7 @@ class RawClient:
 
 
 def request(path: str, body: Any = None, method: str = "", **headers: str) -> bytes:
-    """The bytes of a request; a body that is not bytes is sent as JSON."""
+    """Return the bytes of a request; a body that is not bytes is sent as JSON."""
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     method = method or ("GET" if body is None else "POST")
     lines = [f"{method} {path} HTTP/1.1", "Host: sim"]

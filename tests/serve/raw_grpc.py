@@ -1,6 +1,6 @@
-"""A gRPC client that keeps to no limit of the server's: HTTP/2 by the package h2, one connection, one call at a time.
+"""A gRPC client that ignores the server's limits: HTTP/2 with the package h2, one connection, one call at a time.
 
-grpcio's own would hold back what the server says that it does not take.
+grpcio's own client would hold back what exceeds the limits that the server announces.
 """
 
 import socket
@@ -12,7 +12,7 @@ from h2.settings import SettingCodes
 
 PATIENCE_S = 30
 NO_MESSAGE = bytes(5)
-"""A frame with an empty message, which is one that says nothing."""
+"""A frame with an empty message."""
 
 
 class RawGrpc:
@@ -40,7 +40,7 @@ class RawGrpc:
         self._sock.close()
 
     def ask(self, path: str, *metadata: tuple[str, str]) -> int:
-        """The status of a call with an empty message."""
+        """Return the status of a call with an empty message."""
         stream = self._http.get_next_available_stream_id()
         head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
         head += [("te", "trailers"), ("content-type", "application/grpc"), *metadata]

@@ -1,4 +1,4 @@
-"""A server in a child process: what passes between it and its parent."""
+"""A server in a child process: the communication with its parent."""
 
 import os
 import signal
@@ -39,14 +39,15 @@ def infer(inputs, parameters):
 GIVEN = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 
 
-def test_what_a_model_prints_is_not_taken_for_what_the_server_says(tmp_path: Path):
+def test_output_of_a_model_does_not_disturb_the_handshake(tmp_path: Path):
     (tmp_path / "talker.py").write_text(CONFIG + TALKER)
     with serving(Settings(models=(str(tmp_path / "talker.py"),), http=0)) as server, RawClient(server.url) as web:
         assert web.ask("/v2/models/talker/infer", GIVEN).json["outputs"][0]["data"] == [1.5]
 
 
-def test_a_signal_after_the_end_of_its_input_does_not_cut_the_drain_short(tmp_path: Path):
-    """Its parent does both to stop it, and the child may see them in either order: that is one stop, not a second signal."""
+def test_a_signal_after_the_end_of_stdin_does_not_shorten_the_drain(tmp_path: Path):
+    """The parent does both to stop it, and the child may see them in either order: that is one stop, not a second
+    signal."""
     (tmp_path / "waiter.py").write_text(CONFIG + WAITER.format(folder=tmp_path))
     settings = Settings(models=(str(tmp_path / "waiter.py"),), http=0, drain=30)
     with serving(settings) as server, RawClient(server.url) as web, RawClient(server.url) as watch:

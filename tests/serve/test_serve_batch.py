@@ -1,4 +1,4 @@
-"""The batch engine with a fake clock, against closed forms, and properties that hold whatever comes."""
+"""The batch engine with a fake clock: closed forms, and properties for random requests."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ class Logged(Job):
 
 
 def engine(tokens_per_chunk: int = 1, max_queue: int | None = None, **spec: object) -> BatchTiming:
-    """1 ms a prompt token, 10 ms a decode step unless told otherwise."""
+    """Return an engine with 1 ms per prompt token and 10 ms per decode step by default."""
     values = {"prefill_rate": 1000.0, "decode_step": 0.01, "max_batch": 8, "block": 4, "kv_tokens": 4096} | spec
     return BatchTiming(Batch(**values), tokens_per_chunk=tokens_per_chunk, max_queue=max_queue)  # type: ignore[arg-type]
 
@@ -37,14 +37,14 @@ def run(model: BatchTiming) -> None:
         assert model.kv.held + model.kv.idle <= model.kv.capacity
 
 
-def test_one_sequence_takes_its_prefill_and_then_a_step_a_token():
+def test_one_sequence_takes_its_prefill_and_then_a_step_per_token():
     model, job = engine(prefill_overhead=0.005, decode_per_seq=0.001), Logged(1, 20, 3, arrived=2 * MS)
     model.add(job, 2 * MS)
     run(model)
     assert job.times == [2 + 5 + 20, 2 + 25 + 11, 2 + 25 + 22]
 
 
-def test_a_batch_decodes_together_and_a_step_costs_by_the_sequence():
+def test_a_step_costs_more_per_sequence():
     model = engine(decode_per_seq=0.001)
     jobs = [Logged(n, 10, 4) for n in range(1, 5)]
     model.add(jobs[0], 0)
@@ -56,7 +56,7 @@ def test_a_batch_decodes_together_and_a_step_costs_by_the_sequence():
     assert all(job.times == [51, 65, 79, 92] for job in jobs[1:])
 
 
-def test_beyond_max_batch_the_rest_wait_for_a_place_first_come_first_served():
+def test_requests_beyond_max_batch_wait_in_order():
     model = engine(max_batch=2, prefill_rate=1e9)
     jobs = [Logged(n, 1, 2) for n in range(1, 7)]
     for job in jobs:
@@ -69,7 +69,7 @@ def test_beyond_max_batch_the_rest_wait_for_a_place_first_come_first_served():
     assert [round(job.times[-1]) for job in jobs] == [10, 20, 30, 40, 50, 60]
 
 
-def test_whole_prefills_stall_those_that_decode():
+def test_whole_prefills_stall_decoding():
     model = engine(chunked_prefill=False)
     first, second = Logged(1, 10, 5), Logged(2, 100, 2)
     model.add(first, 0)
@@ -80,7 +80,7 @@ def test_whole_prefills_stall_those_that_decode():
     assert second.times == [130, 140]
 
 
-def test_chunked_prefill_spreads_it_over_steps_and_the_work_stays_the_same():
+def test_chunked_prefill_spreads_the_same_work_over_steps():
     model = engine(token_budget=11)
     first, second = Logged(1, 10, 12), Logged(2, 95, 2)
     model.add(first, 0)
@@ -93,7 +93,7 @@ def test_chunked_prefill_spreads_it_over_steps_and_the_work_stays_the_same():
     assert max(gaps) == 20
 
 
-def test_an_idle_engine_starts_at_the_arrival_and_later_ones_wait_for_the_steps_end():
+def test_an_idle_engine_starts_at_once_and_later_requests_wait_for_the_step():
     model = engine()
     first, second = Logged(1, 10, 2), Logged(2, 10, 1)
     model.add(first, 100 * MS)
@@ -106,14 +106,14 @@ def test_an_idle_engine_starts_at_the_arrival_and_later_ones_wait_for_the_steps_
     assert third.started == 500 * MS
 
 
-def test_several_tokens_a_step_as_in_speculative_decoding():
+def test_several_tokens_per_step():
     model, job = engine(tokens_per_chunk=3), Logged(1, 10, 8)
     model.add(job, 0)
     run(model)
     assert job.log == [(3, 10 * MS), (3, 20 * MS), (2, 30 * MS)]
 
 
-def test_out_of_room_the_latest_is_preempted_and_recomputed_and_no_token_is_lost():
+def test_preemption_recomputes_the_latest_sequence_and_loses_no_token():
     model = engine(kv_tokens=40, prefill_rate=1e6)
     first, second = Logged(1, 16, 20), Logged(2, 16, 20)
     model.add(first, 0)
@@ -126,12 +126,12 @@ def test_out_of_room_the_latest_is_preempted_and_recomputed_and_no_token_is_lost
     assert model.kv.held == 0
 
 
-def test_a_full_queue_refuses_only_beyond_the_free_places():
+def test_a_full_queue_refuses_only_beyond_free_slots():
     model = engine(max_batch=2, max_queue=1)
     assert [model.add(Logged(n, 1, 5), 0) for n in range(1, 5)] == [True, True, True, False]
 
 
-def test_a_dropped_sequence_leaves_at_once_wherever_it_is():
+def test_a_dropped_sequence_leaves_at_once_in_any_state():
     model = engine(max_batch=2)
     jobs = [Logged(n, 10, 5) for n in (1, 2, 3)]
     for job in jobs:
@@ -144,7 +144,7 @@ def test_a_dropped_sequence_leaves_at_once_wherever_it_is():
     assert (model.n_running, model.n_waiting, model.kv.held) == (0, 0, 0)
 
 
-def test_a_pause_of_the_whole_server_makes_the_step_under_way_longer():
+def test_a_pause_extends_the_current_step():
     model, job = engine(), Logged(1, 10, 3)
     model.add(job, 0)
     model.pause(2000 * MS)
@@ -170,7 +170,7 @@ def test_the_prefix_cache_saves_the_prefill_of_shared_blocks():
     assert (model.kv.queried, model.kv.hit) == (300, 144)
 
 
-def test_jitter_varies_steps_within_its_share_and_repeats():
+def test_jitter_is_bounded_and_reproducible():
     def times() -> list[float]:
         model, job = engine(jitter=0.2), Logged(1, 10, 50)
         model.add(job, 0)
@@ -197,7 +197,7 @@ job_specs = st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 300
     st.integers(1, 4),
     st.sets(st.integers(1, 12), max_size=3),
 )
-def test_whatever_comes_each_gets_its_tokens_in_room_and_in_turn(
+def test_random_requests_get_their_tokens_in_order_within_the_room(
     specs: list[tuple[int, int, int, int]],
     kv_tokens: int,
     max_batch: int,
@@ -234,7 +234,7 @@ def test_whatever_comes_each_gets_its_tokens_in_room_and_in_turn(
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_a_sequence_that_fills_the_room_alone_is_still_served(prefix: bool):
+def test_a_sequence_that_fills_the_room_is_served(prefix: bool):
     model, job = engine(kv_tokens=40, prefix_cache=prefix), Logged(1, 20, 20)
     assert model.kv.fits(40)
     assert not model.kv.fits(41)

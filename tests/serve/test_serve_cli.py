@@ -1,4 +1,4 @@
-"""`inferometer serve`: settings from options, one-line errors, a clean end."""
+"""`inferometer serve`: settings from options, one-line errors, a clean stop."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from raw_client import RawClient, request
 
-from inferometer.cli.serve import _announced, command
+from inferometer.cli.serve import _banner, command
 from inferometer.errors import UserError
 from inferometer.serve import app
 from inferometer.serve.settings import Limits, Settings, check
@@ -19,7 +19,7 @@ from inferometer.serve.sim.settings import Batch, Fixed, Sim, describe
 
 @pytest.fixture
 def settings_of(monkeypatch: pytest.MonkeyPatch):
-    """The settings that a command line comes to, without serving."""
+    """Return the settings of a command line without serving."""
 
     def settings_of(*arguments: str) -> Settings:
         caught: list[Settings] = []
@@ -48,7 +48,7 @@ def test_an_option_of_the_batch_engine_selects_it(settings_of):
     assert settings.sim.timing == Batch(prefix_cache=True, chunked_prefill=False, block=32, max_batch=4)
 
 
-def test_the_api_key_comes_from_the_environment(settings_of, monkeypatch: pytest.MonkeyPatch):
+def test_the_token_comes_from_the_environment(settings_of, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SIM_KEY", "secret")
     assert settings_of("--api-key-env", "SIM_KEY").token == "secret"
 
@@ -61,16 +61,16 @@ def test_the_api_key_comes_from_the_environment(settings_of, monkeypatch: pytest
         "--max-queue -1", "--api-key-env NOT_SET_ANYWHERE", "--fault nonsense", "--decode-step 1ms --max-batch 0",
     ],
 )  # fmt: skip
-def test_bad_values_are_one_line_and_a_remedy(settings_of, arguments: str):
+def test_invalid_values_are_explained_with_a_remedy(settings_of, arguments: str):
     with pytest.raises(UserError) as error:
         settings_of(*arguments.split())
     assert "\n" not in error.value.what
     assert error.value.remedy
 
 
-def test_help_teaches_the_modes_and_every_fault():
+def test_help_explains_the_modes_and_every_fault():
     text = CliRunner().invoke(command, ["--help"]).output
-    assert "Batch engine" in text
+    assert "batch engine" in text
     assert "error_frame" in text
     assert "every=10" in text
 
@@ -82,14 +82,13 @@ def test_help_teaches_the_modes_and_every_fault():
         (Batch(prefix_cache=True), ["20000", "prefix cache"]),
     ],
 )
-def test_the_timing_in_one_line(timing: Fixed | Batch, words: list[str]):
+def test_timing_is_described_in_one_line(timing: Fixed | Batch, words: list[str]):
     line = describe(Sim(timing=timing, faults=("reset@#1",)))
     assert "\n" not in line
     assert all(word in line for word in [*words, "reset@#1"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number: signal.Signals):
+def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path):
     path = tmp_path / "truth.jsonl"
     arguments = ["serve", "--port", "0", "--ttft", "1ms", "--itl", "1ms", "--truth", str(path)]
     process = subprocess.Popen([sys.executable, "-m", "inferometer", *arguments], stdout=subprocess.PIPE, text=True)
@@ -100,13 +99,13 @@ def test_a_signal_ends_it_cleanly_with_the_truth_written(tmp_path: Path, number:
     assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
     with RawClient(first.split()[2]) as client:
         client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert len(truth.read(path)) == 1
 
 
-def test_it_says_which_models_are_served_and_which_are_not_and_the_metrics_port_has_metrics_alone(tmp_path: Path):
+def test_the_banner_lists_models_and_the_metrics_port_has_only_metrics(tmp_path: Path):
     for name, text in (("broken", "1 / 0"), ("good", _DOUBLE)):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.py").write_text(text)
@@ -116,7 +115,7 @@ def test_it_says_which_models_are_served_and_which_are_not_and_the_metrics_port_
     first, metrics, failed = (process.stdout.readline() for _ in range(3))
     try:
         assert first.rstrip().endswith("(models good, identity)")
-        assert failed.startswith("Not served: broken: ")
+        assert failed.startswith("Failed to load broken: ")
         assert "ZeroDivisionError" in failed
         with RawClient(metrics.split()[1].removesuffix("/metrics")) as client:
             assert client.ask("/metrics").status == 200
@@ -134,7 +133,7 @@ def infer(inputs, parameters):
 """
 
 
-def test_an_option_of_the_simulators_without_it_is_refused(settings_of):
+def test_simulator_options_without_the_simulator_are_refused(settings_of):
     for arguments in (("--ttft", "1ms"), ("--model", "llm"), ("--fault", "reset@#1")):
         with pytest.raises(UserError, match="which is not served"):
             settings_of("identity", *arguments)
@@ -143,14 +142,15 @@ def test_an_option_of_the_simulators_without_it_is_refused(settings_of):
     assert settings.limits.message == 2 << 30
 
 
-def test_a_limit_of_nothing_is_refused_and_not_taken_for_the_default(settings_of):
-    with pytest.raises(UserError, match="--max-message is 0"):
+def test_a_limit_of_zero_is_refused(settings_of):
+    with pytest.raises(UserError, match="--max-message must be at least 1"):
         settings_of("--max-message", "0B")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stuck", ["threading.Event().wait()", "while True: pass"])
-def test_the_first_signal_ends_it_while_a_model_is_loading(tmp_path: Path, number: signal.Signals, stuck: str):
+@pytest.mark.parametrize(
+    ("number", "stuck"), [(signal.SIGINT, "threading.Event().wait()"), (signal.SIGTERM, "while True: pass")]
+)
+def test_the_first_signal_stops_while_a_model_is_loading(tmp_path: Path, number: signal.Signals, stuck: str):
     (tmp_path / "model.py").write_text(f"import threading\nprint('loading', flush=True)\n{stuck}\n")
     command = [sys.executable, "-m", "inferometer", "serve", "identity", str(tmp_path), "--http", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -164,7 +164,7 @@ def test_the_first_signal_ends_it_while_a_model_is_loading(tmp_path: Path, numbe
     assert process.returncode == 0
 
 
-def test_a_model_that_a_client_asked_for_does_not_hold_up_the_end_either(tmp_path: Path):
+def test_a_load_by_a_client_does_not_delay_the_stop(tmp_path: Path):
     (tmp_path / "late" / "1").mkdir(parents=True)
     (tmp_path / "late" / "1" / "model.py").write_text(_DOUBLE)
     command = [sys.executable, "-m", "inferometer", "serve", str(tmp_path), "--http", "0", "--grpc", "-1"]
@@ -184,7 +184,7 @@ def test_a_model_that_a_client_asked_for_does_not_hold_up_the_end_either(tmp_pat
     assert process.returncode == 0
 
 
-def test_a_name_that_is_no_model_is_told_all_that_is_built_in():
+def test_an_unknown_model_name_lists_the_built_in_models():
     arguments = ["serve", "nosuch", "--http", "0"]
     result = subprocess.run(
         [sys.executable, "-m", "inferometer", *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -196,27 +196,27 @@ def test_a_name_that_is_no_model_is_told_all_that_is_built_in():
 @pytest.mark.parametrize(
     ("size", "said"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
 )
-def test_that_grpc_takes_less_than_the_limit_says_is_said_at_the_start(settings_of, size: str, said: str):
+def test_the_banner_says_if_grpc_accepts_less_than_the_limit(settings_of, size: str, said: str):
     settings = settings_of("identity", "--max-message", size)
-    text = _announced(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
+    text = _banner(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
     assert ("messages" in text, said in text) == (bool(said), True)
-    without = _announced(settings, app.Listening("http://127.0.0.1:1"))
+    without = _banner(settings, app.Listening("http://127.0.0.1:1"))
     assert "messages" not in without
 
 
 @pytest.mark.parametrize("option", ["--max-header", "--max-streams", "--max-requests"])
-def test_a_limit_that_grpc_cannot_count_to_is_refused_where_grpc_is_served(settings_of, option: str):
-    with pytest.raises(UserError, match=f"{option} is 3000000000, and gRPC counts to 2147483647"):
+def test_limits_beyond_grpcs_own_are_refused_with_grpc(settings_of, option: str):
+    with pytest.raises(UserError, match=f"{option} must be at most 2147483647 for gRPC"):
         settings_of("identity", option, "3000000000")
     assert settings_of("identity", option, "3000000000", "--grpc", "-1").grpc is None
 
 
-def test_patience_with_clients_is_told_in_seconds(settings_of):
+def test_idle_and_stalled_are_parsed_and_checked(settings_of):
     limits = settings_of("identity").limits
     assert (limits.idle, limits.stalled) == (120, 60) == (Limits().idle, Limits().stalled)
     limits = settings_of("identity", "--idle", "90s", "--stalled", "0").limits
     assert (limits.idle, limits.stalled) == (90, 0)
     with pytest.raises(UserError, match="--idle"):
         settings_of("identity", "--idle", "soon")
-    with pytest.raises(UserError, match="--stalled is -1 s"):
+    with pytest.raises(UserError, match="--stalled must be at least 0"):
         check(Settings(limits=Limits(stalled=-1)))

@@ -1,4 +1,4 @@
-"""The simulator's clock hand, with a clock of the test's own: all that is due is made, but never at the cost of the readers."""
+"""The simulator's timer with a fake clock: everything due is produced without blocking the readers."""
 
 import asyncio
 from typing import cast
@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """Stands still but for what making a token takes, and for the test."""
+    """A clock that only advances by the time that producing a token takes, and by the test."""
 
     def __init__(self, token: int) -> None:
         self.t = 0
@@ -31,7 +31,7 @@ class Clock:
         self.armed = deadline
 
     def turn(self) -> int:
-        """What the timer's next call takes."""
+        """Run the timer's next call and return how long it took."""
         begin = self.t = max(self.t, self.armed)
         self.fire()
         return self.t - begin
@@ -49,7 +49,7 @@ class Made(Job):
 
 
 def hand(monkeypatch: pytest.MonkeyPatch, token: int) -> tuple[Clock, Clockwork]:
-    """Tokens every 1 ms."""
+    """Return a clockwork with a token every 1 ms."""
     clock = Clock(token)
     monkeypatch.setattr(clockwork, "now", lambda: clock.t)
     monkeypatch.setattr(clockwork, "deadline_timer", clock.timer)
@@ -66,10 +66,8 @@ def start(clock: Clock, driven: Clockwork, streams: int, tokens: int) -> list[tu
 
 
 @pytest.mark.parametrize("streams", [1, 3, 250])
-def test_where_more_is_due_than_can_be_made_turns_stay_short_and_nothing_is_lost(
-    streams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """250 tokens a millisecond are due, and one takes 20 us."""
+def test_turns_stay_short_under_overload_and_nothing_is_lost(streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """250 tokens per millisecond are due, and each takes 20 us."""
     clock, driven = hand(monkeypatch, 20_000 if streams > 1 else 2 * MS)
     log = start(clock, driven, streams, 50)
     longest = 0
@@ -79,7 +77,7 @@ def test_where_more_is_due_than_can_be_made_turns_stay_short_and_nothing_is_lost
     assert longest <= 2 * MS + max(streams * clock.token, 2 * MS)
 
 
-def test_what_was_due_while_it_stood_still_comes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_due_during_a_pause_is_sent_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, driven = hand(monkeypatch, 1_000)
     log = start(clock, driven, 4, 100)
     clock.t = 50 * MS
@@ -88,7 +86,7 @@ def test_what_was_due_while_it_stood_still_comes_in_one_turn(monkeypatch: pytest
     assert clock.armed == driven.timing.due == 51 * MS
 
 
-def test_who_comes_while_much_is_due_waits_for_a_slice_of_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_during_overload_waits_for_one_slice_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, driven = hand(monkeypatch, 20_000)
     log = start(clock, driven, 10, 100)
     clock.t = 90 * MS

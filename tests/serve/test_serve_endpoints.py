@@ -1,4 +1,4 @@
-"""The endpoints, as a raw socket sees them."""
+"""The OpenAI endpoints over a raw socket."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def content(event: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
 
 
-def test_models_names_the_model(client: RawClient):
+def test_models_lists_the_model(client: RawClient):
     answer = client.ask("/v1/models")
     assert answer.status == 200
     assert [model["id"] for model in answer.json["data"]] == ["sim"]
@@ -42,7 +42,7 @@ def test_health_and_head(client: RawClient):
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_stream_has_its_tokens_a_finish_and_done(client: RawClient, path: str):
+def test_a_stream_has_tokens_finish_reason_and_done(client: RawClient, path: str):
     answer = client.ask(path, ask(path, stream=True, max_tokens=5))
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done = answer.events
@@ -59,7 +59,7 @@ def test_a_stream_has_its_tokens_a_finish_and_done(client: RawClient, path: str)
     assert "usage" not in chunks[-1]
 
 
-def test_the_role_chunk_comes_with_the_head_long_before_the_first_token():
+def test_the_role_chunk_comes_with_the_headers():
     with running(simulator(timing=Fixed(ttft=1000, itl=0))) as url, RawClient(url) as client:
         client.send(request(CHAT, ask(CHAT, stream=True, max_tokens=2)))
         early = client.sock.recv(65536)
@@ -84,14 +84,14 @@ def test_usage_comes_before_done_with_no_choices(client: RawClient, path: str):
     }
 
 
-def test_continuous_usage_counts_along(client: RawClient):
+def test_continuous_usage_is_cumulative(client: RawClient):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=3, stream_options=options)).events
     assert [json.loads(event)["usage"]["completion_tokens"] for event in events[:3]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_an_answer_in_one_piece(client: RawClient, path: str):
+def test_a_non_streamed_response(client: RawClient, path: str):
     answer = client.ask(path, ask(path, max_tokens=7)).json
     choice = answer["choices"][0]
     text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
@@ -100,7 +100,7 @@ def test_an_answer_in_one_piece(client: RawClient, path: str):
 
 
 @pytest.mark.parametrize(("path", "tokens"), [(COMPLETIONS, 16), (CHAT, 128)])
-def test_the_length_where_none_is_asked_for(client: RawClient, path: str, tokens: int):
+def test_the_default_length(client: RawClient, path: str, tokens: int):
     assert client.ask(path, ask(path)).json["usage"]["completion_tokens"] == tokens
 
 
@@ -112,7 +112,7 @@ def test_prompts_as_text_or_token_ids(client: RawClient, prompt: Any, n_in: int 
     assert client.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json["usage"]["prompt_tokens"] == n_in
 
 
-def test_messages_texts_add_up_with_parts_or_without(client: RawClient):
+def test_message_texts_add_up(client: RawClient):
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
     messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": parts}, {"role": "assistant"}]
     count = load(None).count
@@ -153,7 +153,7 @@ def test_messages_texts_add_up_with_parts_or_without(client: RawClient):
         (COMPLETIONS, None, 405, "method_not_allowed"),
     ],
 )
-def test_errors_have_openais_shape_and_the_connection_goes_on(
+def test_errors_have_openais_shape_and_keep_the_connection(
     client: RawClient, path: str, body: Any, status: int, code: str
 ):
     answer = client.ask(path, body)
@@ -163,19 +163,19 @@ def test_errors_have_openais_shape_and_the_connection_goes_on(
     assert client.ask("/health").status == 200
 
 
-def test_fields_that_do_not_bear_on_timing_are_accepted(client: RawClient):
+def test_fields_without_effect_on_timing_are_accepted(client: RawClient):
     body = ask(COMPLETIONS, max_tokens=1, temperature=0.5, stop=["x"], seed=3, ignore_eos=True, n=1, model="sim")
     assert client.ask(COMPLETIONS, body).status == 200
 
 
-def test_connection_close_is_announced_and_kept(client: RawClient):
+def test_connection_close_is_honored(client: RawClient):
     answer = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=2), Connection="close")
     assert answer.complete
     assert answer.headers["connection"] == "close"
     assert client.at_end()
 
 
-def test_pipelined_requests_are_answered_in_their_order(client: RawClient):
+def test_pipelined_requests_keep_their_order(client: RawClient):
     client.send(b"".join(request(COMPLETIONS, ask(COMPLETIONS, max_tokens=n, stream=n % 2 > 0)) for n in range(1, 9)))
     client.send(request("/health"))
     for n in range(1, 9):
@@ -186,7 +186,7 @@ def test_pipelined_requests_are_answered_in_their_order(client: RawClient):
     assert client.response().json == {"status": "ok"}
 
 
-def test_many_pipelined_requests_do_not_stop_the_reading(client: RawClient):
+def test_many_pipelined_requests_are_all_read(client: RawClient):
     client.send(request("/health") * 500)
     assert all(client.response().status == 200 for _ in range(500))
 
@@ -199,19 +199,19 @@ def test_expect_continue_is_answered_before_the_body(client: RawClient):
     assert client.response().status == 200
 
 
-def test_a_request_that_comes_byte_by_byte(client: RawClient):
+def test_a_request_sent_byte_by_byte(client: RawClient):
     for byte in request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2)):
         client.send(bytes([byte]))
     assert client.response().json["usage"]["completion_tokens"] == 2
 
 
-def test_what_is_not_http_is_told_so_and_closed(client: RawClient):
+def test_invalid_http_is_reported_and_closed(client: RawClient):
     client.send(b"\x16\x03\x01\x02\x00" * 100)
     assert client.response().status == 400
     assert client.at_end()
 
 
-def test_http10_gets_an_answer_in_one_piece_and_no_stream(client: RawClient):
+def test_http10_cannot_stream(client: RawClient):
     old = request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2), Connection="keep-alive").replace(
         b"HTTP/1.1", b"HTTP/1.0"
     )
@@ -222,7 +222,7 @@ def test_http10_gets_an_answer_in_one_piece_and_no_stream(client: RawClient):
     assert client.at_end()
 
 
-def test_a_client_that_reads_late_gets_every_byte():
+def test_a_slow_reader_gets_every_byte():
     with running(simulator(timing=Fixed(ttft=0, itl=0), tokens_per_chunk=2)) as url, RawClient(url) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=60_001)))
@@ -235,7 +235,7 @@ def test_a_client_that_reads_late_gets_every_byte():
         assert client.response().status == 200
 
 
-def test_the_api_key_guards_v1_and_nothing_else():
+def test_the_token_protects_v1_only():
     with running(Settings(sim=Sim(), http=0, token="secret")) as url, RawClient(url) as client:
         assert client.ask("/v1/models").json["error"]["code"] == "invalid_api_key"
         assert client.ask("/v1/models", Authorization="Bearer wrong").status == 401

@@ -1,4 +1,4 @@
-"""Faults: the grammar, which requests they strike, and each as the client sees it."""
+"""Injected faults: their syntax, which requests they apply to, and what the client sees."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ MS = 1_000_000
         ("reset", Fault("reset")),
     ],
 )
-def test_a_fault_is_read(text: str, fault: Fault):
+def test_valid_faults_are_parsed(text: str, fault: Fault):
     assert parse_fault(text) == fault
 
 
@@ -43,7 +43,7 @@ def test_a_fault_is_read(text: str, fault: Fault):
     ["", "nope", "reject=99", "reject=x", "split=0", "stall=x", "reset=1", "reset@", "reset@#0", "reset@#x", "reset@every=0",
      "reset@0%", "reset@101%", "reset@x%", "reset@t=x", "reset@later"],
 )  # fmt: skip
-def test_what_is_no_fault_is_told_with_what_is(text: str):
+def test_invalid_faults_are_explained(text: str):
     with pytest.raises(UserError) as error:
         parse_rule(text)
     assert error.value.remedy
@@ -54,7 +54,7 @@ def struck(*rules: str, seed: int = 0, n: int = 1000) -> list[int]:
     return [k for k in range(1, n + 1) if faults.pick(k, k * MS)]
 
 
-def test_which_requests_are_struck():
+def test_rules_select_requests():
     assert struck("reset@#7") == [7]
     assert struck("reset@every=300") == [300, 600, 900]
     assert struck("reset@t=10ms") == [11]
@@ -62,14 +62,14 @@ def test_which_requests_are_struck():
     assert struck() == []
 
 
-def test_a_share_is_random_from_the_seed():
+def test_a_share_is_random_and_reproducible():
     first = struck("reset@5%", n=10_000)
     assert 400 < len(first) < 600
     assert struck("reset@5%", n=10_000) == first
     assert struck("reset@5%", n=10_000, seed=1) != first
 
 
-def test_the_first_rule_that_fits_wins():
+def test_the_first_matching_rule_wins():
     faults = Faults(("reset@#2", "html@every=2"), 0)
     assert [getattr(faults.pick(n, n), "kind", None) for n in range(1, 5)] == [None, "reset", None, "html"]
 
@@ -86,7 +86,7 @@ def tokens_in(answer: Response) -> int:
     return answer.body.count(b'"finish_reason":null')
 
 
-def test_reject_answers_with_the_status_and_keeps_the_connection(client: RawClient):
+def test_reject_sends_the_status_and_keeps_the_connection(client: RawClient):
     answer = ask(client, "reject=429")
     assert (answer.status, answer.json["error"]["code"]) == (429, "injected")
     assert client.ask("/health").status == 200
@@ -98,21 +98,21 @@ def test_reset_comes_before_any_byte(client: RawClient):
     assert client.reads == []
 
 
-def test_abort_resets_in_the_middle(client: RawClient):
+def test_abort_resets_halfway(client: RawClient):
     answer = ask(client, "abort")
     assert answer.reset
     assert not answer.complete
     assert tokens_in(answer) == 5
 
 
-def test_cut_closes_in_the_middle_of_the_body(client: RawClient):
+def test_cut_closes_halfway_through_the_body(client: RawClient):
     answer = ask(client, "cut")
     assert not answer.reset
     assert not answer.complete
     assert tokens_in(answer) == 5
 
 
-def test_truncate_is_whole_http_without_finish_or_done(client: RawClient):
+def test_truncate_is_complete_http_without_finish_or_done(client: RawClient):
     answer = ask(client, "truncate")
     assert answer.complete
     assert tokens_in(answer) == 5
@@ -121,7 +121,7 @@ def test_truncate_is_whole_http_without_finish_or_done(client: RawClient):
     assert client.ask("/health").status == 200
 
 
-def test_error_frame_ends_the_stream_in_the_middle(client: RawClient):
+def test_error_frame_ends_the_stream_halfway(client: RawClient):
     answer = ask(client, "error_frame")
     assert answer.status == 200
     assert "error" in json.loads(answer.events[-2])
@@ -129,7 +129,7 @@ def test_error_frame_ends_the_stream_in_the_middle(client: RawClient):
     assert client.ask("/health").status == 200
 
 
-def test_garbage_is_one_bad_frame_among_good_ones(client: RawClient):
+def test_garbage_is_one_malformed_event(client: RawClient):
     events = ask(client, "garbage").events
     bad = []
     for event in events[:-1]:
@@ -153,7 +153,7 @@ def test_html_is_200_with_a_page(client: RawClient):
     assert answer.headers["content-type"].startswith("text/html")
 
 
-def test_stall_pauses_in_the_middle_and_loses_nothing(client: RawClient):
+def test_stall_pauses_halfway_and_loses_nothing(client: RawClient):
     start = time.monotonic()
     answer = ask(client, "stall=300ms")
     assert time.monotonic() - start > 0.3
@@ -161,7 +161,7 @@ def test_stall_pauses_in_the_middle_and_loses_nothing(client: RawClient):
 
 
 @pytest.mark.parametrize("fault", ["split=3", "slow=1ms"])
-def test_split_and_slow_writes_arrive_whole_and_the_next_request_after_them(client: RawClient, fault: str):
+def test_split_and_slow_writes_arrive_complete(client: RawClient, fault: str):
     before = segments(client)
     answer = ask(client, fault)
     assert len(answer.events) == 12
@@ -170,11 +170,11 @@ def test_split_and_slow_writes_arrive_whole_and_the_next_request_after_them(clie
 
 
 def segments(client: RawClient) -> int:
-    """How many came, as the kernel counts them (tcpi_segs_in): a client that is held up reads many at once."""
+    """Return how many TCP segments arrived according to the kernel (tcpi_segs_in): a blocked client reads many at once."""
     return int(struct.unpack_from("I", client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 140)[0])
 
 
-def test_close_breaks_the_promise_of_keep_alive(client: RawClient):
+def test_close_breaks_keep_alive(client: RawClient):
     answer = ask(client, "close")
     assert answer.complete
     assert answer.headers["connection"] == "keep-alive"
@@ -184,7 +184,7 @@ def test_close_breaks_the_promise_of_keep_alive(client: RawClient):
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "freeze"])
-def test_every_fault_with_every_short_answer_leaves_the_server_well(sim: str, kind: str, stream: bool, tokens: int):
+def test_every_fault_in_short_responses_leaves_the_server_working(sim: str, kind: str, stream: bool, tokens: int):
     fault = {"stall": "stall=1ms", "slow": "slow=1ms"}.get(kind, kind)
     with RawClient(sim) as client:
         answer = ask(client, fault, stream, tokens)
@@ -197,7 +197,7 @@ def test_every_fault_with_every_short_answer_leaves_the_server_well(sim: str, ki
 @pytest.mark.parametrize(
     ("kind", "complete"), [("abort", False), ("cut", False), ("truncate", True), ("garbage", True)]
 )
-def test_faults_in_the_middle_of_an_answer_in_one_piece(client: RawClient, kind: str, complete: bool):
+def test_faults_halfway_through_a_non_streamed_response(client: RawClient, kind: str, complete: bool):
     answer = ask(client, kind, stream=False)
     assert answer.complete is complete
     assert answer.body.startswith(b'{"id"')
@@ -209,7 +209,7 @@ def test_an_unknown_fault_in_the_header_is_400(client: RawClient):
     assert ask(client, "nonsense").json["error"]["code"] == "invalid_fault"
 
 
-def test_the_header_has_no_effect_unless_allowed_and_rules_strike_by_ordinal():
+def test_the_fault_header_has_no_effect_unless_allowed():
     with (
         running(simulator(timing=Fixed(ttft=0, itl=0), faults=("reject=500@#2",))) as url,
         RawClient(url) as client,
@@ -218,7 +218,7 @@ def test_the_header_has_no_effect_unless_allowed_and_rules_strike_by_ordinal():
 
 
 @pytest.mark.parametrize("timing", [Fixed(ttft=0.02, itl=0.02), Batch(prefill_rate=100, decode_step=0.02)])
-def test_a_freeze_by_the_clock_holds_up_all_that_is_due(timing: Fixed | Batch, truth_file: str):
+def test_a_timed_freeze_delays_everything(timing: Fixed | Batch, truth_file: str):
     settings = simulator(timing=timing, faults=("freeze=300ms@t=50ms",), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         assert len(ask(client, "", tokens=20).events) == 22

@@ -1,4 +1,4 @@
-"""Fixed timing with a fake clock: every due is told by the formula, and lateness never adds up."""
+"""Fixed timing with a fake clock: due times follow the formula, and lateness does not accumulate."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 class Logged(Job):
-    """A job that remembers what it was given."""
+    """A job that records its tokens."""
 
     def __init__(self, n: int, n_out: int, arrived: int) -> None:
         super().__init__(n, 1, n_out, arrived)
@@ -27,7 +27,7 @@ def timing(max_batch: int = 0, jitter: float = 0.0, **options: int) -> FixedTimi
 
 
 def run(model: FixedTiming) -> None:
-    """Always at the due instant, until there is nothing left."""
+    """Advance at each due time until nothing is left."""
     while model.due != NEVER:
         model.advance(model.due)
 
@@ -49,14 +49,14 @@ def test_a_late_advance_does_not_move_later_tokens():
     assert [due // MS for _, due in job.log] == [50, 60, 70, 80, 90]
 
 
-def test_nothing_is_given_before_it_is_due():
+def test_nothing_is_emitted_before_it_is_due():
     model, job = timing(), Logged(1, 5, 0)
     model.add(job, 0)
     model.advance(50 * MS - 1)
     assert job.log == []
 
 
-def test_streams_are_served_in_order_of_due_time():
+def test_streams_are_advanced_in_order_of_due_time():
     model, order = timing(), []
     for n, arrived in ((1, 3), (2, 1), (3, 2)):
         job = Logged(n, 2, arrived)
@@ -74,7 +74,7 @@ def test_a_chunk_is_due_with_its_first_token_and_the_last_has_the_rest():
     assert job.log == [(4, 50 * MS), (4, 90 * MS), (2, 130 * MS)]
 
 
-def test_beyond_max_batch_requests_queue_and_start_when_the_earlier_one_was_due_to_end():
+def test_requests_beyond_max_batch_start_when_an_earlier_one_was_due_to_end():
     model = timing(max_batch=1)
     jobs = [Logged(n, 3, 0) for n in (1, 2, 3)]
     assert all(model.add(job, 0) for job in jobs)
@@ -89,7 +89,7 @@ def test_a_full_queue_refuses():
     assert [model.add(Logged(n, 3, 0), 0) for n in (1, 2, 3)] == [True, True, False]
 
 
-def test_a_dropped_request_gets_nothing_more_and_frees_its_place():
+def test_a_dropped_request_frees_its_slot():
     model = timing(max_batch=1)
     first, second, third = (Logged(n, 3, 0) for n in (1, 2, 3))
     for job in (first, second, third):
@@ -105,7 +105,7 @@ def test_a_dropped_request_gets_nothing_more_and_frees_its_place():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10**6), st.floats(0, 1))
-def test_jitter_is_the_same_each_time_bounded_and_never_disorders(seed: int, n: int, jitter: float):
+def test_jitter_is_reproducible_bounded_and_keeps_order(seed: int, n: int, jitter: float):
     logs = []
     for _ in range(2):
         model, job = timing(jitter=jitter, seed=seed), Logged(n, 20, 0)
@@ -119,7 +119,7 @@ def test_jitter_is_the_same_each_time_bounded_and_never_disorders(seed: int, n: 
     assert all(abs(due - dues[0] - 10 * MS * k) <= 10 * MS * jitter + 1 for k, due in enumerate(dues))
 
 
-def test_noise_fills_its_range_evenly():
+def test_noise_is_uniform():
     drawn = [noise(1, n, k) for n in range(1, 101) for k in range(100)]
     assert all(-1 <= x < 1 for x in drawn)
     assert sum(drawn) / len(drawn) == pytest.approx(0, abs=0.02)

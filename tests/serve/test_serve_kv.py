@@ -1,4 +1,4 @@
-"""KV room and the prefix cache."""
+"""The KV cache and its prefix cache."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from inferometer.serve.sim.kv import Holding, KvCache, block_keys
 
 
-def test_keys_are_of_full_blocks_and_of_all_that_stands_before():
+def test_keys_cover_full_blocks_and_everything_before():
     keys = block_keys([1, 2, 3, 4, 5, 6, 7], 2)
     assert len(keys) == 3
     assert block_keys([1, 2, 3, 4], 2) == keys[:2]
@@ -28,7 +28,7 @@ def test_shared_blocks_are_counted_once():
     assert (cache.held, cache.idle) == (0, 5)
 
 
-def test_what_is_not_computed_yet_is_not_shared():
+def test_blocks_are_shared_only_once_computed():
     cache = KvCache(100, 2, prefix_cache=True)
     keys = block_keys(range(10), 2)
     first = cache.admit(keys, 10)
@@ -39,7 +39,7 @@ def test_what_is_not_computed_yet_is_not_shared():
     assert second.cached == 4
 
 
-def test_the_longest_unused_goes_first_and_of_a_sequence_the_hindmost():
+def test_the_least_recently_used_block_is_evicted_first():
     cache = KvCache(8, 2, prefix_cache=True)
     old, new = block_keys([1, 2, 3, 4], 2), block_keys([5, 6, 7, 8], 2)
     for keys in (old, new):
@@ -56,7 +56,7 @@ def test_the_longest_unused_goes_first_and_of_a_sequence_the_hindmost():
     assert third.cached == 2  # its second block was evicted, its first is still there
 
 
-def test_no_room_is_none_and_changes_nothing():
+def test_admission_without_room_changes_nothing():
     cache = KvCache(8, 2, prefix_cache=True)
     assert cache.admit((), 8) is not None
     assert cache.admit((), 1) is None
@@ -64,7 +64,7 @@ def test_no_room_is_none_and_changes_nothing():
 
 
 @given(st.lists(st.tuples(st.sampled_from("agr"), st.integers(1, 30), st.integers(0, 2)), max_size=60), st.booleans())
-def test_held_and_idle_never_exceed_the_room_and_all_comes_back(steps: list[tuple[str, int, int]], prefix: bool):
+def test_blocks_never_exceed_the_capacity(steps: list[tuple[str, int, int]], prefix: bool):
     cache = KvCache(64, 3, prefix)
     live: list[tuple[Holding, tuple[int, ...], int]] = []
     for what, size, family in steps:

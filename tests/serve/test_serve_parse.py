@@ -1,4 +1,4 @@
-"""HTTP requests, however the bytes come."""
+"""Parsing HTTP requests, split in any way."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def feed(*pieces: bytes, limits: Limits | None = None) -> list[Request | Problem
 
 
 @pytest.mark.parametrize("data", [PLAIN, CHUNKED], ids=["sized", "chunked"])
-def test_a_request_cut_at_any_byte_is_the_same_and_arrived_with_its_last(data: bytes):
+def test_a_request_split_at_any_byte_is_parsed_and_arrives_with_its_last_byte(data: bytes):
     for at in range(1, len(data)):
         (found,) = feed(data[:at], data[at:])
         assert isinstance(found, Request)
@@ -38,7 +38,7 @@ def test_a_request_byte_by_byte():
     assert found.headers == {b"x-request-id": b"abc", b"authorization": b"Bearer k", b"content-length": b"15"}
 
 
-def test_pipelined_requests_come_in_their_order_at_any_cut():
+def test_pipelined_requests_keep_their_order_at_any_split():
     data = PLAIN + request("/health") + CHUNKED
     for at in range(1, len(data)):
         assert [getattr(found, "path", None) for found in feed(data[:at], data[at:])] == [
@@ -57,19 +57,19 @@ def test_pipelined_requests_come_in_their_order_at_any_cut():
         (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True, True),
     ],
 )
-def test_keep_alive_is_as_the_version_and_the_header_say(data: bytes, keep_alive: bool, http10: bool):
+def test_keep_alive_follows_version_and_header(data: bytes, keep_alive: bool, http10: bool):
     (found,) = feed(data)
     assert isinstance(found, Request)
     assert (found.keep_alive, found.http10) == (keep_alive, http10)
 
 
-def test_an_upgrade_is_declined_by_going_on_in_http11():
+def test_an_upgrade_is_declined():
     upgrade = request("/health", Connection="Upgrade, HTTP2-Settings", Upgrade="h2c", HTTP2_Settings="AAMA")
     found = feed(upgrade + PLAIN)
     assert [getattr(one, "path", None) for one in found] == [b"/health", b"/v1/completions"]
 
 
-def test_expect_continue_is_asked_for_until_the_body_is_there():
+def test_continue_is_wanted_until_the_body_arrives():
     parser = RequestParser()
     head, body = request("/v1/completions", b"{}", Expect="100-continue").split(b"\r\n\r\n")
     assert parser.feed(head + b"\r\n\r\n", 0) == []
@@ -81,7 +81,7 @@ def test_expect_continue_is_asked_for_until_the_body_is_there():
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x02\x00\x01", b"NONSENSE / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"]
 )
-def test_what_is_not_http_is_a_problem_and_nothing_more_is_read(data: bytes):
+def test_invalid_http_is_a_problem_and_ends_parsing(data: bytes):
     parser = RequestParser()
     (problem,) = parser.feed(data, 0)
     assert isinstance(problem, Problem)
@@ -95,14 +95,14 @@ def test_requests_before_a_problem_are_still_served():
     assert isinstance(second, Problem)
 
 
-def test_a_head_too_long_is_431():
+def test_headers_too_long_are_431():
     pieces = [b"GET / HTTP/1.1\r\nX: "] + [b"a" * 10_000] * 8
     (problem,) = feed(*pieces)
     assert isinstance(problem, Problem)
     assert problem.status == 431
 
 
-def test_a_head_over_the_limit_is_431_also_where_it_comes_whole():
+def test_headers_over_the_limit_are_431_even_if_complete():
     data = request("/health", X="a" * 1000)
     (problem,) = feed(data, limits=Limits(head=1000))
     assert isinstance(problem, Problem)
@@ -117,7 +117,7 @@ def test_a_trailer_that_never_ends_is_431():
     assert problem.status == 431
 
 
-def test_trailers_are_no_headers():
+def test_trailers_are_not_headers():
     (found,) = feed(CHUNKED.removesuffix(b"\r\n") + b"Authorization: Bearer k\r\n\r\n")
     assert isinstance(found, Request)
     assert found.headers == {}
@@ -125,15 +125,15 @@ def test_trailers_are_no_headers():
 
 @pytest.mark.parametrize("data", [PLAIN, CHUNKED], ids=["sized", "chunked"])
 @pytest.mark.parametrize("limit", [14, 15])
-def test_a_body_over_the_limit_is_413_at_any_cut(data: bytes, limit: int):
+def test_a_body_over_the_limit_is_413_at_any_split(data: bytes, limit: int):
     for at in range(1, len(data)):
         (found,) = feed(data[:at], data[at:], limits=Limits(message=limit))
         assert found.status == 413 if isinstance(found, Problem) else limit == 15
 
 
 @pytest.mark.parametrize("more", [b"", PLAIN + CHUNKED])
-def test_a_body_is_put_where_there_is_room_at_any_cut(more: bytes):
-    """As a connection does it: what comes with the head is fed, and the rest written into the one buffer."""
+def test_a_body_is_written_to_its_buffer_at_any_split(more: bytes):
+    """As a connection does it: what arrives with the headers is fed, and the rest written into the buffer."""
     for cut in range(PLAIN.index(b"\r\n\r\n") + 4, len(PLAIN)):
         parser = RequestParser()
         assert parser.feed(PLAIN[:cut], 0) == []
@@ -168,7 +168,7 @@ def test_a_body_is_in_one_buffer_of_its_length():
     assert (found.body[:100], found.body[100:101], len(found.body)) == (b"a" * 100, b"b", size)
 
 
-def test_a_body_that_comes_with_its_head_is_not_copied_again():
+def test_a_body_that_arrives_with_its_headers_is_not_copied():
     (found,) = feed(PLAIN)
     assert isinstance(found, Request)
     assert isinstance(found.body, bytes)
@@ -179,14 +179,14 @@ def test_a_body_that_comes_with_its_head_is_not_copied_again():
     [b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"],
     ids=["upgrade", "connect"],
 )
-def test_any_number_of_upgrades_is_declined_one_after_the_other(one: bytes):
+def test_several_upgrades_are_declined(one: bytes):
     found = feed(one * 3000 + PLAIN)
     assert len(found) == 3001
     assert all(isinstance(request, Request) for request in found)
     assert bytes(found[-1].body) == b'{"prompt":"hi"}'
 
 
-def test_a_body_that_is_only_announced_takes_no_memory():
+def test_an_announced_body_takes_no_memory():
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -207,7 +207,7 @@ def test_a_body_that_is_only_announced_takes_no_memory():
         ("/a://b/c", b"/a://b/c"),
     ],
 )
-def test_a_target_may_be_a_whole_url(target: str, path: bytes):
+def test_the_target_may_be_an_absolute_url(target: str, path: bytes):
     (found,) = feed(f"GET {target} HTTP/1.1\r\nHost: other\r\n\r\n".encode())
     assert isinstance(found, Request)
     assert found.path == path
@@ -218,7 +218,7 @@ def test_a_target_may_be_a_whole_url(target: str, path: bytes):
     ["gzip, chunked", "gzip", "identity", "x\r\nTransfer-Encoding: chunked"],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_transfer_encoding_that_is_not_known_is_refused_with_its_name(lines: str, size: int):
+def test_an_unsupported_transfer_encoding_is_named(lines: str, size: int):
     data = f"POST / HTTP/1.1\r\nTransfer-Encoding: {lines}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode()
     parser, found = RequestParser(), []
     for at in range(0, len(data), size):
@@ -230,20 +230,20 @@ def test_a_transfer_encoding_that_is_not_known_is_refused_with_its_name(lines: s
 
 
 @pytest.mark.parametrize("lines", ["chunked, gzip", "chunked, chunked"])
-def test_chunks_that_are_not_the_outermost_are_no_request(lines: str):
+def test_chunked_must_be_the_last_encoding(lines: str):
     (problem,) = feed(f"POST / HTTP/1.1\r\nTransfer-Encoding: {lines}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
     assert isinstance(problem, Problem)
     assert problem.status == 400
 
 
 @pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
-def test_chunked_by_any_spelling_is_known(coding: str):
+def test_chunked_is_accepted_in_any_spelling(coding: str):
     (found,) = feed(f"POST / HTTP/1.1\r\nTransfer-Encoding:{coding}\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode())
     assert isinstance(found, Request)
     assert bytes(found.body) == b"abc"
 
 
-def test_one_whose_head_has_come_is_let_in_and_no_other():
+def test_only_requests_with_complete_headers_are_admitted():
     for cut in range(1, len(PLAIN)):
         parser = RequestParser()
         parser.feed(PLAIN[:cut], 0)
@@ -266,7 +266,7 @@ REFUSED_UPGRADES = {
 
 @pytest.mark.parametrize("case", REFUSED_UPGRADES)
 @pytest.mark.parametrize("before", [b"", b"GET /first HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"])
-def test_a_refusal_is_said_once_also_where_there_is_an_upgrade_at_any_cut(before: bytes, case: str):
+def test_a_problem_is_reported_once_at_any_split(before: bytes, case: str):
     status, rest = REFUSED_UPGRADES[case]
     data = before + f"POST /second HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n{rest}".encode()
     for at in range(len(data)):
@@ -285,7 +285,7 @@ BODIES = {
 
 @pytest.mark.parametrize("line", [b"POST /v2 HTTP/1.1", b"POST /v2 HTTP/1.0", b"CONNECT a:1 HTTP/1.1"])
 @pytest.mark.parametrize("body", BODIES)
-def test_a_body_behind_an_upgrade_is_the_requests_and_no_request_at_any_cut(line: bytes, body: str):
+def test_a_body_after_an_upgrade_belongs_to_the_request(line: bytes, body: str):
     one = line + b"\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nX-Request-Id: abc\r\n" + BODIES[body]
     data = one + one + PLAIN
     for at in range(len(data)):
@@ -301,7 +301,7 @@ def test_a_body_behind_an_upgrade_is_the_requests_and_no_request_at_any_cut(line
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_body_behind_an_upgrade_is_waited_for(body: str):
+def test_a_body_after_an_upgrade_is_awaited(body: str):
     head, rest = BODIES[body].split(b"\r\n\r\n", 1)
     parser = RequestParser()
     start = b"POST /v2 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nExpect: 100-continue\r\n"

@@ -1,4 +1,4 @@
-"""Token counts are the tokenizer's own, and the answers' words are one token each."""
+"""Token counts equal the tokenizer's, and each word of a response is one token."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def asked(*texts: str) -> CompletionRequest:
 
 
 @given(st.text(alphabet=st.sampled_from(list("ab'sS1 \n\t.-é\u00a0\u2003漢")), max_size=40) | st.text(max_size=40))
-def test_piece_by_piece_is_the_same_as_the_tokenizer(prompts: Prompts, text: str):
+def test_piecewise_tokenizing_matches_the_tokenizer(prompts: Prompts, text: str):
     assert prompts.ids(asked(text)) == load().encode(text)
     assert prompts.count(asked(text)) == load().count(text)
 
@@ -34,14 +34,14 @@ def test_several_texts_add_up(prompts: Prompts):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8000))
-def test_any_stretch_of_the_words_is_so_many_tokens(at: int, count: int):
+def test_every_word_is_one_token(at: int, count: int):
     text = _WORDS.text(at, count).decode()
     assert text.count(" ") == count
     if count < 300:
         assert load().count(text) == count
 
 
-def test_the_words_go_round():
+def test_the_words_repeat():
     n = len(words())
     assert _WORDS.text(n - 1, 2) == _WORDS.text(n - 1, 1) + _WORDS.text(0, 1)
     assert _WORDS.text(5, 2 * n + 3) == _WORDS.text(5, n) * 2 + _WORDS.text(5, 3)

@@ -1,4 +1,4 @@
-"""Work beside the loop: how many threads there are, what is told, and what the process does not wait for."""
+"""Background threads: how many there are, how results are reported, and what the process does not wait for."""
 
 import asyncio
 import subprocess
@@ -12,7 +12,7 @@ from inferometer.serve.threads import Threads, in_thread
 from inferometer.timing.loop import run
 
 
-def test_jobs_are_done_by_as_many_threads_as_are_allowed_and_told_in_the_loop():
+def test_jobs_run_in_a_limited_number_of_threads():
     async def main() -> None:
         threads, told, workers = Threads(asyncio.get_running_loop(), 2, "some"), [], set()
         here, both = threading.current_thread(), threading.Barrier(2)
@@ -54,7 +54,7 @@ def test_one_job_at_a_time_needs_one_thread():
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
-def test_what_a_job_raises_is_told_and_its_thread_goes_on(error: BaseException):
+def test_an_exception_is_reported_and_its_thread_continues(error: BaseException):
     async def main() -> None:
         threads = Threads(asyncio.get_running_loop(), 1, "some")
         heard: list[BaseException | None] = []
@@ -73,7 +73,7 @@ def test_what_a_job_raises_is_told_and_its_thread_goes_on(error: BaseException):
     run(main())
 
 
-def test_what_is_asked_for_by_one_who_has_gone_is_dropped():
+def test_the_result_for_a_caller_that_went_away_is_dropped():
     async def main() -> None:
         may_go, is_there, over = threading.Event(), threading.Event(), threading.Event()
 
@@ -97,7 +97,7 @@ def test_what_is_asked_for_by_one_who_has_gone_is_dropped():
 
 
 @pytest.mark.parametrize(("is_stuck", "last"), [(True, ""), (False, "python's own end\n")])
-def test_the_process_ends_at_once_only_where_a_thread_is_still_at_work(is_stuck: bool, last: str):
+def test_the_process_exits_at_once_only_if_a_thread_is_working(is_stuck: bool, last: str):
     code = f"""
 import asyncio, atexit, threading
 from inferometer.serve.threads import Threads, leave

@@ -1,7 +1,6 @@
-"""The truth log and /metrics: what the server says of itself."""
+"""The truth log and /metrics."""
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from waiting import until
 
 from inferometer.errors import UserError
 from inferometer.serve.background import running, start
-from inferometer.serve.settings import Settings, simulator
+from inferometer.serve.settings import simulator
 from inferometer.serve.sim import truth
-from inferometer.serve.sim.settings import Batch, Fixed, Sim
+from inferometer.serve.sim.settings import Batch, Fixed
 
 MS = 1_000_000
 
@@ -32,7 +31,7 @@ def read_a_token(client: RawClient) -> None:
         came += more
 
 
-def test_a_row_has_the_stamps_in_their_order_and_the_times_as_told(truth_file: str):
+def test_a_row_has_ordered_timestamps_and_the_configured_times(truth_file: str):
     settings = simulator(timing=Fixed(ttft=0.02, itl=0.005), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         before = time.monotonic_ns()
@@ -50,7 +49,7 @@ def test_a_row_has_the_stamps_in_their_order_and_the_times_as_told(truth_file: s
     assert two.first >= two.arrived + 30 * MS
 
 
-def test_who_goes_away_is_aborted_and_frees_the_place(truth_file: str):
+def test_a_disconnected_client_is_aborted_and_frees_its_slot(truth_file: str):
     settings = simulator(timing=Fixed(ttft=0.02, itl=0.02, max_batch=1), truth=truth_file)
     with running(settings) as url:
         with RawClient(url) as client:
@@ -64,7 +63,7 @@ def test_who_goes_away_is_aborted_and_frees_the_place(truth_file: str):
     assert not served.aborted
 
 
-def test_faults_and_refusals_are_rows_too(truth_file: str):
+def test_faults_and_refusals_are_logged(truth_file: str):
     faults = ("reset@#1", "reject=500@#2", "abort@#3", "stall=10ms@#4")
     with running(simulator(timing=Fixed(ttft=0, itl=0), truth=truth_file, faults=faults)) as url:
         for _ in range(4):
@@ -80,7 +79,7 @@ def test_faults_and_refusals_are_rows_too(truth_file: str):
     assert rows[0].first is None
 
 
-def test_a_full_queue_is_503_and_a_row(truth_file: str):
+def test_a_full_queue_is_a_503_and_is_logged(truth_file: str):
     timing = Fixed(ttft=0, itl=0.01, max_batch=1)
     with running(simulator(timing=timing, truth=truth_file, max_queue=0)) as url, RawClient(url) as busy:
         busy.send(request("/v1/completions", ask(100_000)))
@@ -89,11 +88,11 @@ def test_a_full_queue_is_503_and_a_row(truth_file: str):
             answer = client.ask("/v1/completions", ask(1))
         assert (answer.status, answer.json["error"]["code"]) == (503, "queue_full")
         so_far = samples(url)["generation_tokens_total"]
-        until(lambda: samples(url)["generation_tokens_total"] > so_far, "who has the place goes on")
+        until(lambda: samples(url)["generation_tokens_total"] > so_far, "the admitted request continues")
     assert [(row.n, row.fault) for row in truth.read(truth_file)] == [(2, "queue_full"), (1, None)]
 
 
-def test_what_is_under_way_when_the_server_is_stopped_has_its_row(truth_file: str):
+def test_responses_in_progress_at_the_stop_are_logged(truth_file: str):
     server = start(simulator(timing=Fixed(ttft=0.01, itl=0.01), truth=truth_file))
     with RawClient(server.url) as client:
         client.send(request("/v1/completions", ask(10_000)))
@@ -104,23 +103,18 @@ def test_what_is_under_way_when_the_server_is_stopped_has_its_row(truth_file: st
     assert row.aborted
 
 
-def test_a_truth_log_that_cannot_be_written_is_told_at_the_start(tmp_path: Path):
+def test_an_unwritable_truth_log_is_reported_at_the_start(tmp_path: Path):
     with pytest.raises(UserError, match="truth log"):
         start(simulator(truth=str(tmp_path / "missing" / "truth.jsonl")))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_is_told_at_the_end():
+def test_a_full_disk_is_reported_at_the_end():
     server = start(simulator(timing=Fixed(ttft=0, itl=0), truth="/dev/full"))
     with RawClient(server.url) as client:
         client.ask("/v1/completions", ask(1))
     with pytest.raises(UserError, match="incomplete"):
         server.stop()
-
-
-def test_a_port_in_use_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use"):
-        start(Settings(sim=Sim(), http=taken.getsockname()[1]))
 
 
 def test_the_child_ends_with_its_parent():

@@ -1,9 +1,9 @@
-"""The server put together: sockets, models, protocols; then it serves until it is told to stop, and drains.
+"""Assembles the server (sockets, models, protocols), serves until it is stopped, and drains.
 
-The HTTP ports are taken first, so that one in use is said before a model is loaded. Draining has an order: health says
-NOT_SERVING and readiness no, new requests are refused, those under way are finished (for `settings.drain` seconds at
-most), and only then is anything closed. A second signal ends it at once. While models are still loading, the first one
-does.
+The HTTP ports are bound first, so that a port in use is reported before any model is loaded. Draining has an order:
+health checks report NOT_SERVING and readiness fails, new requests are refused, requests in progress are finished (for
+at most `settings.drain` seconds), and only then are connections closed. A second signal stops the server at once; so
+does the first one while models are still loading.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from inferometer.serve.kserve.grpc import GrpcServer
 
 _ANNOUNCED_S = 0.1
-"""From saying that it is not ready to the first refusal: who watches has heard by then."""
+"""Time between reporting not ready and refusing the first request, so that load balancers notice first."""
 _GOODBYE_NS = 100_000_000
 _LOOK_S = 0.01
 _YOUNG, _YOUNG_FOR_TIMING = 5_000, 100_000
-"""New objects between two looks for circular garbage. Looks at more take milliseconds, in which a simulated token would
-be late; but what requests leave behind should not pile up."""
+"""New objects between two garbage collections. Collecting more at once takes milliseconds, which would delay simulated
+tokens; but garbage from requests should not pile up."""
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """Where it can be reached; "" for what is not served."""
+    """The addresses of a running server; "" for what is not served."""
 
     http: str
     grpc: str = ""
     metrics: str = ""
     models: tuple[str, ...] = ()
-    """Those that are ready."""
+    """Models that are ready."""
     failed: tuple[tuple[str, str], ...] = ()
-    """Those that are not, and why."""
+    """Models that failed to load, with the reasons."""
 
 
 async def serve(settings: Settings, ready: Callable[[Listening], None], stop: asyncio.Event | None = None) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; `ready` is told where once it listens."""
+    """Serve until SIGINT, SIGTERM or `stop`; `ready` is called with the addresses once the server listens."""
     check(settings)
     loop = asyncio.get_running_loop()
     stop, at_once = stop or asyncio.Event(), asyncio.Event()
@@ -78,14 +78,11 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
         held.callback(web.close)
         grpc = await _grpc(settings, models, held)
         _collect_garbage_rarely(_YOUNG if settings.models else _YOUNG_FOR_TIMING)
-        handlers = [
-            web,
-            Web(settings, metrics=pages),
-        ]  # what is known of the server is on its own port, and nothing else
+        handlers = [web, Web(settings, metrics=pages)]  # the second one is for the metrics port
         listeners = []
         for sock, handler, (_, option) in zip(sockets, handlers, wanted, strict=False):
             host, port = sock.getsockname()[:2]
-            with ports.explained(host, port, option):  # another may have taken it while models were loaded
+            with ports.explained(host, port, option):  # another process may have taken it while models were loaded
                 listeners.append(Listener(loop, sock, handler, settings.limits, context))
             held.callback(listeners[-1].close)
         ready(_listening(settings, sockets, grpc, models))
@@ -94,7 +91,7 @@ async def serve(settings: Settings, ready: Callable[[Listening], None], stop: as
 
 
 async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Whether it came to its end before it was told to stop; then it is left where it stands."""
+    """Return whether the work finished before the server was stopped; if not, it is abandoned."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +107,7 @@ async def _finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event)
 def _simulator(
     settings: Settings, loop: asyncio.AbstractEventLoop, models: Models, held: contextlib.AsyncExitStack
 ) -> Simulator | None:
-    """The simulator's OpenAI endpoints, and the same as a text model."""
+    """Return the simulator's OpenAI endpoints, and register the simulator as a text model."""
     if settings.sim is None:
         return None
     simulator = Simulator(settings.sim, loop)
@@ -127,7 +124,7 @@ def _pages(models: Models, simulator: Simulator | None) -> list[Callable[[], byt
 async def _grpc(settings: Settings, models: Models, held: contextlib.AsyncExitStack) -> "GrpcServer | None":
     if settings.grpc is None:
         return None
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or clients could make gRPC write to our standard error
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise clients could make gRPC write to our standard error
     from inferometer.serve.kserve import grpc  # noqa: PLC0415  (heavy: not for a simulator over HTTP)
 
     server = await grpc.start(models, settings)
@@ -166,9 +163,11 @@ async def _drain(
 async def _refuse_rest(
     seconds: float, at_once: asyncio.Event, models: Models, web: Web, listeners: list[Listener]
 ) -> None:
-    """What is left is refused in words, before its connection is closed. Who is still sending is given a second to read
-    them, unless it is to end at once, or had no `seconds` to begin with."""
-    partial = sum(listener.refuse_partial("the server has stopped") for listener in listeners)
+    """Refuse the remaining requests with an error before closing their connections. Clients that are still sending get
+    a second to read it, unless the server must stop at once or had no `seconds` to begin with."""
+    partial = sum(
+        listener.refuse_partial("the server stopped before the request was complete") for listener in listeners
+    )
     if web.refuse_rest() + models.in_flight:
         await models.close()
         await asyncio.sleep(_LOOK_S)
@@ -177,7 +176,7 @@ async def _refuse_rest(
 
 
 async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listener], grpc: "GrpcServer | None") -> None:
-    """What is under way, as far as the time goes. (gRPC is given more, for the words to those that are not finished.)"""
+    """Finish the requests in progress, as far as the time allows. (gRPC gets longer, to send errors to the rest.)"""
     leaving = asyncio.gather(_quiet(listeners), *([grpc.stop(seconds + 1)] if grpc else []))
     forced = asyncio.ensure_future(at_once.wait())
     await asyncio.wait((leaving, forced), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -187,8 +186,8 @@ async def _finish(seconds: float, at_once: asyncio.Event, listeners: list[Listen
 
 
 async def _quiet(listeners: list[Listener]) -> None:
-    """All answers are out, also to requests that were still coming, and for a moment nobody has asked anything more: requests
-    cross our goodbye on their way."""
+    """Wait until all responses are sent, also to requests that were still arriving, and no new request has come for a
+    moment: requests may cross our announcement on the wire."""
     quiet_from = 0
     while not quiet_from or now() - quiet_from < _GOODBYE_NS:
         busy = any(listener.in_flight for listener in listeners)
@@ -197,7 +196,8 @@ async def _quiet(listeners: list[Listener]) -> None:
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
-    """The first one stops it (even where others had set `stop`: who does both means one stop), the next ends it at once."""
+    """Stop on the first signal and stop at once on the next. (If `stop` was already set, the first signal changes
+    nothing.)"""
     means = itertools.chain([stop], itertools.repeat(at_once))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: next(means).set())
@@ -227,6 +227,6 @@ def _collect_garbage_rarely(young: int) -> None:
 
 
 def _raise_file_limit() -> None:
-    """A socket is a file: as many as the system lets us have."""
+    """Raise the limit of open files to the maximum: every socket is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Durations counted into buckets, as Prometheus has them."""
+"""Histograms of durations in Prometheus buckets."""
 
 from array import array
 from bisect import bisect_left
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Histogram:
-    """Seconds, from nanoseconds."""
+    """Counts durations given in nanoseconds; reports seconds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -27,7 +27,7 @@ class Histogram:
         self._sum += stamps[-1] - stamps[0]
 
     def buckets(self) -> list[tuple[str, int]]:
-        """Each bound and how many are up to it."""
+        """Return each upper bound with the cumulative count."""
         totals = accumulate(self._counts)
         return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], totals, strict=True))
 

@@ -1,4 +1,4 @@
-"""The server's memory: one heap, and room for what a client announced and has not sent."""
+"""Memory allocation of the server: a single heap, and buffers for announced request bodies."""
 
 import ctypes
 import sys
@@ -9,14 +9,15 @@ _M_ARENA_MAX = -8  # glibc's malloc.h
 
 
 def keep_one_heap() -> None:
-    """Before there are threads. glibc would give each a heap of its own, and what one thread takes and another gives back
-    leaves holes in all of them: under mixed load memory rose without an end in sight. It changes nothing where there is no
-    such malloc."""
+    """Use one glibc heap for all threads; call this before there are any. By default, each thread gets its own heap,
+    and memory that one thread allocates and another frees fragments all of them: under mixed load, memory grew
+    without bound. Without glibc's malloc, this does nothing.
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def untouched(size: int) -> memoryview:
-    """So many bytes, with whatever is in them: they are for being filled. The system gives large ones page by page as they
-    are, so that an announcement alone costs neither memory nor time."""
+    """Return `size` uninitialised bytes. The system provides large buffers page by page as they are written, so that an
+    announced body alone costs neither memory nor time."""
     return np.empty(size, np.uint8).data

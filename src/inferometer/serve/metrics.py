@@ -1,6 +1,7 @@
-"""/metrics of the models in Prometheus' text format, under Triton's names, with histograms of latency beside them.
+"""/metrics of the models in Prometheus' text format, with Triton's metric names and additional latency histograms.
 
-Written by hand rather than by prometheus_client, which would add `_total` to the counters' names: Triton has none there.
+Written by hand instead of with prometheus_client, which would append `_total` to the counters' names; Triton's have no
+suffix.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,11 +61,19 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
     (
         "nv_inference_request_latency_seconds",
-        "Successful requests, from arrival to the last answer",
+        "Latency of successful requests, from arrival to the last response",
         lambda counted: counted.request,
     ),
-    ("nv_inference_queue_latency_seconds", "Time in the queue", lambda counted: counted.queue),
-    ("nv_inference_compute_latency_seconds", "Time on an instance", lambda counted: counted.compute),
+    (
+        "nv_inference_queue_latency_seconds",
+        "Time that successful requests spent in the queue",
+        lambda counted: counted.queue,
+    ),
+    (
+        "nv_inference_compute_latency_seconds",
+        "Time that successful requests spent on a model instance",
+        lambda counted: counted.compute,
+    ),
 )
 
 

@@ -1,8 +1,8 @@
-"""The null server: answers at once and does nothing else, so that what is measured against it is the client.
+"""The null server: responds at once and does nothing else, so that measuring it shows the client's own overhead.
 
-`python -m inferometer.serve.null ITL_MS CHUNKS` listens on a free loopback port, prints its URL, and ends when its standard
-input does. A streamed answer has CHUNKS chunks, one every ITL_MS on a clock that all streams share. It counts on requests
-with a Content-Length and checks nothing.
+`python -m inferometer.serve.null ITL_MS CHUNKS` listens on a free loopback port, prints its URL, and ends when its
+standard input does. A streamed response has CHUNKS chunks, one every ITL_MS on a clock that all streams share. It
+expects requests with a Content-Length and checks nothing.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodin
 
 
 class Streams:
-    """All streams under way: one chunk to each at every beat."""
+    """All streams in progress: each gets one chunk per tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: int, chunks: int) -> None:
         self._left: dict[asyncio.Transport, int] = {}

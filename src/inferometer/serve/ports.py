@@ -1,4 +1,4 @@
-"""Ports to listen on: bound, or why not, in words."""
+"""Binds ports, and explains why a port cannot be bound."""
 
 import contextlib
 import errno
@@ -9,34 +9,34 @@ from inferometer.errors import UserError
 
 
 def bound(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A socket at that address, not yet listening: until it does, others can have the same. `option` is what the user sets the
-    port with."""
+    """Return a socket bound to that address but not listening yet: until it does, others can bind the same address.
+    `option` is the command-line option that sets the port."""
     with explained(host, port, option):
         return _bind(host, port)
 
 
 @contextlib.contextmanager
 def explained(host: str, port: int, option: str) -> Iterator[None]:
-    """What goes wrong in there, with a socket of that address, is a UserError."""
+    """Convert socket errors about that address to UserError."""
     try:
         yield
     except socket.gaierror as error:
-        raise UserError(f"cannot resolve {host}: {error.strerror}", "give --host an address or a name") from None
+        raise UserError(f"cannot resolve {host}: {error.strerror}", "set --host to an address or host name") from None
     except OverflowError:
-        raise UserError(f"there is no port {port}", f"choose a {option} up to 65535") from None
+        raise UserError(f"port {port} is out of range", f"choose a {option} from 0 to 65535") from None
     except OSError as error:
         reason, remedy = _REASONS.get(
-            error.errno or 0, (f"cannot be listened on: {error.strerror}", "see --host and {option}")
+            error.errno or 0, (f"is not available: {error.strerror}", "check --host and {option}")
         )
         raise UserError(f"{host} port {port} {reason}", remedy.format(option=option)) from None
 
 
 _REASONS = {
-    errno.EADDRINUSE: ("is in use", "choose another with {option}, or {option} 0 for any free one"),
-    errno.EACCES: ("needs privileges", "choose a {option} from 1024 on"),
+    errno.EADDRINUSE: ("is in use", "choose another port with {option}, or {option} 0 for any free port"),
+    errno.EACCES: ("requires root privileges", "choose a {option} of at least 1024"),
     errno.EADDRNOTAVAIL: (
         "is not an address of this machine",
-        "give --host an address of this machine, or 0.0.0.0 for all",
+        "set --host to an address of this machine, or 0.0.0.0 for all interfaces",
     ),
 }
 
@@ -56,5 +56,5 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def place(host: str, port: int) -> str:
-    """HOST:PORT, as addresses are written."""
+    """Return HOST:PORT, with brackets around IPv6 addresses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,11 +1,14 @@
-"""Everything over HTTP: which part of the server answers a path, who is let in, what is logged, and the end.
+"""The HTTP front end: routes paths to the parts of the server, checks the token, logs requests, and refuses them while
+draining.
 
-/v1/...    the simulator's OpenAI endpoints          /metrics   Prometheus' text
-/v2/...    KServe v2 with Triton's extensions        /health    that it is up
+/v1/...    the simulator's OpenAI endpoints
+/v2/...    KServe v2 with Triton's extensions
+/metrics   Prometheus metrics
+/health    liveness of the server
 /          what is served
 
-Where a token is set, all but health, readiness and metrics ask for it. Whatever goes wrong in answering a request is that
-request's 500, and the server goes on.
+If a token is set, everything except health, readiness and metrics requires it. An unexpected error while handling a
+request is that request's 500, and the server continues.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +32,7 @@ from inferometer.serve.sim.openai import Refusal
 from inferometer.serve.sim.server import Simulator, unauthorised
 
 Page = Callable[[], bytes]
-"""A part of /metrics."""
+"""Returns a part of /metrics."""
 
 _OPEN = frozenset((b"/health", b"/metrics"))
 
@@ -53,13 +56,13 @@ class Web:
         self._draining = False
 
     def refuse_new(self) -> None:
-        """From now on not ready, and new inferences are refused; what is under way goes on."""
+        """Report not ready and refuse new inferences from now on; those in progress continue."""
         self._draining = True
         if self._kserve is not None:
             self._kserve.draining = True
 
     def refuse_rest(self) -> int:
-        """Nothing is waited for any longer: those whose bodies are being read or written are told so. How many there were."""
+        """Refuse the requests whose bodies are still being processed. Return how many there were."""
         return 0 if self._kserve is None else self._kserve.refuse_rest()
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class Web:
             connection = cast(Connection, Logged(connection, request))
         try:
             self._route(connection, request)
-        except Exception as error:  # the server goes on
+        except Exception as error:  # keep serving
             connection.gone = None
             self._refuse(connection, request, 500, unexpected(error).message, "internal_error", close=True)
 
@@ -102,7 +105,7 @@ class Web:
 
     def _simulate(self, sim: Simulator, connection: Connection, request: Request) -> None:
         if self._draining and not request.was_let_in:
-            why = "the server is shutting down and takes no new requests"
+            why = "the server is shutting down and does not accept new requests"
             self._refuse(connection, request, 503, why, "shutting_down", close=True)
         else:
             sim.route(connection, request)
@@ -113,9 +116,9 @@ class Web:
         page = {b"/": self._served, b"/health": self._health, b"/metrics": self._all_metrics}.get(request.path)
         shown = request.path.decode("latin-1")
         if page is None:
-            self._refuse(connection, request, 404, f"there is no {shown} here", "not_found")
+            self._refuse(connection, request, 404, f"no such path: {shown}", "not_found")
         elif request.method not in (b"GET", b"HEAD"):
-            why = f"{request.method.decode('latin-1')} is not for {shown}"
+            why = f"method {request.method.decode('latin-1')} is not allowed for {shown}"
             self._refuse(connection, request, 405, why, "method_not_allowed", b"Allow: GET, HEAD\r\n")
         else:
             status, content_type, body = page()
@@ -147,7 +150,7 @@ class Web:
         extra: bytes = b"",
         close: bool = False,
     ) -> None:
-        """In the words of the protocol that the path belongs to."""
+        """Send an error in the format of the protocol that the path belongs to."""
         if request.path.startswith(b"/v1") or (self._sim is not None and not request.path.startswith(b"/v2")):
             refusal = unauthorised(message) if status == 401 else Refusal(status, message, code, headers=extra)
             body = frames.error_body(refusal.message, refusal.kind, refusal.code)
@@ -157,7 +160,7 @@ class Web:
 
 
 def is_open(path: bytes) -> bool:
-    """Whether it is answered without a token."""
+    """Whether this path requires no token."""
     if path in _OPEN or path.startswith(b"/v2/health/"):
         return True
     words = path.split(b"/")

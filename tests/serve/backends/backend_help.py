@@ -1,4 +1,4 @@
-"""A model's loading as the server would do it, and requests as arrays."""
+"""Loads a model like the server does, and runs requests given as arrays."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ ModelConfig = protobuf.bundled("kserve").message("inference.ModelConfig")
 
 
 def loading(path: Path | None = None, *, device: str = "cpu", name: str = "m", **config: Any) -> Loading:
-    """`path`: the model's file or its folder; `config`: as JSON, with plain `parameters`."""
+    """Return a Loading; `path` is the model's file or folder, `config` the configuration as JSON with plain
+    `parameters`."""
     parameters = {key: {"string_value": value} for key, value in config.pop("parameters", {}).items()}
     made = protobuf.parse(ModelConfig, protobuf.encode(ModelConfig, {"name": name, "parameters": parameters, **config}))
     is_file = path is not None and path.is_file()
@@ -52,6 +53,6 @@ def answer(loaded: Loaded, parameters: dict[str, Any] | None = None, **arrays: A
 
 
 def listed(fields: Any) -> list[tuple[Any, ...]]:
-    """The inputs or outputs of a configuration."""
+    """Return name, type and dims of a configuration's inputs or outputs."""
     kinds = fields[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     return [(one.name, kinds[one.data_type].name.removeprefix("TYPE_"), tuple(one.dims)) for one in fields]

@@ -1,4 +1,4 @@
-"""The built-in classifier: the same weights everywhere, images decoded, batches that are singles."""
+"""The built-in classifier: identical weights everywhere, image decoding, batches equal to single requests."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ def model() -> Loaded:
 
 
 def blocks(seed: int, height: int = 224, width: int = 224) -> Any:
-    """Coloured squares."""
+    """Return an image of colored squares."""
     colours = np.random.default_rng(seed).integers(0, 256, (height // 28, width // 28, 3), np.uint8)
     return colours.repeat(28, 0).repeat(28, 1)
 
@@ -58,7 +58,7 @@ def refusal(model: Loaded, **inputs: Any) -> str:
 # --- the net ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_weights_are_these_bytes_on_every_machine() -> None:
+def test_weights_are_the_same_bytes_on_every_machine() -> None:
     digest = hashlib.sha256()
     for name, array in sorted(classifier.seeded().items()):
         if name != "bias":  # a sum, whose last bit numpy is free in
@@ -66,15 +66,15 @@ def test_the_weights_are_these_bytes_on_every_machine() -> None:
     assert digest.hexdigest() == "74a59109454a8d963d8ab6c50d11a59ec5317659f6d7ce3c26ee7babf26b0ea6"
 
 
-def test_the_weights_are_spread_as_said() -> None:
+def test_weights_have_the_documented_distribution() -> None:
     for name, array in classifier.seeded().items():
         if name.startswith("dense"):
             assert abs(float(array.mean())) < 1e-3
             assert float(array.var()) == pytest.approx(2 / array.shape[1], rel=0.02)
 
 
-def test_what_it_computes_is_what_numpy_computes() -> None:
-    """The whole net once more, in float64, without PyTorch."""
+def test_scores_match_a_numpy_implementation() -> None:
+    """The whole network once more, in float64, without PyTorch."""
     weights = {name: array.astype(float) for name, array in classifier.seeded().items()}
     image = blocks(3).transpose(2, 0, 1) / 255
     patches = image.reshape(3, 28, 8, 28, 8).transpose(1, 3, 0, 2, 4).reshape(28, 28, -1)
@@ -96,7 +96,7 @@ def test_what_it_computes_is_what_numpy_computes() -> None:
     np.testing.assert_allclose(of_pixels(model, blocks(3))[0], expected, rtol=1e-3)
 
 
-def test_instances_and_runs_agree_to_the_bit(model: Loaded) -> None:
+def test_instances_and_runs_agree_bit_for_bit(model: Loaded) -> None:
     again = classifier.load(loading(**CONFIG))
     first = of_pixels(model, blocks(1))
     assert (of_pixels(model, blocks(1)) == first).all()
@@ -111,14 +111,14 @@ def test_scores_add_up_to_1_and_differ_between_images(model: Loaded) -> None:
     assert len(set(scores.argmax(1).tolist())) > 8
 
 
-def test_a_batch_of_n_is_n_singles(model: Loaded) -> None:
+def test_a_batch_gives_the_same_scores_as_single_images(model: Loaded) -> None:
     images = [encoded(blocks(seed), "JPEG") for seed in range(5)]
     together = of_images(model, *images)
     for image, row in zip(images, together, strict=True):
         np.testing.assert_allclose(of_images(model, image)[0], row, rtol=1e-4, atol=1e-7)
 
 
-def test_its_configuration_has_both_inputs_optional_and_labels(model: Loaded) -> None:
+def test_configuration_has_optional_inputs_and_labels(model: Loaded) -> None:
     asked = loading(**CONFIG)
     loaded = classifier.load(asked)
     assert listed(asked.config.input) == [("image", "STRING", (1,)), ("pixels", "FP32", (3, 224, 224))]
@@ -133,24 +133,24 @@ def test_its_configuration_has_both_inputs_optional_and_labels(model: Loaded) ->
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_and_its_pixels_have_the_same_scores(model: Loaded) -> None:
+def test_an_image_and_its_pixels_have_equal_scores(model: Loaded) -> None:
     assert (of_images(model, encoded(blocks(1))) == of_pixels(model, blocks(1))).all()
 
 
-def test_a_jpeg_has_nearly_the_scores_of_its_png(model: Loaded) -> None:
+def test_a_jpeg_scores_almost_like_its_png(model: Loaded) -> None:
     large = Image.fromarray(blocks(2)).resize((1000, 800))
     png, jpeg = of_images(model, encoded(large), encoded(large, "JPEG", quality=95))
     assert png.argmax() == jpeg.argmax()
     np.testing.assert_allclose(jpeg, png, atol=0.05)
 
 
-def test_any_size_is_resized(model: Loaded) -> None:
+def test_images_of_any_size_are_resized(model: Loaded) -> None:
     assert of_images(
         model, encoded(blocks(1, 28, 56)), encoded(blocks(1, 448, 28)), encoded(blocks(0)[:1, :1])
     ).shape == (3, 100)
 
 
-def test_a_photo_is_turned_upright() -> None:
+def test_exif_orientation_is_applied() -> None:
     upright = Image.fromarray(blocks(4))
     lying = upright.rotate(90, expand=True)
     exif = Image.Exif()
@@ -160,18 +160,18 @@ def test_a_photo_is_turned_upright() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
-def test_every_kind_of_image_becomes_red_green_blue(mode: str) -> None:
+def test_every_color_mode_is_converted_to_rgb(mode: str) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
     assert classifier.decoded(encoded(Image.fromarray(blocks(5)).convert(mode), kind)).shape == (224, 224, 3)
 
 
-def test_grey_of_16_bits_keeps_its_shades() -> None:
+def test_16_bit_grey_is_scaled_not_clipped() -> None:
     grey = np.full((224, 224), 0x8000, np.uint16)
     assert (classifier.decoded(encoded(Image.fromarray(grey))) == 0x80).all()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_broken_image_is_refused_wherever_it_ends(model: Loaded, kind: str) -> None:
+def test_a_truncated_image_is_refused_at_any_length(model: Loaded, kind: str) -> None:
     whole = encoded(blocks(6), kind)
     for end in (30, len(whole) // 2, len(whole) * 3 // 4):
         message = refusal(model, image=words(whole[:end]).reshape(1, 1))
@@ -182,17 +182,17 @@ def test_a_broken_image_is_refused_wherever_it_ends(model: Loaded, kind: str) ->
 @pytest.mark.parametrize(
     "data", [b"", b"junk", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
 )
-def test_what_is_no_image_is_refused(model: Loaded, data: bytes) -> None:
+def test_bytes_that_are_not_an_image_are_refused(model: Loaded, data: bytes) -> None:
     assert "input 'image': " in refusal(model, image=words(data).reshape(1, 1))
 
 
-def test_a_gif_is_not_among_the_formats(model: Loaded) -> None:
-    assert "no JPEG or PNG image" in refusal(model, image=words(encoded(blocks(1), "GIF")).reshape(1, 1))
+def test_gif_is_not_supported(model: Loaded) -> None:
+    assert "not a JPEG or PNG image" in refusal(model, image=words(encoded(blocks(1), "GIF")).reshape(1, 1))
 
 
 @pytest.mark.filterwarnings("ignore:Image size")
 @pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 60_000)])
-def test_a_few_bytes_that_say_they_are_gigabytes_are_refused(model: Loaded, size: tuple[int, int]) -> None:
+def test_decompression_bombs_are_refused(model: Loaded, size: tuple[int, int]) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -202,7 +202,7 @@ def test_a_few_bytes_that_say_they_are_gigabytes_are_refused(model: Loaded, size
     assert "too large" in message or "exceeds limit" in message
 
 
-def test_noise_in_an_image_never_is_more_than_a_refusal() -> None:
+def test_corrupted_images_are_at_most_refused() -> None:
     whole = {kind: encoded(blocks(7), kind) for kind in ("JPEG", "PNG")}
     generator = np.random.default_rng(0)
     for kind, data in whole.items():
@@ -223,10 +223,10 @@ def test_exactly_one_input_must_be_given(model: Loaded, names: tuple[str, ...]) 
         "pixels": np.zeros((1, 3, 224, 224), "f4"),
     }
     message = refusal(model, **{name: both[name] for name in names})
-    assert message.endswith(f"given: {', '.join(names) or 'none'}")
+    assert message.endswith(f"(got {', '.join(names) or 'none'})")
 
 
-def test_pixels_may_lie_in_a_view(model: Loaded) -> None:
+def test_pixels_may_be_a_memory_view(model: Loaded) -> None:
     planes = np.ascontiguousarray(blocks(1).transpose(2, 0, 1)[None].astype("f4") / np.float32(255))
     raw = memoryview(b"x" + planes.tobytes())[1:]
     made = given(pixels=Tensor("pixels", "FP32", planes.shape, raw))
@@ -249,7 +249,7 @@ print(sorted(set(sys.modules) - known))
 """
 
 
-def test_the_first_images_import_nothing_more() -> None:
+def test_decoding_the_first_image_imports_nothing() -> None:
     images = "\n".join(encoded(blocks(1), kind).hex() for kind in ("PNG", "JPEG"))
     result = subprocess.run(
         [sys.executable, "-c", _FIRST_IMAGES], input=images, capture_output=True, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""What a GPU computes is what the CPU computes. Skipped where PyTorch sees no GPU."""
+"""GPU results match the CPU's. Skipped if PyTorch sees no GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Halved(torch.nn.Module):  # type: ignore[misc]
 
 
 def both(load: Any, path: Path | None, arrays: dict[str, Any], **config: Any) -> list[dict[str, Any]]:
-    """The answers of the CPU, of the GPU, and of the GPU that `auto` finds."""
+    """Return the responses of the CPU, of the GPU, and of the GPU that `auto` selects."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.max_memory_allocated()
     found = [answer(load(loading(path, device=device, **config)), **arrays) for device in ("cpu", "cuda:0", "auto")]

@@ -1,4 +1,4 @@
-"""ONNX models, each held against what it is defined to compute."""
+"""ONNX models, compared with what they are defined to compute."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ NUMBERS = {
 
 
 def saved(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
-    """A model of nodes (op, inputs, outputs) and tensors (name, datatype, shape)."""
+    """Save a model of nodes (op, inputs, outputs) and tensors (name, datatype, shape)."""
     graph = helper.make_graph(
         [helper.make_node(op, into, out) for op, into, out in nodes],
         "g",
@@ -52,7 +52,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 A, B = np.array([[1, 2], [3, 4]], "f4"), np.array([[10, 20], [30, 40]], "f4")
 
 
-def test_an_open_first_dimension_is_the_batch(tmp_path: Path) -> None:
+def test_a_dynamic_first_dimension_is_the_batch_dimension(tmp_path: Path) -> None:
     asked = loading(add_sub(tmp_path))
     loaded = backend.load(asked)
     assert asked.config.max_batch_size == 4
@@ -76,19 +76,21 @@ def test_an_open_first_dimension_is_the_batch(tmp_path: Path) -> None:
         (3, {}, 0, (3, 2)),
     ],
 )
-def test_who_says_how_large_a_batch_is(tmp_path: Path, batch: Any, config: Any, size: int, dims: Any) -> None:
+def test_maximum_batch_size_from_configuration_parameter_or_default(
+    tmp_path: Path, batch: Any, config: Any, size: int, dims: Any
+) -> None:
     asked = loading(add_sub(tmp_path, batch) / "model.onnx", **config)
     backend.load(asked)
     assert asked.config.max_batch_size == size
     assert listed(asked.config.input)[0] == ("A", "FP32", dims)
 
 
-def test_a_fixed_first_dimension_takes_no_batches(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"max_batch_size is 8, but the first dimension of A \[3, 2\] is not open"):
+def test_a_fixed_first_dimension_cannot_be_batched(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"max_batch_size is 8, but the first dimension of A \[3, 2\] is fixed"):
         backend.load(loading(add_sub(tmp_path, 3), max_batch_size=8))
 
 
-def test_only_the_outputs_of_the_configuration_are_given(tmp_path: Path) -> None:
+def test_only_configured_outputs_are_returned(tmp_path: Path) -> None:
     config = {"max_batch_size": 2, "output": [field("DIFFERENCE", "FP32", 2)]}
     assert list(answer(backend.load(loading(add_sub(tmp_path), **config)), A=A, B=B)) == ["DIFFERENCE"]
 
@@ -96,7 +98,7 @@ def test_only_the_outputs_of_the_configuration_are_given(tmp_path: Path) -> None
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("start", [0, 1])
-def test_every_datatype_there_and_back_at_any_place_in_memory(
+def test_every_datatype_round_trips_at_any_memory_alignment(
     tmp_path: Path, datatype: str, start: int, device: str
 ) -> None:
     path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", datatype, ["n", 3])], [("B", datatype, ["n", 3])])
@@ -109,7 +111,7 @@ def test_every_datatype_there_and_back_at_any_place_in_memory(
     assert (back.name, back.datatype, back.shape, bytes(back.data)) == ("B", datatype, (1, 3), bytes(sent.data))
 
 
-def test_bf16_is_computed_with(tmp_path: Path) -> None:
+def test_bf16_models_run(tmp_path: Path) -> None:
     path = saved(tmp_path, [("Cast", ["A"], ["B"])], [("A", "BF16", ["n"])], [("B", "FP32", ["n"])])
     graph = onnx.load(path / "model.onnx")
     graph.graph.node[0].attribute.append(helper.make_attribute("to", TYPES.FLOAT))
@@ -118,33 +120,33 @@ def test_bf16_is_computed_with(tmp_path: Path) -> None:
     assert answer(loaded, A=from_numpy("A", np.array([1.5, -2]), "BF16"))["B"].tolist() == [1.5, -2]
 
 
-def test_nothing_in_nothing_out(tmp_path: Path) -> None:
+def test_empty_tensors_round_trip(tmp_path: Path) -> None:
     loaded = backend.load(loading(add_sub(tmp_path)))
     assert answer(loaded, A=A[:0], B=B[:0])["SUM"].shape == (0, 2)
 
 
-def test_text_that_is_none_and_shapes_that_do_not_fit_are_the_requests_fault(tmp_path: Path) -> None:
+def test_invalid_text_and_shapes_are_invalid_arguments(tmp_path: Path) -> None:
     loaded = backend.load(loading(add_sub(tmp_path)))
     with pytest.raises(Refused) as caught:
         answer(loaded, A=A, B=np.zeros((2, 3), "f4"))
     assert caught.value.code == "INVALID_ARGUMENT"
     assert "\n" not in caught.value.message
     path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", "BYTES", [1])], [("B", "BYTES", [1])])
-    with pytest.raises(Refused, match="input 'A': an element is not UTF-8 text"):
+    with pytest.raises(Refused, match="input 'A': an element is not valid UTF-8"):
         answer(backend.load(loading(path)), A=words(b"\xff"))
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x08\x09"])
-def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, capfd: Any) -> None:
+def test_a_damaged_file_is_reported_in_one_line(tmp_path: Path, content: bytes, capfd: Any) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
-    with pytest.raises(UserError, match=r"model m: model\.onnx does not load") as caught:
+    with pytest.raises(UserError, match=r"model m: model\.onnx failed to load") as caught:
         backend.load(loading(tmp_path))
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("where", ["inside", "../secret", "/secret"])
-def test_weights_outside_of_the_models_folder_are_not_read(tmp_path: Path, where: str) -> None:
+def test_weights_outside_the_model_folder_are_not_read(tmp_path: Path, where: str) -> None:
     folder = tmp_path / "1"
     folder.mkdir()
     for path in (folder / "inside", tmp_path / "secret"):
@@ -160,7 +162,7 @@ def test_weights_outside_of_the_models_folder_are_not_read(tmp_path: Path, where
     if where == "inside":
         assert answer(backend.load(loading(folder)), A=A)["SUM"].tolist() == [[6, 8], [8, 10]]
         return
-    with pytest.raises(UserError, match=r"model\.onnx does not load"):
+    with pytest.raises(UserError, match=r"model\.onnx failed to load"):
         backend.load(loading(folder))
 
 
@@ -172,14 +174,14 @@ def test_weights_outside_of_the_models_folder_are_not_read(tmp_path: Path, where
         ({"output": [field("SUM", "FP32", 3)]}, "SUM is FP32 [3], the model file FP32 [2]"),
     ],
 )
-def test_a_configuration_that_says_otherwise_than_the_file_is_refused(tmp_path: Path, config: Any, what: str) -> None:
+def test_a_configuration_that_contradicts_the_file_is_refused(tmp_path: Path, config: Any, what: str) -> None:
     with pytest.raises(UserError) as caught:
         backend.load(loading(add_sub(tmp_path), max_batch_size=2, **config))
     assert what in caught.value.what
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda"])
-def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
+def test_an_unknown_device_is_named(tmp_path: Path, device: str) -> None:
     if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
     with pytest.raises(UserError, match=device):
@@ -187,7 +189,7 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> Non
 
 
 class Elsewhere:
-    """An ONNX Runtime that was built with CUDA, on a machine that has none: it says nothing, or says why."""
+    """An ONNX Runtime built with CUDA on a machine without a GPU: it fails silently or with a reason."""
 
     def __init__(self, error: str) -> None:
         self._error = error
@@ -204,8 +206,8 @@ class Elsewhere:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
 
 
-@pytest.mark.parametrize(("error", "says"), [("", "CUDA's libraries do not load"), ("no\nGPU", "no GPU")])
-def test_a_gpu_that_cannot_be_used_is_an_error_where_it_was_asked_for_and_the_cpu_where_not(
+@pytest.mark.parametrize(("error", "says"), [("", "the CUDA libraries failed to load"), ("no\nGPU", "no GPU")])
+def test_an_unusable_gpu_is_an_error_if_requested_and_otherwise_the_cpu_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
     packages = {"onnxruntime": Elsewhere(error)}
@@ -215,12 +217,12 @@ def test_a_gpu_that_cannot_be_used_is_an_error_where_it_was_asked_for_and_the_cp
         backend.load(loading(add_sub(tmp_path), device="cuda:1"))
     assert answer(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
     (tmp_path / "model.onnx").write_bytes(b"junk")
-    with pytest.raises(UserError, match=r"model\.onnx does not load"):
+    with pytest.raises(UserError, match=r"model\.onnx failed to load"):
         backend.load(loading(tmp_path, device="cuda:1"))
 
 
 @needs_gpu
-def test_a_gpu_computes_what_the_cpu_computes(tmp_path: Path, capfd: Any) -> None:
+def test_gpu_results_match_the_cpu(tmp_path: Path, capfd: Any) -> None:
     path = saved(
         tmp_path,
         [("MatMul", ["X", "Y"], ["P"]), ("Softmax", ["P"], ["Z"])],
@@ -240,7 +242,7 @@ def test_a_gpu_computes_what_the_cpu_computes(tmp_path: Path, capfd: Any) -> Non
 
 
 @needs_gpu
-def test_a_gpu_computes_with_bf16_which_the_cpu_does_not(tmp_path: Path) -> None:
+def test_bf16_runs_on_a_gpu(tmp_path: Path) -> None:
     shape = ["n", 2]
     path = saved(
         tmp_path, [("Add", ["A", "B"], ["C"])], [("A", "BF16", shape), ("B", "BF16", shape)], [("C", "BF16", shape)]
@@ -253,20 +255,20 @@ def test_a_gpu_computes_with_bf16_which_the_cpu_does_not(tmp_path: Path) -> None
 
 
 @needs_gpu
-def test_a_gpu_that_there_is_not_is_named(tmp_path: Path, capfd: Any) -> None:
+def test_a_missing_gpu_is_named(tmp_path: Path, capfd: Any) -> None:
     with pytest.raises(UserError, match=r"cannot use the device cuda:99: .*99"):
         backend.load(loading(add_sub(tmp_path), device="cuda:99"))
     assert capfd.readouterr() == ("", "")
 
 
-def test_auto_is_the_cpu_where_there_is_no_other(tmp_path: Path) -> None:
+def test_auto_uses_the_cpu_without_a_gpu(tmp_path: Path) -> None:
     loaded = backend.load(loading(add_sub(tmp_path), device="auto", parameters={"threads": "1"}))
     assert (
         to_numpy(loaded.run({"A": from_numpy("A", A), "B": from_numpy("B", B)}, {})["SUM"]).tolist() == (A + B).tolist()
     )  # type: ignore[misc,index]
 
 
-def test_the_extra_is_named_where_onnx_runtime_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_runtime_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib  # noqa: PLC0415
 
     def missing(name: str, package: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Models that are functions: what they are given, what they may give, what is said of broken ones."""
+"""Python models: what the function receives, what it may return, and the errors for invalid ones."""
 
 import sys
 from pathlib import Path
@@ -36,13 +36,13 @@ def test_a_function_of_arrays(tmp_path: Path) -> None:
     assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
 
 
-def test_a_file_by_itself(tmp_path: Path) -> None:
+def test_a_single_model_file(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD) / "model.py", **ADDED))
     assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_every_datatype_there_and_back(tmp_path: Path, datatype: str) -> None:
+def test_every_datatype_round_trips(tmp_path: Path, datatype: str) -> None:
     values = words(b"", b"\xff\x00", "猫".encode()) if datatype == "BYTES" else np.array([0, 1, 1])
     sent = from_numpy("A", values, datatype)
     loaded = identity(tmp_path, datatype)
@@ -50,7 +50,7 @@ def test_every_datatype_there_and_back(tmp_path: Path, datatype: str) -> None:
     assert (back.datatype, back.shape, bytes(back.data)) == (datatype, sent.shape, bytes(sent.data))
 
 
-def test_bf16_is_float32_for_the_function(tmp_path: Path) -> None:
+def test_bf16_is_passed_as_float32(tmp_path: Path) -> None:
     loaded = identity(tmp_path, "BF16", "np.asarray([inputs['A'].dtype == np.float32, inputs['A'][0]], np.float32)")
     sent = from_numpy("A", np.array([1.5], "f4"), "BF16")
     assert to_numpy(loaded.run({"A": sent}, {})["B"]).tolist() == [1, 1.5]
@@ -61,7 +61,7 @@ def test_parameters_reach_the_function(tmp_path: Path) -> None:
     assert answer(loaded, {"by": 3}, A=np.array([1, 2], "f4"))["B"].tolist() == [3, 6]
 
 
-def test_load_is_called_once_with_folder_and_device_and_gives_the_function(tmp_path: Path) -> None:
+def test_load_is_called_once_and_returns_the_function(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "calls = []\n"
@@ -76,7 +76,7 @@ def test_load_is_called_once_with_folder_and_device_and_gives_the_function(tmp_p
         assert answer(loaded, A=np.array([1, 2], "f4"))["C"].tolist() == [102, 103]
 
 
-def test_a_generator_of_a_decoupled_model_is_closed_with_its_answers(tmp_path: Path) -> None:
+def test_closing_the_responses_closes_the_generator(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "closed = []\n"
@@ -106,7 +106,7 @@ def test_a_generator_of_a_decoupled_model_is_closed_with_its_answers(tmp_path: P
     assert module not in sys.modules.values()
 
 
-def test_config_in_the_file_says_what_no_other_config_does(tmp_path: Path) -> None:
+def test_config_in_the_file_fills_in_what_is_missing(tmp_path: Path) -> None:
     config = (
         "CONFIG = {'max_batch_size': 4, 'dynamic_batching': {}, 'parameters': {'a': {'string_value': '1'}, "
         "'b': {'string_value': '2'}}, 'input': [{'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [2]}, "
@@ -128,18 +128,18 @@ def test_config_in_the_file_says_what_no_other_config_does(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("def infer(:\n", "model.py does not load: SyntaxError"),
+        ("def infer(:\n", "model.py failed to load: SyntaxError"),
         ("x = 1\n\n1 / 0\n", "ZeroDivisionError: division by zero (line 3)"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3 (line 2)"),
         ("import no_such_module_here\n", "No module named 'no_such_module_here'"),
         ("x = 1\n", "has no function infer"),
-        ("class TritonPythonModel: pass\n", "TritonPythonModel runs in Triton's own Python backend only"),
-        ("def load(folder, device): return 3\n", "load() in model.py gives int, not a function"),
-        ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py does not load: ValueError: no luck"),
+        ("class TritonPythonModel: pass\n", "TritonPythonModel works only in Triton's own Python backend"),
+        ("def load(folder, device): return 3\n", "load() in model.py returned int, not a function"),
+        ("def load(folder, device): raise ValueError('no\\nluck')\n", "model.py failed to load: ValueError: no luck"),
         ("CONFIG = {'max_batch': 1}\n" + ADD, "CONFIG in model.py: ModelConfig: inference.ModelConfig has no field 'max_batch'"),
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_load_says_why_in_one_line(tmp_path: Path, text: str, what: str) -> None:
+def test_a_file_that_fails_to_load_is_explained_in_one_line(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(UserError) as caught:
         python.load(loading(written(tmp_path, text), **ADDED))
     assert what in caught.value.what
@@ -148,26 +148,30 @@ def test_a_file_that_does_not_load_says_why_in_one_line(tmp_path: Path, text: st
     assert caught.value.remedy
 
 
-def test_a_missing_file_and_missing_inputs_are_said(tmp_path: Path) -> None:
+def test_missing_files_and_tensors_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no model\.py"):
         python.load(loading(tmp_path))
-    with pytest.raises(UserError, match="nothing says what its inputs are"):
+    with pytest.raises(UserError, match="the inputs are not configured"):
         python.load(loading(written(tmp_path, ADD)))
-    with pytest.raises(UserError, match="nothing says what its outputs are"):
+    with pytest.raises(UserError, match="the outputs are not configured"):
         python.load(loading(written(tmp_path, ADD), input=ADDED["input"]))
 
 
 @pytest.mark.parametrize(
     ("datatype", "body", "what"),
     [
-        ("INT32", "np.array([1.5])", "output 'B' is INT32, infer gives float64"),
-        ("UINT8", "np.array([256])", "output 'B' is UINT8, infer gives int64: tensor B: 256 does not fit into UINT8"),
-        ("FP32", "np.array(['x'], object)", "output 'B' is FP32, infer gives object"),
-        ("BYTES", "np.array([1])", "output 'B' is BYTES, infer gives int64"),
+        ("INT32", "np.array([1.5])", "output 'B' is INT32, but infer returned float64"),
+        (
+            "UINT8",
+            "np.array([256])",
+            "output 'B' is UINT8, but infer returned int64: tensor B: 256 does not fit into UINT8",
+        ),
+        ("FP32", "np.array(['x'], object)", "output 'B' is FP32, but infer returned object"),
+        ("BYTES", "np.array([1])", "output 'B' is BYTES, but infer returned int64"),
         ("FP32", "np.array([1j])", "complex128"),
     ],
 )
-def test_an_output_that_does_not_fit_is_named(tmp_path: Path, datatype: str, body: str, what: str) -> None:
+def test_an_output_of_the_wrong_type_is_named(tmp_path: Path, datatype: str, body: str, what: str) -> None:
     loaded = identity(tmp_path, datatype, body)
     with pytest.raises(Refused) as caught:
         loaded.run({"A": from_numpy("A", words(b"x") if datatype == "BYTES" else np.zeros(1, int), datatype)}, {})
@@ -176,19 +180,19 @@ def test_an_output_that_does_not_fit_is_named(tmp_path: Path, datatype: str, bod
 
 
 @pytest.mark.parametrize(
-    ("body", "what"), [("return [1]", "infer gives list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
+    ("body", "what"), [("return [1]", "infer returned list, not a dict"), ("return {'X': 1}", "has no output 'X'")]
 )
-def test_an_answer_that_is_none_is_named(tmp_path: Path, body: str, what: str) -> None:
+def test_an_invalid_return_value_is_named(tmp_path: Path, body: str, what: str) -> None:
     loaded = python.load(loading(written(tmp_path, f"def infer(inputs, parameters):\n    {body}\n"), **ADDED))
     with pytest.raises(Refused, match=what) as caught:
         answer(loaded)
     assert caught.value.code == "INTERNAL"
 
 
-def test_a_decoupled_function_that_is_no_generator_is_named(tmp_path: Path) -> None:
+def test_a_decoupled_function_must_be_a_generator(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD), **ADDED, model_transaction_policy={"decoupled": True}))
     answers: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
-    with pytest.raises(Refused, match="infer gives dict, not a generator"):
+    with pytest.raises(Refused, match="infer returned dict, not a generator"):
         next(answers)
 
 
@@ -202,14 +206,14 @@ def test_instances_do_not_share_a_module(tmp_path: Path) -> None:
     assert [answer(one, A=array)["C"][0] for one in (first, first, second)] == [1, 2, 1]
 
 
-def test_inputs_may_lie_in_a_view(tmp_path: Path) -> None:
+def test_inputs_may_be_memory_views(tmp_path: Path) -> None:
     loaded = identity(tmp_path, "FP32")
     raw = memoryview(b"x" + np.array([1, 2], "f4").tobytes())[1:]
     assert to_numpy(loaded.run({"A": Tensor("A", "FP32", (2,), raw)}, {})["B"]).tolist() == [1, 2]
 
 
-def test_parameters_of_the_files_own_configuration_may_be_plain_values(tmp_path: Path) -> None:
-    """As they may be in a config.yaml."""
+def test_parameters_in_config_may_be_plain_values(tmp_path: Path) -> None:
+    """As in a config.yaml."""
     own = "CONFIG = {'parameters': {'warmup': 0, 'on': True, 'text': 'a', 'message': {'string_value': 'b'}}}\n"
     made = loading(written(tmp_path, own + ADD), **ADDED)
     python.load(made)

@@ -1,4 +1,4 @@
-"""The simulator as a text model: what a request that is cancelled or too long leaves behind."""
+"""The simulator as a text model: requests that are cancelled or too long."""
 
 import asyncio
 from typing import Any
@@ -79,12 +79,12 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
     serving(timing, test)
 
 
-def test_what_is_too_long_for_the_simulator_is_the_requests_fault() -> None:
+def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
     async def test(models: Models, simulator: Simulator) -> None:
         one = Asked(models, 2**31 - 1)
         models.submit(one.inference)
         (why,) = one.ends
         assert why is not None
-        assert why.code == "INVALID_ARGUMENT" and "more than the model's 131072" in why.message
+        assert why.code == "INVALID_ARGUMENT" and "exceed the model's maximum of 131072" in why.message
 
     serving(Fixed(), test)

@@ -1,4 +1,4 @@
-"""Connections as a client at the other end of the socket sees them, with a handler that says how much it was given."""
+"""Connections seen from the other end of the socket, with a handler that echoes what it receives."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Echo:
-    """Answers with what came; /wait is not answered, and /parts comes in several pieces."""
+    """Echoes requests; /wait gets no response, and /parts gets one in several pieces."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -48,7 +48,7 @@ class Echo:
 
 
 class Peer:
-    """A client over one end of a socket pair."""
+    """A client on one end of a socket pair."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -111,7 +111,7 @@ def post(path: str, body: bytes, *lines: str) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 70_000, 3 * MIB])
 @pytest.mark.parametrize("path", ["/", "/parts"])
-def test_bodies_go_there_and_back(size: int, path: str):
+def test_bodies_round_trip(size: int, path: str):
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
@@ -126,7 +126,7 @@ def test_bodies_go_there_and_back(size: int, path: str):
     run(main())
 
 
-def test_64_mib_stay_in_one_buffer_from_the_socket_to_the_answer():
+def test_a_64_mib_body_is_never_copied():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -143,7 +143,7 @@ def test_64_mib_stay_in_one_buffer_from_the_socket_to_the_answer():
     run(main())
 
 
-def test_a_request_cut_at_any_byte_is_answered():
+def test_a_request_split_at_any_byte_is_served():
     async def main() -> None:
         async with listening() as (listener, _):
             data = post("/", b"hello, world")
@@ -157,7 +157,7 @@ def test_a_request_cut_at_any_byte_is_answered():
     run(main())
 
 
-def test_the_next_request_waits_until_the_answer_before_is_out():
+def test_pipelined_requests_wait_for_the_previous_response():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -174,7 +174,7 @@ def test_the_next_request_waits_until_the_answer_before_is_out():
     run(main())
 
 
-def test_what_comes_while_an_answer_is_awaited_is_not_read_without_bound(monkeypatch: pytest.MonkeyPatch):
+def test_reading_ahead_of_responses_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection_file, "_PIPELINED_BYTES", 1000)
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_what_comes_while_an_answer_is_awaited_is_not_read_without_bound(monkeyp
     run(main())
 
 
-def test_a_client_that_leaves_is_told_to_the_handler():
+def test_the_handler_learns_that_the_client_disconnected():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -208,7 +208,7 @@ def test_a_client_that_leaves_is_told_to_the_handler():
 
 
 @pytest.mark.parametrize("start", [b"P", b"POST / HTTP/1.1\r\nContent-Le", post("/", b"hello")[:-1]])
-def test_an_unfinished_request_that_goes_silent_is_408_and_closed(start: bytes):
+def test_a_stalled_request_gets_a_408_and_is_closed(start: bytes):
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client, peer(listener) as idle:
@@ -226,7 +226,7 @@ def test_an_unfinished_request_that_goes_silent_is_408_and_closed(start: bytes):
     run(main())
 
 
-def test_single_bytes_of_a_head_are_no_progress_and_those_of_a_body_are():
+def test_single_bytes_are_progress_in_a_body_but_not_in_headers():
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
@@ -249,7 +249,7 @@ def test_single_bytes_of_a_head_are_no_progress_and_those_of_a_body_are():
     run(main())
 
 
-def test_a_head_that_comes_byte_by_byte_is_given_up():
+def test_headers_that_trickle_in_are_given_up():
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
@@ -267,7 +267,7 @@ def test_a_head_that_comes_byte_by_byte_is_given_up():
     run(main())
 
 
-def test_an_idle_connection_is_closed_after_its_time_and_not_before():
+def test_an_idle_connection_is_closed_after_the_limit_and_not_before():
     async def main() -> None:
         async with listening(Limits(idle=100, stalled=10)) as (listener, _):
             with peer(listener) as fresh, peer(listener) as used:
@@ -282,7 +282,7 @@ def test_an_idle_connection_is_closed_after_its_time_and_not_before():
     run(main())
 
 
-def test_idle_counts_from_the_answers_end_and_a_request_that_is_computed_is_neither_idle_nor_stalled():
+def test_idle_time_starts_at_the_end_of_the_response():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -302,7 +302,7 @@ def test_idle_counts_from_the_answers_end_and_a_request_that_is_computed_is_neit
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_an_answer_that_is_not_read_is_given_up_and_told_to_the_handler_unless_it_was_whole(is_whole: bool):
+def test_a_response_that_the_client_does_not_read_is_given_up(is_whole: bool):
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -328,7 +328,7 @@ def test_an_answer_that_is_not_read_is_given_up_and_told_to_the_handler_unless_i
     run(main())
 
 
-def test_a_client_that_reads_slowly_goes_on():
+def test_a_slow_reader_is_not_given_up():
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
@@ -354,7 +354,7 @@ def test_a_client_that_reads_slowly_goes_on():
 
 
 @pytest.mark.parametrize("start", [b"", b"POST / HT"])
-def test_who_has_sent_what_we_have_not_read_yet_is_not_late(start: bytes):
+def test_a_client_is_not_late_while_its_data_is_unread(start: bytes):
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as client:
@@ -370,7 +370,7 @@ def test_who_has_sent_what_we_have_not_read_yet_is_not_late(start: bytes):
     run(main())
 
 
-def test_without_limits_nobody_is_looked_for():
+def test_without_limits_there_is_no_sweep():
     async def main() -> None:
         async with listening(Limits(idle=0, stalled=0)) as (listener, _):
             assert listener._sweeper is None
@@ -382,7 +382,7 @@ def test_without_limits_nobody_is_looked_for():
     run(main())
 
 
-def test_the_look_comes_by_itself():
+def test_the_sweep_runs_periodically():
     async def main() -> None:
         async with listening(Limits(idle=0.02, stalled=0)) as (listener, _):
             with peer(listener) as client:
@@ -393,7 +393,7 @@ def test_the_look_comes_by_itself():
     run(main())
 
 
-def test_limits_are_the_listeners():
+def test_limits_come_from_the_listener():
     async def main() -> None:
         async with listening(Limits(message=10, head=500)) as (listener, _):
             for data, status in (
@@ -408,7 +408,7 @@ def test_limits_are_the_listeners():
     run(main())
 
 
-def test_continue_is_said_to_a_request_that_waited_behind_another():
+def test_a_pipelined_request_gets_its_100_continue():
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -429,7 +429,7 @@ def test_continue_is_said_to_a_request_that_waited_behind_another():
     run(main())
 
 
-def test_after_stop_accepting_connections_go_on_and_new_ones_are_refused():
+def test_stop_accepting_refuses_new_connections_only():
     async def main() -> None:
         async with listening() as (listener, _):
             port = listener._sock.getsockname()[1]
@@ -444,7 +444,7 @@ def test_after_stop_accepting_connections_go_on_and_new_ones_are_refused():
     run(main())
 
 
-def test_all_that_wait_are_taken_before_accepting_stops():
+def test_stop_accepting_takes_the_backlog_first():
     async def main() -> None:
         async with listening() as (listener, _):
             place = listener._sock.getsockname()

@@ -1,4 +1,4 @@
-"""A client that has closed its own side and waits is answered; one that has gone is told to the handler as ever."""
+"""A client that closes its sending side and waits gets its response; the handler learns of one that is gone."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 import trustme
 from test_http_connection import MIB, Echo, Peer, listening, peer, post
-from test_http_tls import authority, client, files
+from test_http_tls import client
 from test_http_tls import listening as listening_with_tls
 from waiting import until as wait_until
 
@@ -20,8 +20,6 @@ from inferometer.serve.http.listener import Listener
 from inferometer.serve.http.reply import reply
 from inferometer.serve.settings import Tls
 from inferometer.timing.loop import run
-
-__all__ = ["authority", "files"]
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def dialled(listener: Listener) -> Peer:
-    """Over TCP, where a client's end looks the same whether it has gone or waits."""
+    """Connect over TCP, where end-of-file looks the same whether a client is gone or waits."""
     address = listener._sock.getsockname()
     sock = socket.socket()
     sock.setblocking(False)
@@ -45,7 +43,7 @@ async def dialled(listener: Listener) -> Peer:
 
 
 async def rest(one: Peer) -> bytes:
-    """All that comes, to its end."""
+    """Return everything until end-of-file."""
     data = b""
     while more := await one.some():
         data += more
@@ -57,7 +55,7 @@ def has_ended(listener: Listener) -> bool:
 
 
 async def waiting(listener: Listener, echo: Echo, data: bytes) -> tuple[Peer, Connection]:
-    """A client that sent this, closed its side, and waits."""
+    """Return a client that sent `data`, closed its sending side, and waits."""
     one = await dialled(listener)
     await one.send(data)
     await until(lambda: bool(echo.requests))
@@ -68,7 +66,7 @@ async def waiting(listener: Listener, echo: Echo, data: bytes) -> tuple[Peer, Co
 
 
 @pytest.mark.parametrize(("data", "interim"), [(post("/wait", b""), CONTINUE), (OLD, b"")], ids=["1.1", "1.0"])
-def test_an_answer_that_takes_its_time_comes(data: bytes, interim: bytes):
+def test_a_delayed_response_arrives(data: bytes, interim: bytes):
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, data)
@@ -84,20 +82,20 @@ def test_an_answer_that_takes_its_time_comes(data: bytes, interim: bytes):
     run(main())
 
 
-def test_an_answer_that_is_larger_than_what_the_kernel_takes_comes_whole():
+def test_a_response_larger_than_the_socket_buffer_arrives_complete():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, post("/wait", b"", "Connection: close"))
             with one.sock:
-                reply(connection, echo.requests[0], 200, bytes(32 * MIB))
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
                 assert connection.unsent
-                assert len(await rest(one)) > 32 * MIB
+                assert len(await rest(one)) > 16 * MIB
             await until(lambda: not listener.connections)
 
     run(main())
 
 
-def test_the_end_may_come_while_a_large_answer_is_on_its_way():
+def test_the_client_may_half_close_during_a_large_response():
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -105,18 +103,18 @@ def test_the_end_may_come_while_a_large_answer_is_on_its_way():
                 await one.send(post("/wait", b"", "Connection: close"))
                 await until(lambda: bool(echo.requests))
                 (connection,) = listener.connections
-                reply(connection, echo.requests[0], 200, bytes(32 * MIB))
+                reply(connection, echo.requests[0], 200, bytes(16 * MIB))
                 assert connection.unsent
                 one.sock.shutdown(socket.SHUT_WR)
                 await until(lambda: has_ended(listener))
                 came = await rest(one)
                 assert came.startswith(b"HTTP/1.1 200 OK\r\n")
-                assert len(came) > 32 * MIB
+                assert len(came) > 16 * MIB
 
     run(main())
 
 
-def test_all_of_several_requests_are_answered():
+def test_all_pipelined_requests_get_responses():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(
@@ -135,7 +133,7 @@ def test_all_of_several_requests_are_answered():
     run(main())
 
 
-def test_a_stream_goes_on_with_a_comment_in_it():
+def test_a_stream_continues_after_a_comment():
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -158,7 +156,7 @@ def test_a_stream_goes_on_with_a_comment_in_it():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_one_that_has_gone_is_told_to_the_handler(begun: bool):
+def test_the_handler_learns_that_the_client_is_gone(begun: bool):
     async def main() -> None:
         async with listening() as (listener, echo):
             one = await dialled(listener)
@@ -176,7 +174,7 @@ def test_one_that_has_gone_is_told_to_the_handler(begun: bool):
     run(main())
 
 
-def test_one_that_waits_and_then_goes_is_found_when_it_is_answered():
+def test_a_client_that_goes_later_is_noticed_when_the_response_is_sent():
     async def main() -> None:
         async with listening() as (listener, echo):
             one, connection = await waiting(listener, echo, post("/wait", b""))
@@ -190,7 +188,7 @@ def test_one_that_waits_and_then_goes_is_found_when_it_is_answered():
 
 
 @pytest.mark.parametrize("start", [b"", b"POST / HT", post("/", b"hello")[:-1]])
-def test_without_a_whole_request_the_end_is_the_end(start: bytes):
+def test_an_incomplete_request_at_end_of_file_closes(start: bytes):
     async def main() -> None:
         async with listening() as (listener, _):
             with peer(listener) as one:
@@ -203,7 +201,7 @@ def test_without_a_whole_request_the_end_is_the_end(start: bytes):
 
 
 class TlsClient:
-    """TLS by hand: Python's own socket has no end for one side alone."""
+    """TLS by hand, because Python's own socket cannot close one side alone."""
 
     def __init__(self, context: ssl.SSLContext, sock: socket.socket) -> None:
         self.sock = sock
@@ -242,7 +240,7 @@ class TlsClient:
 
 
 @pytest.mark.parametrize("kind", ["TLS", "TCP"])
-def test_the_same_over_tls(authority: trustme.CA, files: dict[str, str], kind: str):
+def test_half_close_over_tls(authority: trustme.CA, files: dict[str, str], kind: str):
     with (
         listening_with_tls(Tls(files["cert"], files["key"])) as (listener, port, echo),
         socket.create_connection(("127.0.0.1", port), timeout=30) as sock,

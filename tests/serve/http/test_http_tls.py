@@ -1,4 +1,4 @@
-"""TLS and mutual TLS in front of the same connections, and certificates that are no good."""
+"""TLS and mutual TLS, and invalid certificates."""
 
 import asyncio
 import contextlib
@@ -21,24 +21,6 @@ from inferometer.timing.clock import now
 from inferometer.timing.loop import new_loop
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    server = authority.issue_cert("localhost", "127.0.0.1")
-    server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    server.private_key_pem.write_to_path(folder / "key.pem")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(folder / "other.pem")
-    (folder / "nonsense.pem").write_text("nonsense\n")
-    names = ("cert", "key", "ca", "other", "nonsense", "missing")
-    return {name: str(folder / f"{name}.pem") for name in names}
 
 
 @contextlib.contextmanager
@@ -99,7 +81,7 @@ def test_requests_over_tls(authority: trustme.CA, files: dict[str, str], version
         assert exchange(port, made, b"abcdef", path="/parts") == [b"smallabcdefend"]
 
 
-def test_a_large_body_over_tls_is_in_one_buffer(authority: trustme.CA, files: dict[str, str]):
+def test_a_large_body_over_tls_is_never_copied(authority: trustme.CA, files: dict[str, str]):
     with listening(Tls(files["cert"], files["key"])) as (_, port, echo):
         exchange(port, client(authority), bytes(3 * MIB))
     body = echo.requests[0].body
@@ -107,7 +89,7 @@ def test_a_large_body_over_tls_is_in_one_buffer(authority: trustme.CA, files: di
     assert len(body.obj) == 3 * MIB
 
 
-def test_mutual_tls_lets_in_whom_the_authority_vouches_for(authority: trustme.CA, files: dict[str, str]):
+def test_mutual_tls_requires_a_certificate_of_the_authority(authority: trustme.CA, files: dict[str, str]):
     with listening(Tls(files["cert"], files["key"], files["ca"])) as (_, port, _):
         known = client(authority)
         authority.issue_cert("me@example.org").configure_cert(known)
@@ -123,7 +105,7 @@ def test_mutual_tls_lets_in_whom_the_authority_vouches_for(authority: trustme.CA
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05nonsense", b"\xff" * 5000]
 )
-def test_what_is_no_tls_is_closed_and_the_next_is_served(authority: trustme.CA, files: dict[str, str], data: bytes):
+def test_bytes_that_are_not_tls_close_the_connection(authority: trustme.CA, files: dict[str, str], data: bytes):
     with listening(Tls(files["cert"], files["key"])) as (_, port, _):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
             sock.sendall(data)
@@ -133,7 +115,7 @@ def test_what_is_no_tls_is_closed_and_the_next_is_served(authority: trustme.CA, 
         assert exchange(port, client(authority), b"hello") == [b"hello"]
 
 
-def test_a_handshake_that_goes_silent_is_closed(authority: trustme.CA, files: dict[str, str]):
+def test_a_stalled_handshake_is_closed(authority: trustme.CA, files: dict[str, str]):
     with (
         listening(Tls(files["cert"], files["key"])) as (listener, port, _),
         socket.create_connection(("127.0.0.1", port), timeout=30) as sock,
@@ -156,14 +138,14 @@ def test_a_handshake_that_goes_silent_is_closed(authority: trustme.CA, files: di
         ("cert", "other", "", "other"),
     ],
 )
-def test_files_that_are_wrong_are_named(files: dict[str, str], cert: str, key: str, ca: str, named: str):
+def test_invalid_files_are_named(files: dict[str, str], cert: str, key: str, ca: str, named: str):
     with pytest.raises(UserError) as caught:
         context(Tls(files[cert], files[key], files[ca] if ca else ""))
     assert f"{named}.pem" in caught.value.what
     assert caught.value.remedy
 
 
-def test_a_key_with_a_password_is_named(authority: trustme.CA, files: dict[str, str], tmp_path: Path):
+def test_an_encrypted_key_is_named(authority: trustme.CA, files: dict[str, str], tmp_path: Path):
     key = serialization.load_pem_private_key(Path(files["key"]).read_bytes(), None)
     locked = tmp_path / "locked.pem"
     locked.write_bytes(

@@ -1,11 +1,12 @@
-"""A gRPC server with a few models, in a thread of this process, for clients that block.
+"""A gRPC server with a few models, in a thread of this process, for blocking clients.
 
 identity    FP32 [-1] -> the same, in batches up to 64
 all_types   IN_T -> OUT_T for every datatype T, each optional
-slow        identity after a minute, any number at the same time
-late        identity after 40 ms, any number at the same time
-many        decoupled: three answers
-held        identity once there is the file that the request's parameter `until` names, one at a time
+slow        identity after a minute, any number concurrently
+late        identity after 40 ms, any number concurrently
+many        decoupled: three responses
+endless     decoupled: a million responses
+held        identity once the file in the request's parameter `until` exists, one at a time
 failing     raises
 """
 
@@ -90,7 +91,7 @@ def write_repository(folder: Path) -> None:
 
 
 class Served:
-    """The server, and its loop to run things in."""
+    """The server, and its loop to run functions in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: GrpcServer) -> None:
         self.loop, self.models, self.server = loop, models, server
@@ -140,7 +141,7 @@ def serving(**settings: Any) -> Iterator[Served]:
 
 
 class Stub:
-    """Methods of a service by name, blocking, with messages or bytes; metadata and timeout as grpcio takes them."""
+    """Blocking methods of a service by name, with messages or bytes; metadata and timeout as in grpcio."""
 
     def __init__(self, channel: grpc.Channel, service: str = messages.KSERVE_SERVICE) -> None:
         self._channel, self._service = channel, service
@@ -164,7 +165,7 @@ def dialled(place: str) -> Iterator[Stub]:
 
 
 def a_request(model: str = "identity", values: bytes = b"\0\0\x80?", id: str = "", **parameters: Any) -> Any:
-    """FP32 values for INPUT0; models with batches are given one row."""
+    """Return a request with FP32 values for INPUT0; one row for models with batches."""
     made = messages.ModelInferRequest(model_name=model, id=id, raw_input_contents=[values])
     shape = [1, len(values) // 4] if model == "identity" else [len(values) // 4]
     made.inputs.add(name="INPUT0", datatype="FP32", shape=shape)
@@ -175,7 +176,7 @@ def a_request(model: str = "identity", values: bytes = b"\0\0\x80?", id: str = "
 
 
 def failure(call: Callable[[], Any]) -> tuple[str, str]:
-    """The status and the message of a call that fails."""
+    """Return the status and the message of a call that fails."""
     try:
         answer = call()
     except grpc.RpcError as error:

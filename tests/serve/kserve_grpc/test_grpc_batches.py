@@ -1,7 +1,7 @@
-"""What grpcio takes for a batch is given back: when it succeeds, when it fails, and when nobody waits for it any more.
+"""grpcio's batches are freed when they succeed, when they fail, and when they are abandoned.
 
-First with a core of our own, which answers when the test says so; then with grpcio's, whose batches are counted: as many must
-come to their end, where they free, as have begun.
+First with a fake core that completes on command; then with grpcio's own, whose batches are counted: every batch that
+started must reach the point where it is freed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class FailedError(Exception):
 
 
 class Core:
-    """One batch, begun and freed as grpcio does it, and answered as its poller does."""
+    """One batch, started and freed as in grpcio, and completed as by its poller."""
 
     def __init__(self, freeing_fails: Exception | None = None) -> None:
         self.freed = False
@@ -58,7 +58,7 @@ class Core:
 
 
 def waiting_for(core: Core, test: Callable[["asyncio.Task[None]"], Coroutine[Any, Any, None]]) -> None:
-    """The test, with a task that waits for the batch."""
+    """Run the test with a task that waits for the batch."""
 
     async def wait() -> None:
         await freeing(core.execute)("call", (), asyncio.get_running_loop())
@@ -84,7 +84,7 @@ def test_a_batch_that_succeeds_is_freed() -> None:
     waiting_for(core, test)
 
 
-def test_a_batch_that_fails_is_freed_and_who_waits_hears_why() -> None:
+def test_a_failed_batch_is_freed_and_the_error_reported() -> None:
     core = Core()
 
     async def test(task: "asyncio.Task[None]") -> None:
@@ -97,7 +97,7 @@ def test_a_batch_that_fails_is_freed_and_who_waits_hears_why() -> None:
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_who_gives_up_goes_at_once_and_the_batch_is_freed_when_the_core_is_through(success: bool) -> None:
+def test_an_abandoned_batch_is_freed_when_the_core_completes(success: bool) -> None:
     core = Core()
 
     async def test(task: "asyncio.Task[None]") -> None:
@@ -111,7 +111,7 @@ def test_who_gives_up_goes_at_once_and_the_batch_is_freed_when_the_core_is_throu
     waiting_for(core, test)
 
 
-def test_an_answer_that_was_seen_in_another_thread_is_told_in_the_loop() -> None:
+def test_a_completion_from_another_thread_resumes_in_the_loop() -> None:
     core = Core()
 
     async def test(task: "asyncio.Task[None]") -> None:
@@ -125,7 +125,7 @@ def test_an_answer_that_was_seen_in_another_thread_is_told_in_the_loop() -> None
     waiting_for(core, test)
 
 
-def test_what_goes_wrong_in_freeing_is_said_to_who_waits() -> None:
+def test_errors_while_freeing_are_reported() -> None:
     core = Core(MemoryError("a message too large"))
 
     async def test(task: "asyncio.Task[None]") -> None:
@@ -136,7 +136,7 @@ def test_what_goes_wrong_in_freeing_is_said_to_who_waits() -> None:
     waiting_for(core, test)
 
 
-def test_a_batch_that_cannot_begin_says_so() -> None:
+def test_a_batch_that_cannot_start_raises() -> None:
     async def main() -> None:
         with pytest.raises(FailedError, match="not begun"):
             await freeing(Core().execute)("refused", (), asyncio.get_running_loop())
@@ -148,7 +148,7 @@ def test_a_batch_that_cannot_begin_says_so() -> None:
 
 
 class Counted:
-    """grpcio's batches: how many have begun, and how many came to where they free."""
+    """Counts grpcio's batches that started and that were freed."""
 
     def __init__(self, execute: grpc_batches.Execute) -> None:
         self._execute = execute
@@ -162,7 +162,7 @@ class Counted:
 
 @pytest.fixture(scope="module")
 def original() -> grpc_batches.Execute:
-    """grpcio's function, which earlier tests may have replaced."""
+    """grpcio's own function, which earlier tests may have replaced."""
     found = cygrpc.execute_batch
     return getattr(found, "frees_always", None) or found
 
@@ -175,10 +175,10 @@ def counted(original: grpc_batches.Execute, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def all_freed(counted: Counted) -> None:
-    until(lambda: 0 < counted.freed == counted.begun, "as many have come to their end as have begun")
+    until(lambda: 0 < counted.freed == counted.begun, "every batch that started has ended")
 
 
-def test_a_stream_that_the_client_cancels_while_the_server_writes_leaves_nothing(counted: Counted) -> None:
+def test_a_stream_cancelled_by_the_client_leaks_nothing(counted: Counted) -> None:
     message = a_request(values=bytes(1 << 24)).SerializeToString()
     with serving() as served, grpc.insecure_channel(served.place) as channel:
         call = channel.stream_stream(STREAM_INFER)(iter([message]))
@@ -188,7 +188,7 @@ def test_a_stream_that_the_client_cancels_while_the_server_writes_leaves_nothing
 
 
 @pytest.mark.parametrize("milliseconds", [1, 20, 38, 40, 42])
-def test_calls_that_their_deadline_cancels_leave_nothing(counted: Counted, milliseconds: int) -> None:
+def test_calls_past_their_deadline_leak_nothing(counted: Counted, milliseconds: int) -> None:
     message = a_request("late").SerializeToString()
     with serving() as served, grpc.insecure_channel(served.place) as channel:
         ask = channel.unary_unary(MODEL_INFER)
@@ -199,7 +199,7 @@ def test_calls_that_their_deadline_cancels_leave_nothing(counted: Counted, milli
         all_freed(counted)
 
 
-def test_a_stream_that_the_server_ends_leaves_nothing(counted: Counted) -> None:
+def test_a_stream_ended_by_the_server_leaks_nothing(counted: Counted) -> None:
     with serving() as served, grpc.insecure_channel(served.place) as channel:
         over = threading.Event()
 
@@ -216,7 +216,7 @@ def test_a_stream_that_the_server_ends_leaves_nothing(counted: Counted) -> None:
         all_freed(counted)
 
 
-def test_a_server_that_starts_frees_always_and_a_second_one_changes_nothing(
+def test_starting_a_server_enables_freeing_once(
     original: grpc_batches.Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cygrpc, "execute_batch", original)
@@ -228,7 +228,7 @@ def test_a_server_that_starts_frees_always_and_a_second_one_changes_nothing(
 
 
 @pytest.mark.parametrize("step", [-1, 1])
-def test_other_versions_are_left_as_they_are(
+def test_other_grpcio_versions_are_left_unchanged(
     original: grpc_batches.Execute, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(cygrpc, "execute_batch", original)
@@ -238,6 +238,6 @@ def test_other_versions_are_left_as_they_are(
     assert cygrpc.execute_batch is original
 
 
-def test_the_version_that_is_pinned_is_the_one_that_is_known() -> None:
-    """With another grpcio: see whether its `execute_batch` still is as ours takes it to be, or frees by itself."""
+def test_the_installed_grpcio_is_the_tested_version() -> None:
+    """With another grpcio, check whether its `execute_batch` still works as we assume, or frees by itself."""
     assert tuple(map(int, grpc.__version__.split(".")[:2])) == grpc_batches.KNOWN

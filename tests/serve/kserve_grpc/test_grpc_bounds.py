@@ -1,4 +1,4 @@
-"""What a client can make the server keep, seen from within: calls whose every step the test decides."""
+"""Bounds on what a client can make the server keep in memory, tested with calls that the test controls step by step."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ Chunk = messages.Chunk
 
 
 class Call:
-    """A grpc.aio.ServicerContext with a client that sends these messages and reads every answer."""
+    """A grpc.aio.ServicerContext with a client that sends these messages and reads every response."""
 
     def __init__(self, sent: Iterator[bytes], left: float | None = None) -> None:
         self._sent, self._left = sent, left
@@ -65,7 +65,7 @@ def serving(test: Callable[[Models], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize(("size", "most"), [(4, 1024), (4 << 20, 20)], ids=["many", "large"])
-def test_answers_that_wait_for_an_earlier_one_are_bounded(size: int, most: int) -> None:
+def test_responses_held_for_an_earlier_one_are_bounded(size: int, most: int) -> None:
     async def test(models: Models) -> None:
         quick = bytes(a_request(values=bytes(size)).SerializeToString())
         slow = bytes(a_request("slow").SerializeToString())
@@ -95,7 +95,7 @@ def pieces(sizes: list[int], *data: bytes) -> Iterator[bytes]:
         yield Chunk(data=one).SerializeToString()
 
 
-def test_the_time_that_is_left_counts_from_the_last_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_counts_from_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     real, spent = time.monotonic_ns, [100 * 10**9]
 
     def sent() -> Iterator[bytes]:
@@ -111,7 +111,7 @@ def test_the_time_that_is_left_counts_from_the_last_piece(monkeypatch: pytest.Mo
     serving(test)
 
 
-def test_pieces_that_are_only_announced_take_no_memory() -> None:
+def test_announced_chunks_take_no_memory() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -126,7 +126,7 @@ def test_pieces_that_are_only_announced_take_no_memory() -> None:
         head = Chunk.FromString(next(announced))
         head.head.sizes[0] = 500_000_000
         announced = iter([head.SerializeToString()])
-        with pytest.raises(Exception, match="speaks of 500000000 bytes of raw contents, but 0 came"):
+        with pytest.raises(Exception, match="announced 500000000 bytes of raw contents, but 0 arrived"):
             await infer_chunked(models, 1 << 30, set(), Call(sent()))
         assert grown[0] < 50_000_000
 

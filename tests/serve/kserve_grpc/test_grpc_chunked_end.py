@@ -1,4 +1,4 @@
-"""The server's end while requests of InferChunked are still coming: who was let in is served, and nobody else."""
+"""Shutdown while InferChunked requests are still arriving: only admitted requests are served."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ from waiting import until
 from inferometer.serve.kserve import messages
 
 VALUES = b"\0\0\x80?\0\0\0@"
-STOPPING = "the server is stopping and takes no new requests"
+STOPPING = "the server is shutting down and does not accept new requests"
 
 
 def a_head() -> Any:
@@ -24,7 +24,7 @@ def a_head() -> Any:
 
 
 def an_upload(channel: grpc.Channel) -> tuple["queue.Queue[Any]", Any]:
-    """A call that sends what is put into the queue, until None is; its head is sent."""
+    """Start a call that sends what is put into the queue, until None; its head is already sent."""
     sent: queue.Queue[Any] = queue.Queue()
     sent.put(a_head())
     return sent, Stub(channel, messages.OWN_SERVICE).InferChunked(iter(sent.get, None), timeout=2 * PATIENCE_S)
@@ -44,7 +44,7 @@ def refuse_new(served: Served) -> None:
     served.run(refuse)
 
 
-def test_a_request_whose_head_had_come_is_served_when_it_is_complete() -> None:
+def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         idle_is_over = threading.Event()
 
@@ -56,7 +56,7 @@ def test_a_request_whose_head_had_come_is_served_when_it_is_complete() -> None:
         assert next(idle).infer_response.raw_output_contents
         sent, call = an_upload(channel)
         sent.put(messages.Chunk(data=VALUES[:3]))
-        until(lambda: receiving(one) == 1, "the head has come")
+        until(lambda: receiving(one) == 1, "the head arrived")
         refuse_new(one)
         stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
         stopped.start()
@@ -70,8 +70,8 @@ def test_a_request_whose_head_had_come_is_served_when_it_is_complete() -> None:
         assert not stopped.is_alive()
 
 
-def test_a_new_one_is_refused_with_its_head() -> None:
-    """Not after all of it was taken: here the rest never comes."""
+def test_a_new_request_is_refused_at_its_head() -> None:
+    """Not after all of it arrived: here, the rest never comes."""
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         refuse_new(one)
         sent, call = an_upload(channel)
@@ -79,10 +79,10 @@ def test_a_new_one_is_refused_with_its_head() -> None:
         sent.put(None)
 
 
-def test_at_the_very_end_nobody_is_let_in_any_more() -> None:
+def test_after_closing_no_request_is_admitted() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         sent, call = an_upload(channel)
-        until(lambda: receiving(one) == 1, "the head has come")
+        until(lambda: receiving(one) == 1, "the head arrived")
         one.run(one.models.close)
         sent.put(messages.Chunk(data=VALUES))
         sent.put(None)

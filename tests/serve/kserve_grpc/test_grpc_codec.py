@@ -1,4 +1,4 @@
-"""Cutting and joining by hand is what protobuf does: any request is read the same, any answer written the same."""
+"""Our own parsing and encoding of messages gives the same result as protobuf."""
 
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ def requests(draw: st.DrawFn) -> Any:
 
 
 @given(requests(), st.booleans())
-def test_a_request_is_read_as_protobuf_reads_it(request: Any, is_cut: bool) -> None:
+def test_requests_are_parsed_like_protobuf(request: Any, is_cut: bool) -> None:
     data = request.SerializeToString()
     if is_cut:
         rest, raw, _ = grpc_codec._cut(data)
@@ -52,7 +52,7 @@ def test_a_request_is_read_as_protobuf_reads_it(request: Any, is_cut: bool) -> N
 
 
 @given(requests(), st.integers(0, 200), st.binary(min_size=1, max_size=30))
-def test_a_damaged_request_is_cut_as_protobuf_reads_it_or_refused(request: Any, place: int, damage: bytes) -> None:
+def test_damaged_requests_are_parsed_like_protobuf_or_refused(request: Any, place: int, damage: bytes) -> None:
     data = request.SerializeToString()
     place = min(place, len(data))
     data = data[:place] + damage + data[place:]
@@ -74,10 +74,10 @@ def test_a_damaged_request_is_cut_as_protobuf_reads_it_or_refused(request: Any, 
     assert read == expected
 
 
-def test_bytes_that_end_too_early_are_refused() -> None:
+def test_truncated_requests_are_refused() -> None:
     data = ModelInferRequest(model_name="m", raw_input_contents=[bytes(20_000)]).SerializeToString()
     for cut in (data[:-1], data + b"\x3a", data + b"\x3a\x80", data + b"\x3a" + b"\xff" * 11):
-        with pytest.raises(Refused, match="is no ModelInferRequest"):
+        with pytest.raises(Refused, match="is not a valid ModelInferRequest"):
             grpc_codec.parse(cut)
 
 
@@ -85,7 +85,7 @@ outputs = st.lists(st.tuples(texts, st.binary(max_size=400) | st.just(bytes(20_0
 
 
 @given(texts, outputs, st.sampled_from([None, True, False]))
-def test_an_answer_is_written_as_protobuf_writes_it(id: str, given_outputs: Any, final: bool | None) -> None:
+def test_responses_are_encoded_like_protobuf(id: str, given_outputs: Any, final: bool | None) -> None:
     made = [
         Output(Tensor(name, "UINT8", (len(data),), memoryview(data) if viewed else data))
         for name, data, viewed in given_outputs
@@ -98,7 +98,7 @@ def test_an_answer_is_written_as_protobuf_writes_it(id: str, given_outputs: Any,
     assert ModelStreamInferResponse.FromString(grpc_codec.in_stream(head, made)).infer_response == whole
 
 
-def test_a_view_of_wider_elements_is_sent_as_its_bytes() -> None:
+def test_memory_views_of_any_format_are_sent_as_bytes() -> None:
     view = memoryview(b"abcdefgh").cast("I")
     head = grpc_codec.head("m", "1", "", (), (0, 0))
     read = type(head).FromString(grpc_codec.joined(head, [Output(Tensor("t", "UINT32", (2,), view))]))
@@ -129,7 +129,7 @@ def typed_request(datatype: str, values: list[Any]) -> Any:
 
 
 @given(st.sampled_from(sorted(NUMBERS)), st.data())
-def test_large_typed_contents_are_cut_out_and_are_what_small_ones_are(datatype: str, data: st.DataObject) -> None:
+def test_large_typed_contents_equal_small_ones(datatype: str, data: st.DataObject) -> None:
     some = data.draw(st.lists(NUMBERS[datatype][1], min_size=1, max_size=20))
     request = typed_request(datatype, some)
     (small,) = grpc_codec.inputs(request, (), {}, Regions())[0].values()
@@ -141,7 +141,7 @@ def test_large_typed_contents_are_cut_out_and_are_what_small_ones_are(datatype: 
     assert bytes(unread["x"].read()) == bytes(small.data) * times
 
 
-def test_contents_in_several_parts_and_unpacked_ones_are_merged_as_protobuf_does() -> None:
+def test_repeated_and_unpacked_contents_are_merged_like_protobuf() -> None:
     head = b"\x0a\x01x" + b"\x12\x05INT32"
     packed = InferTensorContents(int_contents=[1, 300] * 20_000).SerializeToString()
     unpacked = b"\x10\x05" * 40_000
@@ -159,10 +159,10 @@ def test_contents_in_several_parts_and_unpacked_ones_are_merged_as_protobuf_does
     [
         ("FP32", "BYTES", "INVALID_ARGUMENT", "of type 'BYTES', expected datatype 'FP32'"),
         ("INT8", "INT32", "INVALID_ARGUMENT", "300 does not fit into INT8"),
-        ("INT32", "", "INTERNAL", "the message is no ModelInferRequest"),
+        ("INT32", "", "INTERNAL", "the message is not a valid ModelInferRequest"),
     ],
 )
-def test_large_typed_contents_that_are_wrong_are_refused(datatype: str, sent: str, code: str, message: str) -> None:
+def test_invalid_large_typed_contents_are_refused(datatype: str, sent: str, code: str, message: str) -> None:
     if sent:
         request = typed_request(sent, [b"ab"] * 40_000 if sent == "BYTES" else [300] * 40_000)
         request.inputs[0].datatype = datatype

@@ -1,17 +1,16 @@
-"""What the gRPC server says about itself and its models, asked by our own client; and the trees that HTTP shows."""
+"""Metadata, statistics and control over gRPC, read by our own client; and the JSON trees for HTTP."""
 
 import base64
 import json
 import mmap
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
-from grpc_peer import Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import Stub, a_request, dialled, failure, serving
 
 from inferometer import __version__
 from inferometer.serve.kserve import control, messages
@@ -19,18 +18,6 @@ from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc_control as client
 
 TRITON = Path(os.environ.get("INFEROMETER_REAL", Path.home() / ".cache/inferometer/real")) / "triton/bin/python"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 def asked(stub: Stub, call: client.ControlCall[Any]) -> Any:
@@ -45,14 +32,14 @@ def request(kind: str, /, **fields: Any) -> Any:
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def test_the_server_is_live_and_ready_and_says_who_it_is(stub: Stub) -> None:
+def test_the_server_is_live_and_ready_and_has_metadata(stub: Stub) -> None:
     assert asked(stub, client.live()) and asked(stub, client.ready())
     said = asked(stub, client.server_metadata())
     assert (said.name, said.version) == ("inferometer", __version__)
     assert "system_shared_memory" in said.extensions
 
 
-def test_models_are_ready_or_not(stub: Stub) -> None:
+def test_model_readiness(stub: Stub) -> None:
     assert asked(stub, client.model_ready("identity"))
     assert asked(stub, client.model_ready("identity", "1"))
     assert not asked(stub, client.model_ready("identity", "2"))
@@ -68,14 +55,14 @@ def test_metadata_and_configuration_of_a_model(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
-def test_a_model_that_is_not_there_is_not_found(stub: Stub, method: str) -> None:
+def test_an_unknown_model_is_not_found(stub: Stub, method: str) -> None:
     assert failure(lambda: getattr(stub, method)(request(f"{method}Request", name="nope"))) == (
         "NOT_FOUND",
         "Request for unknown model: 'nope' is not found",
     )
 
 
-def test_statistics_count_what_was_inferred(stub: Stub) -> None:
+def test_statistics_count_inferences(stub: Stub) -> None:
     (before,) = asked(stub, client.statistics("identity"))
     for _ in range(3):
         stub.ModelInfer(a_request())
@@ -91,7 +78,7 @@ def test_statistics_count_what_was_inferred(stub: Stub) -> None:
         ("identity", "7", "requested model version is not available for model 'identity'"),
     ],
 )
-def test_statistics_of_what_is_not_there_are_refused_as_triton_does(
+def test_statistics_of_an_unknown_model_are_refused_like_triton(
     stub: Stub, name: str, version: str, words: str
 ) -> None:
     ask = request("ModelStatisticsRequest", name=name, version=version)
@@ -120,12 +107,12 @@ def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
-def test_loading_from_outside_is_denied_unless_switched_on(stub: Stub, method: str) -> None:
+def test_loading_by_clients_is_denied_by_default(stub: Stub, method: str) -> None:
     code, said = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
     assert (code, "--allow-control" in said) == ("PERMISSION_DENIED", True)
 
 
-def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:
+def test_clients_may_load_and_unload_models_if_allowed() -> None:
     with serving(control=True) as one, dialled(one.place) as stub:
         stub.RepositoryModelUnload(request("RepositoryModelUnloadRequest", model_name="many"))
         assert not asked(stub, client.model_ready("many"))
@@ -140,7 +127,7 @@ def test_models_are_unloaded_and_loaded_where_it_is_switched_on() -> None:
         again.parameters["other"].int64_param = 1
         assert failure(lambda: stub.RepositoryModelLoad(again)) == (
             "INVALID_ARGUMENT",
-            "load parameter 'other' is not known: there is 'config'",
+            "load parameter 'other' is unknown: only 'config' is supported",
         )
         nope = request("RepositoryModelLoadRequest", model_name="nope")
         assert failure(lambda: stub.RepositoryModelLoad(nope)) == (
@@ -175,7 +162,7 @@ def test_tensors_travel_in_shared_memory(stub: Stub) -> None:
         path.unlink(missing_ok=True)
 
 
-def test_there_is_no_cuda_shared_memory(stub: Stub) -> None:
+def test_cuda_shared_memory_is_not_supported(stub: Stub) -> None:
     assert not stub.CudaSharedMemoryStatus(request("CudaSharedMemoryStatusRequest")).regions
     assert failure(lambda: stub.CudaSharedMemoryStatus(request("CudaSharedMemoryStatusRequest", name="x"))) == (
         "NOT_FOUND",
@@ -189,7 +176,7 @@ def test_there_is_no_cuda_shared_memory(stub: Stub) -> None:
 # --- trees -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tree_has_tritons_order_names_and_numbers() -> None:
+def test_the_json_tree_has_tritons_order_names_and_numbers() -> None:
     config = text_format.Parse(
         'name: "m" max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: -1 } '
         "dynamic_batching { max_queue_delay_microseconds: 100 } parameters { key: 'k' value { string_value: 'v' } }",
@@ -221,7 +208,7 @@ def test_a_tree_has_tritons_order_names_and_numbers() -> None:
     assert "version_policy" not in tree and "sequence_batching" not in tree
 
 
-def test_a_tree_without_what_is_empty() -> None:
+def test_the_json_tree_can_omit_empty_values() -> None:
     made = messages.RepositoryIndexResponse()
     made.models.add(name="m")
     assert control.tree(made, empty=False) == {"models": [{"name": "m"}]}
@@ -237,7 +224,7 @@ print(json.dumps([base64.b64encode(one.DESCRIPTOR.serialized_pb).decode() for on
 
 
 def described(files: list[descriptor_pb2.FileDescriptorProto]) -> dict[str, Any]:
-    """Every message, field, enum and method, by name."""
+    """Return every message, field, enum and method, by name."""
     found: dict[str, Any] = {}
     for file in files:
         for enum in file.enum_type:
@@ -267,7 +254,7 @@ def _describe(message: descriptor_pb2.DescriptorProto, prefix: str, found: dict[
 
 
 @pytest.mark.real
-def test_our_proto_files_say_what_tritonclients_do() -> None:
+def test_our_proto_files_match_tritonclient() -> None:
     if not TRITON.exists():
         pytest.skip(f"{TRITON} is not there: tools/real_servers/install.sh triton")
     said = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""What a request may make the server's loop read: little, whatever it is made of. The rest is cut out, or refused."""
+"""A request cannot make the event loop parse much: large contents are cut out of the message, or refused."""
 
 import struct
 import uuid
@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,13 +44,13 @@ def an_input(name: str, contents: bytes, datatype: str = "BYTES", before: bytes 
 
 
 @given(st.lists(st.sampled_from([*UNKNOWN.values(), field(0x42, bytes(200)), b"\x08\xff\x01", b"\xba\x00\x00"])))
-def test_fields_are_found_as_they_were_put_together(parts: list[bytes]) -> None:
+def test_fields_are_found_in_order(parts: list[bytes]) -> None:
     data = b"".join(parts)
     for sent in (data, memoryview(data)):
         assert [bytes(sent[begin:end]) for _, begin, _, end in fields(sent, len(parts))] == parts
 
 
-def test_a_message_that_ends_anywhere_is_malformed_but_between_its_fields() -> None:
+def test_a_message_truncated_inside_a_field_is_malformed() -> None:
     parts = [*UNKNOWN.values(), field(0x42, bytes(200)), b"\x08\xff\x01"]
     data = b"".join(parts)
     borders = {sum(map(len, parts[:i])) for i in range(len(parts) + 1)}
@@ -75,13 +75,13 @@ def test_a_message_that_ends_anywhere_is_malformed_but_between_its_fields() -> N
         b"\x80\x00\x01",
     ],
 )
-def test_groups_and_what_has_no_end_are_malformed(data: bytes) -> None:
+def test_groups_and_unterminated_numbers_are_malformed(data: bytes) -> None:
     with pytest.raises(DecodeError):
         list(fields(data, MOST))
 
 
 @given(st.integers(0, 2**31 - 1))
-def test_a_length_is_read_as_it_is_written(size: int) -> None:
+def test_lengths_round_trip(size: int) -> None:
     assert varint(length(size), 0) == (size, len(length(size)))
 
 
@@ -90,7 +90,7 @@ def test_a_length_is_read_as_it_is_written(size: int) -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_an_unknown_field_does_not_bring_large_contents_to_protobuf(kind: str, inside: bool) -> None:
+def test_large_contents_are_cut_out_despite_unknown_fields(kind: str, inside: bool) -> None:
     unknown = UNKNOWN[kind]
     one = an_input("x", field(0x2A, STRINGS), before=unknown if inside else b"")
     data = MODEL + (b"" if inside else unknown) + one + field(0x3A, b"raw")
@@ -101,7 +101,7 @@ def test_an_unknown_field_does_not_bring_large_contents_to_protobuf(kind: str, i
     assert (request.inputs[0].name, list(request.inputs[0].shape)) == ("x", list(expected.inputs[0].shape))
 
 
-def test_inputs_that_are_large_only_together_are_cut_out_of_the_message() -> None:
+def test_inputs_that_are_large_together_are_cut_out() -> None:
     contents = field(0x2A, b"\x42\x00" * 1000)
     data = MODEL + b"".join(an_input(f"i{i}", contents, count=1000) for i in range(40))
     assert len(data) > grpc_codec.LARGE > len(contents)
@@ -111,7 +111,7 @@ def test_inputs_that_are_large_only_together_are_cut_out_of_the_message() -> Non
     assert (len(found), [bytes(one.read()) for one in unread.values()]) == (40, [bytes(4000)] * 40)
 
 
-def test_empty_contents_are_there_and_empty_also_in_a_large_message() -> None:
+def test_empty_contents_stay_empty_in_a_large_message() -> None:
     empty, other = an_input("empty", field(0x2A, b""), count=1), an_input("x", field(0x2A, STRINGS))
     request, raw, typed = grpc_codec.parse(MODEL + empty + other)
     assert (list(typed), request.inputs[0].HasField("contents")) == ([1], True)
@@ -123,7 +123,7 @@ def test_empty_contents_are_there_and_empty_also_in_a_large_message() -> None:
 
 
 @pytest.mark.parametrize("tag", [0x22, 0x2A, 0x32, 0x3A, 0x7A])
-def test_a_request_of_too_many_fields_is_refused(tag: int) -> None:
+def test_a_request_with_too_many_fields_is_refused(tag: int) -> None:
     some = bytes((tag, 0)) * (MOST - 1)
     request, raw, _ = grpc_codec.parse(MODEL + some)
     assert request.model_name == "all_types"
@@ -149,7 +149,7 @@ def test_a_request_that_is_large_without_its_contents_is_refused() -> None:
     over = len(grpc_codec.parse(with_id(1 << 19))[0].SerializeToString()) - (1 << 19)
     assert len(grpc_codec.parse(with_id((1 << 20) - over))[0].id) == (1 << 20) - over
     with pytest.raises(
-        Refused, match="1048577 bytes without its inputs' contents; the server takes 1048576"
+        Refused, match="1048577 bytes without its inputs' contents; the server accepts at most 1048576"
     ) as refused:
         grpc_codec.parse(with_id((1 << 20) - over + 1))
     assert refused.value.code == "RESOURCE_EXHAUSTED"
@@ -159,7 +159,7 @@ def test_a_request_that_is_large_without_its_contents_is_refused() -> None:
 
 
 class Pieces:
-    """InferTensorContents, which notes how much it is given."""
+    """InferTensorContents that records how much it is given."""
 
     def __init__(self) -> None:
         self.largest = 0
@@ -181,7 +181,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("datatype", NUMBERS)
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_large_contents_are_read_in_pieces_however_they_are_written(
+def test_large_contents_are_parsed_in_pieces_in_any_encoding(
     datatype: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = Pieces()
@@ -198,18 +198,18 @@ def test_large_contents_are_read_in_pieces_however_they_are_written(
 
 
 @pytest.mark.parametrize(("datatype", "tag", "dtype"), [("FP32", 0x32, "<f4"), ("FP64", 0x3A, "<f8")])
-def test_packed_floats_are_the_bytes_of_the_message_itself(datatype: str, tag: int, dtype: str) -> None:
+def test_packed_floats_are_views_of_the_message(datatype: str, tag: int, dtype: str) -> None:
     values = np.arange(WORDS, dtype=dtype).tobytes()
     sent = memoryview(field(tag, values))
     found = grpc_typed.raw_of_sent("x", datatype, [sent])
     assert isinstance(found, memoryview) and found.obj is sent.obj
     assert bytes(found) == values
-    with pytest.raises(Refused, match="no ModelInferRequest: packed numbers end in one"):
+    with pytest.raises(Refused, match="not a valid ModelInferRequest: truncated packed numbers"):
         grpc_typed.raw_of_sent("x", datatype, [memoryview(field(tag, values[:-1]))])
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3000), st.integers(-(2**31), 2**31 - 1)), max_size=8))
-def test_packed_and_unpacked_numbers_in_turns_are_read_as_protobuf_reads_them(runs: Any) -> None:
+def test_mixed_packed_and_unpacked_numbers_are_parsed_like_protobuf(runs: Any) -> None:
     sent = b""
     for is_packed, count, value in runs:
         packed = InferTensorContents(int_contents=[value] * count).SerializeToString()
@@ -220,7 +220,7 @@ def test_packed_and_unpacked_numbers_in_turns_are_read_as_protobuf_reads_them(ru
     assert bytes(grpc_typed.raw_of_sent("x", "INT32", [memoryview(sent)])) == expected
 
 
-def test_a_long_string_is_one_among_short_ones() -> None:
+def test_a_long_string_among_short_ones() -> None:
     words = [b"a", bytes(100_000), b"", b"bc"]
     contents = InferTensorContents(bytes_contents=words)
     expected = b"".join(struct.pack("<I", len(one)) + one for one in words)
@@ -228,7 +228,7 @@ def test_a_long_string_is_one_among_short_ones() -> None:
     assert bytes(grpc_typed.raw("x", "BYTES", contents.ListFields())) == expected
 
 
-def test_large_contents_of_another_kind_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_contents_of_the_wrong_type_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Pieces()
     monkeypatch.setattr(grpc_typed, "InferTensorContents", pieces)
     with pytest.raises(grpc_typed.Mismatch, match="FP32"):
@@ -237,18 +237,6 @@ def test_large_contents_of_another_kind_are_refused_unread(monkeypatch: pytest.M
 
 
 # --- served ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 @pytest.fixture
@@ -271,7 +259,7 @@ def region(served: Served) -> Iterator[str]:
         path.unlink()
 
 
-def test_regions_are_read_once_the_model_has_such_inputs(
+def test_regions_are_read_only_for_inputs_of_the_model(
     stub: Stub, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
@@ -293,13 +281,13 @@ def test_regions_are_read_once_the_model_has_such_inputs(
     assert (list(stub.ModelInfer(request).raw_output_contents), reads) == ([bytes(4096)], [4096])
 
 
-def test_a_request_with_an_unknown_field_and_many_strings_is_answered(stub: Stub) -> None:
+def test_a_request_with_an_unknown_field_and_many_strings_is_served(stub: Stub) -> None:
     data = MODEL + UNKNOWN["a varint"] + an_input("IN_BYTES", field(0x2A, STRINGS), before=UNKNOWN["8 bytes"])
     assert list(stub.ModelInfer(data).raw_output_contents) == [bytes(4 * WORDS)]
 
 
 @pytest.mark.parametrize("place", ["head", "behind data"])
-def test_a_chunk_that_is_large_and_not_data_alone_is_refused(served: Served, place: str) -> None:
+def test_a_large_chunk_with_more_than_data_is_refused(served: Served, place: str) -> None:
     head = Chunk()
     head.head.request.CopyFrom(a_request(id="x" * grpc_codec.LARGE))
     head.head.request.ClearField("raw_input_contents")
@@ -312,4 +300,4 @@ def test_a_chunk_that_is_large_and_not_data_alone_is_refused(served: Served, pla
     with grpc.insecure_channel(served.place) as channel:
         own = Stub(channel, messages.OWN_SERVICE)
         code, said = failure(lambda: list(own.InferChunked(iter(chunks), timeout=PATIENCE_S)))
-    assert (code, f"the server takes {grpc_codec.LARGE}" in said) == ("RESOURCE_EXHAUSTED", True)
+    assert (code, f"the server accepts at most {grpc_codec.LARGE}" in said) == ("RESOURCE_EXHAUSTED", True)

@@ -1,4 +1,4 @@
-"""Anything at all, sent to any method over a real channel: it is answered, the server goes on, and nothing is printed."""
+"""Random messages to any method over a real channel: each gets a response, the server continues, nothing is printed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +40,7 @@ def quiet(channel: grpc.Channel, capfd: pytest.CaptureFixture[str]) -> Iterator[
 
 
 def send(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
-    """As a stream: to the server every method is one. UNKNOWN would be an exception that got out."""
+    """Send as a stream, which every method is to the server. UNKNOWN would be an unhandled exception."""
     timeout = 0.05 if path in ENDLESS else 2
     try:
         for _ in channel.stream_stream(path)(iter(sent), timeout=timeout):
@@ -51,7 +51,7 @@ def send(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
 
 @FUZZED
 @given(path=st.sampled_from(PATHS), sent=st.lists(st.binary(max_size=60), min_size=1, max_size=3))
-def test_bytes(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
+def test_random_bytes(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
     send(channel, path, sent)
 
 
@@ -110,7 +110,7 @@ def test_infer_requests(channel: grpc.Channel, one: Any) -> None:
 @FUZZED
 @given(sent=st.lists(infer_requests(), min_size=1, max_size=4))
 def test_infer_requests_in_a_stream(channel: grpc.Channel, sent: list[Any]) -> None:
-    """Each ordinary request has one answer, and the stream ends well."""
+    """Each ordinary request has one response, and the stream ends with OK."""
     data = [one.SerializeToString() for one in sent]
     answers = list(
         channel.stream_stream(f"/{messages.KSERVE_SERVICE}/ModelStreamInfer")(iter(data), timeout=PATIENCE_S)

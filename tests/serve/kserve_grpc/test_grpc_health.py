@@ -1,4 +1,4 @@
-"""grpc.health.v1 and server reflection, asked by grpcio's own clients and by ours."""
+"""grpc.health.v1 and server reflection, with grpcio's clients and ours."""
 
 import threading
 from collections.abc import Iterator
@@ -16,12 +16,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from inferometer.wire import protobuf, reflection
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
 
 
 @pytest.fixture
@@ -42,11 +36,11 @@ def test_server_services_and_models_are_serving(channel: grpc.Channel, service: 
     assert health_pb2_grpc.HealthStub(channel).Check(a_check(service)).status == SERVING
 
 
-def test_what_is_not_there_is_not_found(channel: grpc.Channel) -> None:
+def test_unknown_services_are_not_found(channel: grpc.Channel) -> None:
     assert failure(lambda: health_pb2_grpc.HealthStub(channel).Check(a_check("nope")))[0] == "NOT_FOUND"
 
 
-def test_a_watch_of_what_is_not_there_goes_on(channel: grpc.Channel) -> None:
+def test_a_watch_of_an_unknown_service_continues(channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(a_check("nope"), timeout=PATIENCE_S)
     assert next(watch).status == SERVICE_UNKNOWN
     assert watch.is_active()
@@ -67,7 +61,7 @@ def test_a_watch_sees_each_change(served: Served, channel: grpc.Channel) -> None
     assert [next(watch).status for watch in watches] == [SERVING] * 2
 
 
-def test_a_watch_sees_a_model_go_and_come() -> None:
+def test_a_watch_sees_a_model_unloaded_and_loaded() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(a_check("many"), timeout=PATIENCE_S)
         assert next(watch).status == SERVING
@@ -79,7 +73,7 @@ def test_a_watch_sees_a_model_go_and_come() -> None:
         assert next(watch).status == SERVING
 
 
-def test_a_watch_sees_that_the_server_stops_and_does_not_hold_it_up() -> None:
+def test_a_watch_sees_the_stop_and_does_not_delay_it() -> None:
     with serving() as one, grpc.insecure_channel(one.place) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(a_check(""), timeout=2 * PATIENCE_S)
         assert next(watch).status == SERVING
@@ -143,7 +137,7 @@ def test_our_own_client_describes_the_service(channel: grpc.Channel, path: str) 
         ({}, 3),
     ],
 )
-def test_reflection_answers_each_question_and_errors_do_not_end_it(
+def test_reflection_errors_do_not_end_the_stream(
     channel: grpc.Channel, fields: dict[str, Any], expected: str | int
 ) -> None:
     ask = reflection_pb2.ServerReflectionRequest(**fields)

@@ -1,9 +1,9 @@
-"""Inference over the gRPC server with real models: unary, in streams, with deadlines, cancelled, refused."""
+"""Inference over gRPC with real models: unary calls, streams, deadlines, cancellation, errors."""
 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,6 @@ from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
 from inferometer.wire.kserve.http import InferOptions, InferResponse
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
-
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +57,7 @@ def a_typed_request(datatype: str, field: str, values: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("datatype", TYPED)
-def test_elements_in_the_field_of_their_datatype_come_back_raw(stub: Stub, datatype: str) -> None:
+def test_typed_contents_are_accepted(stub: Stub, datatype: str) -> None:
     field, values = TYPED[datatype]
     answer = client.infer_response(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
     assert isinstance(answer.outputs[0], Tensor)
@@ -91,7 +78,7 @@ def test_elements_in_the_field_of_their_datatype_come_back_raw(stub: Stub, datat
         ),
     ],
 )
-def test_elements_in_a_wrong_field_are_refused(
+def test_typed_contents_in_the_wrong_field_are_refused(
     stub: Stub, datatype: str, field: str, values: list[Any], words: str
 ) -> None:
     request = a_typed_request(datatype, field, values)
@@ -200,33 +187,33 @@ def _text_parameter(value: str) -> Any:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_request_is_refused_in_tritons_words_and_the_next_is_answered(stub: Stub, case: str) -> None:
+def test_bad_requests_are_refused_in_tritons_words(stub: Stub, case: str) -> None:
     change, code, words = REFUSED[case]
     got, said = failure(lambda: stub.ModelInfer(changed(change)))
     assert (got, words in said) == (code, True), said
     assert stub.ModelInfer(a_request()).raw_output_contents == [b"\0\0\x80?"]
 
 
-def test_a_model_that_raises_is_internal_on_one_line(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_raises_is_an_internal_error_in_one_line(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
     assert failure(lambda: stub.ModelInfer(a_request("failing"))) == ("INTERNAL", "OSError: no luck")
     assert capfd.readouterr().err == ""
 
 
-def test_a_decoupled_model_is_not_for_unary_calls(stub: Stub) -> None:
+def test_unary_calls_to_a_decoupled_model_are_refused(stub: Stub) -> None:
     assert failure(lambda: stub.ModelInfer(a_request("many"))) == (
         "UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
 
 
-def test_bytes_that_are_no_message_are_refused_quietly(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_messages_are_refused_without_output(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
     for garbage in (b"\xff\xff\xff", b"\x3a\xff" * 20_000):
         code, said = failure(lambda garbage=garbage: stub.ModelInfer(garbage))
-        assert (code, "is no ModelInferRequest" in said) == ("INTERNAL", True)
+        assert (code, "is not a valid ModelInferRequest" in said) == ("INTERNAL", True)
     assert capfd.readouterr().err == ""
 
 
-def test_a_method_that_is_not_there_is_unimplemented(served: Served) -> None:
+def test_an_unknown_method_is_unimplemented(served: Served) -> None:
     with grpc.insecure_channel(served.place) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/Nope")
         assert failure(lambda: call(b""))[0] == "UNIMPLEMENTED"
@@ -245,14 +232,14 @@ def test_queue_and_compute_time_are_in_parameters_and_trailers(stub: Stub) -> No
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_requests_are_understood(stub: Stub, compression: grpc.Compression) -> None:
+def test_compressed_requests_are_accepted(stub: Stub, compression: grpc.Compression) -> None:
     values = bytes(40_000)
     assert stub.ModelInfer(a_request(values=values), compression=compression).raw_output_contents == [values]
 
 
 @pytest.mark.parametrize(("asked", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
-def test_an_answer_is_compressed_for_who_asks_for_it(served: Served, asked: str, is_smaller: bool) -> None:
-    """What grpcio decompresses it does not tell: it is counted on the way."""
+def test_responses_are_compressed_on_request(served: Served, asked: str, is_smaller: bool) -> None:
+    """grpcio does not report compression, so the bytes are counted on the way."""
     with counted(served.server.port) as relay, dialled(f"127.0.0.1:{relay.port}") as stub:
         values = bytes(400_000)
         answer = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", asked),))
@@ -260,7 +247,7 @@ def test_an_answer_is_compressed_for_who_asks_for_it(served: Served, asked: str,
     assert (relay.answered < 100_000) == is_smaller
 
 
-def test_a_message_over_the_limit_is_refused_and_one_within_it_is_not() -> None:
+def test_messages_over_the_limit_are_refused() -> None:
     with serving(limits=Limits(message=100_000)) as one, dialled(one.place) as stub:
         assert failure(lambda: stub.ModelInfer(a_request(values=bytes(100_000))))[0] == "RESOURCE_EXHAUSTED"
         assert stub.ModelInfer(a_request(values=bytes(99_000))).raw_output_contents == [bytes(99_000)]
@@ -272,7 +259,7 @@ def test_metadata_over_the_limit_is_refused(stub: Stub) -> None:
     assert stub.ModelInfer(a_request())
 
 
-def test_calls_over_the_limit_are_refused_and_taken_again_later() -> None:
+def test_calls_over_the_limit_are_refused_until_others_end() -> None:
     with serving(limits=Limits(requests=3)) as one, dialled(one.place) as stub:
         held = [stub.ModelInfer.future(a_request("slow")) for _ in range(3)]
         until(lambda: one.in_flight() == 3)
@@ -338,7 +325,7 @@ def test_the_deadline_of_a_call_is_that_of_its_inference(served: Served, stub: S
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_answers_ordinary_models_in_order_and_decoupled_ones_at_once(stub: Stub, tmp_path: Path) -> None:
+def test_a_stream_keeps_order_except_for_decoupled_models(stub: Stub, tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     held = [a_request("held", id=id, until=str(go_on)) for id in ("a", "d")]
     call = stub.ModelStreamInfer(iter([held[0], a_request(id="b"), a_request("many", id="c"), held[1]]))
@@ -349,7 +336,7 @@ def test_a_stream_answers_ordinary_models_in_order_and_decoupled_ones_at_once(st
     assert [one.parameters["triton_final_response"].bool_param for one in answers] == [False] * 3 + [True] * 3
 
 
-def test_an_empty_final_answer_comes_where_it_is_asked_for_of_a_decoupled_model(stub: Stub) -> None:
+def test_decoupled_models_send_an_empty_final_response_on_request(stub: Stub) -> None:
     answers = list(stub.ModelStreamInfer(iter([a_request("many", id="x", triton_enable_empty_final_response=True)])))
     last = answers[-1].infer_response
     assert (len(answers), last.id, last.model_name, len(last.outputs)) == (4, "x", "many", 0)
@@ -365,15 +352,15 @@ def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
     assert said["x"] == "Request for unknown model: 'nope' is not found"
     assert said["y"] == "OSError: no luck"
     assert said["z"] == ""
-    assert "is no ModelInferRequest" in said[""]
+    assert "is not a valid ModelInferRequest" in said[""]
 
 
-def test_our_own_client_reads_a_streams_answers(stub: Stub) -> None:
+def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
     read = [client.stream_response(one.SerializeToString()) for one in stub.ModelStreamInfer(iter([a_request("many")]))]
     assert [type(one) for one in read] == [InferResponse] * 3
 
 
-def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
+def test_an_endless_model_stops_when_the_client_does_not_read(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backpressure, "GIVEN_UP", 50_000_000)
@@ -383,7 +370,7 @@ def test_a_client_that_does_not_read_stops_a_model_that_goes_on_and_on(
     assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", backpressure.not_read().message)
 
 
-def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(
+def test_clients_that_vanish_during_a_response_leave_nothing_behind(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
@@ -396,7 +383,7 @@ def test_clients_that_vanish_while_they_are_written_to_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("model", ["late", "many"])
-def test_a_streams_trailer_has_the_times_of_its_requests_together(stub: Stub, model: str) -> None:
+def test_a_streams_trailer_has_the_total_times_of_its_requests(stub: Stub, model: str) -> None:
     call = stub.ModelStreamInfer(iter([a_request(model), a_request(model)]))
     answers = [one.infer_response for one in call]
     said = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
@@ -407,11 +394,11 @@ def test_a_streams_trailer_has_the_times_of_its_requests_together(stub: Stub, mo
         assert [said.queue, said.compute] == pytest.approx(told, abs=2)
 
 
-def test_a_stream_without_requests_ends_well(stub: Stub) -> None:
+def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
-def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
+def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
         async with grpc.aio.insecure_channel(served.place) as channel:
             call = channel.stream_stream(
@@ -419,7 +406,7 @@ def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
                 lambda one: one.SerializeToString(),
                 messages.ModelStreamInferResponse.FromString,
             )
-            streams = [call() for _ in range(1000)]
+            streams = [call() for _ in range(200)]
             for i, stream in enumerate(streams):
                 await stream.write(a_request(id=f"{i}-first"))
             first = [(await stream.read()).infer_response.id for stream in streams]  # all are open now
@@ -430,12 +417,12 @@ def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
             return [first, [one.infer_response.id for one in last]]
 
     first, last = served.run(all_of_them)
-    assert first == [f"{i}-first" for i in range(1000)]
-    assert last == [f"{i}-last" for i in range(1000)]
+    assert first == [f"{i}-first" for i in range(200)]
+    assert last == [f"{i}-last" for i in range(200)]
 
 
-def test_a_burst_that_comes_while_the_server_is_busy_is_answered_whole(served: Served, stub: Stub) -> None:
-    """gRPC itself would cancel some of more than a thousand calls that wait to be begun."""
+def test_a_burst_of_calls_to_a_busy_server_is_served(served: Served, stub: Stub) -> None:
+    """By default, gRPC would cancel some of more than a thousand pending calls."""
     free = threading.Event()
     served.loop.call_soon_threadsafe(free.wait, PATIENCE_S)
     try:
@@ -449,7 +436,7 @@ def test_a_burst_that_comes_while_the_server_is_busy_is_answered_whole(served: S
 
 
 class counted:  # noqa: N801 - reads as what it does
-    """Passes one connection on to a port of this machine, and counts the bytes that come back."""
+    """Relays one connection to a local port, and counts the bytes that come back."""
 
     def __init__(self, port: int) -> None:
         self.answered = 0

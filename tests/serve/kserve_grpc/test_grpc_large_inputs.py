@@ -1,4 +1,4 @@
-"""Inputs that take long to read are in a thread's hands, however they come: others are answered meanwhile."""
+"""Inputs that take long to parse are handled in a thread: other calls are served meanwhile."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from grpc_peer import PATIENCE_S, Served, Stub, a_request, failure
 from waiting import until
 
 from inferometer.serve.kserve import grpc_codec, messages
@@ -15,18 +15,6 @@ from inferometer.tensors import from_numpy
 
 COUNT = grpc_codec.LARGE
 WORDS = [b"", b"a", b"bcd", b""] * (COUNT // 4)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as one:
-        yield one
 
 
 class Held:
@@ -44,7 +32,7 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    """What reads large inputs, and stands still."""
+    """Replaces the function that reads large inputs by one that blocks until released."""
     made = Held(checks.read)
     monkeypatch.setattr(checks, "read", made)
     yield made
@@ -69,7 +57,7 @@ KINDS = {"raw": raw, "typed": typed}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_others_are_answered_while_many_strings_are_read(stub: Stub, held: Held, kind: str) -> None:
+def test_other_calls_are_served_while_many_strings_are_parsed(stub: Stub, held: Held, kind: str) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
     assert held.thread.startswith("all_types inputs")
@@ -80,7 +68,7 @@ def test_others_are_answered_while_many_strings_are_read(stub: Stub, held: Held,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_streams_answers_keep_their_order(stub: Stub, held: Held, kind: str) -> None:
+def test_stream_responses_keep_their_order(stub: Stub, held: Held, kind: str) -> None:
     def requests() -> Iterator[Any]:
         yield KINDS[kind](WORDS)
         assert held.is_there.wait(PATIENCE_S)
@@ -95,20 +83,20 @@ def test_a_streams_answers_keep_their_order(stub: Stub, held: Held, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_that_is_cancelled_while_its_inputs_are_read_frees_its_work(
+def test_a_call_cancelled_while_its_inputs_are_parsed_frees_its_work(
     served: Served, stub: Stub, held: Held, kind: str
 ) -> None:
     call = stub.ModelInfer.future(KINDS[kind](WORDS), timeout=PATIENCE_S)
     assert held.is_there.wait(PATIENCE_S)
     call.cancel()
-    until(lambda: served.in_flight() == 0, "its work is over")
+    until(lambda: served.in_flight() == 0, "its work ended")
     held.may_go.set()
     assert len(stub.ModelInfer(a_request()).outputs) == 1
 
 
 @pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_strings_of_another_number_are_refused(stub: Stub, kind: str, count: int) -> None:
+def test_a_wrong_number_of_many_strings_is_refused(stub: Stub, kind: str, count: int) -> None:
     code, said = failure(lambda: stub.ModelInfer(KINDS[kind](WORDS, count)))
     assert (code, f"unexpected number of string elements {COUNT} for inference input 'IN_BYTES'" in said) == (
         "INVALID_ARGUMENT",

@@ -1,4 +1,4 @@
-"""--max-requests, --max-streams and --max-header over gRPC: what is beyond them, and what they do not touch."""
+"""--max-requests, --max-streams and --max-header over gRPC, and what they do not apply to."""
 
 import queue
 import threading
@@ -18,7 +18,7 @@ from inferometer.serve.settings import Limits
 
 OK, RESOURCE_EXHAUSTED = 0, 8
 CHECK = "/grpc.health.v1.Health/Check"
-FULL = "the server has 2 requests under way"
+FULL = "the server has 2 requests in progress"
 
 
 def own(channel: grpc.Channel) -> Stub:
@@ -26,7 +26,7 @@ def own(channel: grpc.Channel) -> Stub:
 
 
 def a_head(size: int = 4) -> Any:
-    """Of a request in pieces: a row for `identity`, without its bytes."""
+    """Return the head of a chunked request: a row for `identity`, without its bytes."""
     made = messages.Chunk()
     made.head.request.CopyFrom(a_request(values=bytes(size)))
     del made.head.request.raw_input_contents[:]
@@ -49,8 +49,8 @@ def channel(two: Served) -> Iterator[grpc.Channel]:
         yield one
 
 
-def test_questions_are_no_requests(channel: grpc.Channel) -> None:
-    """Health's and the others are answered whatever is watched, and they leave the models' room as it is."""
+def test_metadata_calls_do_not_count_as_requests(channel: grpc.Channel) -> None:
+    """Health checks and metadata calls are served however many watches there are, and use no inference slots."""
     health, stub = health_pb2_grpc.HealthStub(channel), Stub(channel)
     watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S) for _ in range(5)]
     assert [next(watch).status for watch in watches] == [1] * 5
@@ -59,9 +59,7 @@ def test_questions_are_no_requests(channel: grpc.Channel) -> None:
     assert stub.ModelInfer(a_request()).raw_output_contents
 
 
-def test_all_kinds_of_inference_are_refused_where_there_is_no_room_and_no_question_is(
-    two: Served, channel: grpc.Channel
-) -> None:
+def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Served, channel: grpc.Channel) -> None:
     stub = Stub(channel)
     under_way = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
@@ -81,8 +79,8 @@ def test_all_kinds_of_inference_are_refused_where_there_is_no_room_and_no_questi
     assert not any(call.done() for call in under_way)
 
 
-def test_requests_that_come_in_pieces_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
-    """What is announced is kept from then on, and may be large."""
+def test_chunked_requests_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
+    """Announced tensors, which may be large, are allocated from then on."""
 
     async def receiving() -> int:
         return len(two.server._receiving)
@@ -101,8 +99,8 @@ def test_requests_that_come_in_pieces_count_from_their_heads(two: Served, channe
     assert two.run(receiving) == 0
 
 
-def test_calls_that_wait_to_be_begun_may_be_more_than_the_requests(two: Served, channel: grpc.Channel) -> None:
-    """As many as come while the server is busy: gRPC has them, and does not refuse them by itself."""
+def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.Channel) -> None:
+    """Calls that arrive while the server is busy wait in gRPC, which does not refuse them by itself."""
     check = health_pb2_grpc.HealthStub(channel).Check
     check(health_pb2.HealthCheckRequest())
     busy, go_on = threading.Event(), threading.Event()
@@ -124,8 +122,8 @@ def test_calls_that_wait_to_be_begun_may_be_more_than_the_requests(two: Served, 
 # --- streams of a connection -----------------------------------------------------------------------------------------
 
 
-def test_a_connection_has_no_more_calls_at_a_time_than_the_limit_and_others_wait(tmp_path: Path) -> None:
-    """They are begun when others are over, and none of them is refused."""
+def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
+    """They start when others end, and none is refused."""
     peak, go_on = 0, tmp_path / "go on"
     with serving(limits=Limits(streams=3)) as one, dialled(one.place) as stub:
         submit = one.models.submit
@@ -148,10 +146,10 @@ def test_a_connection_has_no_more_calls_at_a_time_than_the_limit_and_others_wait
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [4 << 10, 64 << 10])
-def test_metadata_up_to_the_limit_is_taken_and_more_is_refused(limit: int) -> None:
-    """HTTP/2 counts 32 bytes more for each entry; the others are some 300 bytes. gRPC's own limits are others, and soft: beyond
-    them it refuses now and then."""
+@pytest.mark.parametrize("limit", [4 << 10, 24 << 10])
+def test_metadata_up_to_the_limit_is_accepted_and_more_is_refused(limit: int) -> None:
+    """HTTP/2 counts 32 additional bytes per entry; the other entries are about 300 bytes. gRPC's own limits differ and
+    are soft: beyond them, it refuses some calls at random."""
     with serving(limits=Limits(head=limit)) as one, RawGrpc(one.place) as raw:
         for _ in range(2):
             assert raw.ask(CHECK, ("padding", "x" * (limit - 500))) == OK

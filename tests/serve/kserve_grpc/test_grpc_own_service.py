@@ -1,4 +1,4 @@
-"""inferometer.Inference: one request and its answers as they come, and tensors in pieces."""
+"""inferometer.Inference: one request with streamed responses, and tensors in chunks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,19 +33,19 @@ def stub(served: Served) -> Iterator[Stub]:
 # --- InferStream -----------------------------------------------------------------------------------------------------
 
 
-def test_an_ordinary_model_answers_once(stub: Stub) -> None:
+def test_an_ordinary_model_sends_one_response(stub: Stub) -> None:
     call = stub.InferStream(a_request(id="one"))
     assert [one.id for one in call] == ["one"]
     said = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
     assert said is not None and said.compute >= 0
 
 
-def test_a_decoupled_model_answers_as_often_as_it_likes(stub: Stub) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(stub: Stub) -> None:
     assert [one.id for one in stub.InferStream(a_request("many", id="x"))] == ["x"] * 3
 
 
 @pytest.mark.parametrize(("model", "code"), [("nope", "NOT_FOUND"), ("failing", "INTERNAL")])
-def test_a_refusal_is_the_calls_status(stub: Stub, model: str, code: str) -> None:
+def test_an_error_is_the_calls_status(stub: Stub, model: str, code: str) -> None:
     assert failure(lambda: list(stub.InferStream(a_request(model))))[0] == code
 
 
@@ -66,7 +66,7 @@ def test_a_deadline_ends_a_stream(served: Served, stub: Stub) -> None:
 
 
 def in_pieces(request: Any, contents: Sequence[bytes], cuts: int) -> Iterator[Any]:
-    """A head and its data, cut every so many bytes, across the tensors' borders."""
+    """Yield a head and its data, cut every `size` bytes across the tensors' boundaries."""
     head = Chunk()
     head.head.request.CopyFrom(request)
     head.head.request.ClearField("raw_input_contents")
@@ -78,7 +78,7 @@ def in_pieces(request: Any, contents: Sequence[bytes], cuts: int) -> Iterator[An
 
 
 def put_together(chunks: Iterator[Any]) -> list[tuple[Any, list[bytes]]]:
-    """Answers and their raw contents."""
+    """Return the responses and their raw contents."""
     found = []
     for chunk in chunks:
         assert chunk.WhichOneof("piece") == "head"
@@ -93,7 +93,7 @@ def put_together(chunks: Iterator[Any]) -> list[tuple[Any, list[bytes]]]:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.lists(st.binary(max_size=50), min_size=1, max_size=3), cuts=st.integers(1, 60))
-def test_tensors_cut_anywhere_come_back_whole(stub: Stub, contents: list[bytes], cuts: int) -> None:
+def test_tensors_split_anywhere_arrive_complete(stub: Stub, contents: list[bytes], cuts: int) -> None:
     names = ["UINT8", "INT8", "BOOL"]
     request = messages.ModelInferRequest(model_name="all_types", id="c")
     for name, data in zip(names, contents, strict=False):
@@ -103,14 +103,14 @@ def test_tensors_cut_anywhere_come_back_whole(stub: Stub, contents: list[bytes],
     assert parts == contents
 
 
-def test_a_tensor_larger_than_a_message_comes_back_whole(stub: Stub) -> None:
+def test_a_tensor_larger_than_a_message_arrives_complete(stub: Stub) -> None:
     data = bytes(range(256)) * (20 * PIECE // 256) + b"tail"
     ((answer, parts),) = put_together(stub.InferChunked(in_pieces(a_request(values=data), [data], PIECE)))
     assert answer.outputs[0].shape == [1, len(data) // 4]
     assert parts == [data]
 
 
-def test_a_decoupled_models_answers_each_have_a_head(stub: Stub) -> None:
+def test_each_response_of_a_decoupled_model_has_a_head(stub: Stub) -> None:
     values = b"\0\0\x80?"
     answers = put_together(stub.InferChunked(in_pieces(a_request("many", values), [values], 3)))
     assert [parts for _, parts in answers] == [[values]] * 3
@@ -123,36 +123,40 @@ def _head(change: Any) -> list[Any]:
 
 
 WRONG = {
-    "nothing at all": (lambda all: all.clear(), "INVALID_ARGUMENT", "the first chunk is the head"),
-    "data first": (lambda all: all.pop(0), "INVALID_ARGUMENT", "the first chunk is the head"),
-    "an empty chunk": (lambda all: all.insert(0, Chunk()), "INVALID_ARGUMENT", "the first chunk is the head"),
-    "no request": (lambda all: all[0].head.ClearField("request"), "INVALID_ARGUMENT", "has a ModelInferRequest"),
-    "two heads": (lambda all: all.append(all[0]), "INVALID_ARGUMENT", "nothing but data"),
-    "too little": (lambda all: all.pop(), "INVALID_ARGUMENT", "4 bytes of raw contents, but 0 came"),
-    "too much": (lambda all: all.append(all[1]), "INVALID_ARGUMENT", "at least 8 came"),
+    "nothing at all": (lambda all: all.clear(), "INVALID_ARGUMENT", "the first chunk must be the head"),
+    "data first": (lambda all: all.pop(0), "INVALID_ARGUMENT", "the first chunk must be the head"),
+    "an empty chunk": (lambda all: all.insert(0, Chunk()), "INVALID_ARGUMENT", "the first chunk must be the head"),
+    "no request": (
+        lambda all: all[0].head.ClearField("request"),
+        "INVALID_ARGUMENT",
+        "must contain a ModelInferRequest",
+    ),
+    "two heads": (lambda all: all.append(all[0]), "INVALID_ARGUMENT", "must contain only data"),
+    "too little": (lambda all: all.pop(), "INVALID_ARGUMENT", "4 bytes of raw contents, but 0 arrived"),
+    "too much": (lambda all: all.append(all[1]), "INVALID_ARGUMENT", "at least 8 arrived"),
     "raw in the head": (
         lambda all: all[0].head.request.raw_input_contents.append(b"x"),
         "INVALID_ARGUMENT",
-        "not in it",
+        "not in the head",
     ),
     "an unknown model": (
         lambda all: all[0].head.request.MergeFrom(messages.ModelInferRequest(model_name="nope")),
         "NOT_FOUND",
         "'nope' is not found",
     ),
-    "over the limit": (lambda all: all[0].head.sizes.append(2**63), "RESOURCE_EXHAUSTED", "the server takes"),
+    "over the limit": (lambda all: all[0].head.sizes.append(2**63), "RESOURCE_EXHAUSTED", "the server accepts at most"),
     "over all limits": (
         lambda all: all[0].head.sizes.extend([2**64 - 1] * 9),
         "RESOURCE_EXHAUSTED",
-        "the server takes",
+        "the server accepts at most",
     ),
     "a size too many": (lambda all: all[0].head.sizes.append(0), "INVALID_ARGUMENT", "2 raw_input_contents"),
-    "garbage": (lambda all: all.insert(1, b"\xff\xff"), "INTERNAL", "is no Chunk"),
+    "garbage": (lambda all: all.insert(1, b"\xff\xff"), "INTERNAL", "is not a valid Chunk"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_with_the_pieces_is_said(stub: Stub, case: str) -> None:
+def test_invalid_chunks_are_explained(stub: Stub, case: str) -> None:
     change, code, words = WRONG[case]
     got, said = failure(lambda: list(stub.InferChunked(iter(_head(change)), timeout=PATIENCE_S)))
     assert (got, words in said) == (code, True), said

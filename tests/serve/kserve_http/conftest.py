@@ -1,4 +1,4 @@
-"""One server with all the models for the tests that leave it as it was."""
+"""A server with all models, shared by tests that do not change it."""
 
 from collections.abc import Iterator
 

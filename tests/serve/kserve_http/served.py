@@ -1,4 +1,4 @@
-"""The HTTP side of the server in a thread of the test's own process, with models that need no packages."""
+"""The HTTP server in a thread of the test process, with models that need no packages."""
 
 import asyncio
 import contextlib
@@ -93,7 +93,7 @@ class Served:
         return self._wait(run())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait in the loop for something that is on its way."""
+        """Wait in the loop until the condition holds."""
 
         async def run() -> None:
             async with asyncio.timeout(30):

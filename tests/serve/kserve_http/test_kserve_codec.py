@@ -1,4 +1,4 @@
-"""The server's HTTP codec against our own client's: what one writes the other reads, for all datatypes."""
+"""The server's HTTP codec and our client's agree, for all datatypes."""
 
 import gzip
 import json
@@ -71,8 +71,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 @given(requests())
-@settings(max_examples=150, deadline=None)
-def test_binary_requests_of_our_client_are_read_as_they_were_meant(made: tuple[list[Tensor], InferOptions]):
+@settings(max_examples=100, deadline=None)
+def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
     asked = http_codec.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
@@ -86,7 +86,7 @@ def test_binary_requests_of_our_client_are_read_as_they_were_meant(made: tuple[l
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_json_requests_and_answers_of_each_datatype(datatype: str, data: st.DataObject):
+def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     shape = data.draw(SHAPES)
     count = elements(shape)
     values = data.draw(st.lists(VALUES[datatype], min_size=count, max_size=count))
@@ -120,7 +120,7 @@ VALUES: dict[str, "st.SearchStrategy[Any]"] = {
     st.text(max_size=5),
 )
 @settings(max_examples=100, deadline=None)
-def test_binary_answers_are_read_by_our_client(made: tuple[Tensor, ...], id_: str):
+def test_our_client_reads_binary_responses(made: tuple[Tensor, ...], id_: str):
     answer = http_codec.answer(
         "m", "3", id_, [Output(tensor) for tensor in made], True, {"queue_ns": 5, "compute_ns": 7}
     )
@@ -132,7 +132,7 @@ def test_binary_answers_are_read_by_our_client(made: tuple[Tensor, ...], id_: st
     assert list(json.loads(answer.head)) == keys
 
 
-def test_tensors_behind_the_json_are_views_of_the_body_and_parts_are_the_tensors_own():
+def test_binary_tensors_are_not_copied():
     tensor = Tensor("x", "FP32", (2,), bytes(8))
     headers, body = client.encode([tensor], InferOptions())
     view = memoryview(bytearray(body))
@@ -143,20 +143,20 @@ def test_tensors_behind_the_json_are_views_of_the_body_and_parts_are_the_tensors
     assert part is found
 
 
-def test_nested_lists_nan_and_infinity_are_read_and_written():
+def test_nested_lists_nan_and_infinity_round_trip():
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[NaN,1],[-Infinity,2.5]]}]}'
     found = http_codec.request(body, b"", "m", no_memory).inputs["x"]
     made = http_codec.answer("m", "1", "", [Output(found)], False, {})
     assert b'"data":[NaN,1.0,-Infinity,2.5]' in made.head
 
 
-def test_named_outputs_are_json_unless_they_say_binary_whatever_is_said_for_all():
+def test_named_outputs_are_json_unless_they_request_binary():
     tensor = Tensor("x", "INT8", (1,), b"\x05")
     for wanted, parts in ((Wanted("x", 0, None, False), 0), (Wanted("x", 0, None, True), 1)):
         assert len(http_codec.answer("m", "1", "", [Output(tensor, wanted)], True, {}).parts) == parts
 
 
-def test_shared_memory_is_left_to_be_read_where_an_input_says_and_outputs_there_are_only_named():
+def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
     class Memory(msgspec.Struct):
         offset: int
         byte_size: int
@@ -179,7 +179,7 @@ def test_shared_memory_is_left_to_be_read_where_an_input_says_and_outputs_there_
     assert json.loads(made.head)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
 
-def test_a_raw_request_has_no_json_and_the_shape_follows_from_its_size():
+def test_the_shape_of_a_raw_request_follows_from_its_size():
     facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
     asked = http_codec.request(bytes(12), b"0", "m", no_memory, facts)
     assert (asked.inputs["x"].shape, asked.binary) == ((1, 3), True)
@@ -240,7 +240,7 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
         ({"inputs": [X | {"data": None, "parameters": {"shared_memory_region": "r"}}]}, b"", "But set 'data' 'shared_"),
     ],
 )
-def test_what_is_wrong_is_said(tree: Any, behind: bytes, words: str):
+def test_invalid_requests_are_explained(tree: Any, behind: bytes, words: str):
     head = json.dumps(tree).encode()
     with pytest.raises(Refused) as caught:
         http_codec.request(head + behind, str(len(head)).encode() if behind else b"", "m", no_memory)
@@ -249,24 +249,24 @@ def test_what_is_wrong_is_said(tree: Any, behind: bytes, words: str):
 
 
 @pytest.mark.parametrize("header", [b"x", b"-1", b"3", b"99999999999999999999", b"1.0", "²".encode("latin-1")])
-def test_a_json_length_that_cannot_be_is_refused(header: bytes):
+def test_an_invalid_json_length_is_refused(header: bytes):
     with pytest.raises(Refused):
         http_codec.request(b"{}", header, "m", no_memory)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_short_floats_are_not_written_as_json(datatype: str):
+def test_fp16_and_bf16_are_not_sent_as_json(datatype: str):
     with pytest.raises(Refused, match="sending"):
         http_codec.answer("m", "1", "", [Output(Tensor("x", datatype, (1,), b"\0\0"))], False, {})
 
 
-def test_bytes_that_are_no_text_are_not_written_as_json():
-    with pytest.raises(Refused, match="not UTF-8"):
+def test_bytes_that_are_not_utf8_are_not_sent_as_json():
+    with pytest.raises(Refused, match="not valid UTF-8"):
         http_codec.answer("m", "1", "", [Output(Tensor("x", "BYTES", (1,), b"\1\0\0\0\xff"))], False, {})
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"0", b"5", b"200"]))
-def test_any_bytes_are_read_or_refused(body: bytes, header: bytes):
+def test_random_bodies_are_parsed_or_refused(body: bytes, header: bytes):
     try:
         http_codec.request(body, header, "m", no_memory)
     except Refused as refused:
@@ -277,14 +277,14 @@ def test_any_bytes_are_read_or_refused(body: bytes, header: bytes):
 
 
 @given(st.binary(max_size=2000))
-def test_what_the_client_packs_is_unpacked_and_the_other_way_round(body: bytes):
+def test_compression_round_trips_in_both_directions(body: bytes):
     for how in ("gzip", "deflate"):
         _, packed = client.compressed(body, how)
         assert http_codec.unpacked(memoryview(packed), how.encode(), GIB) == body
         assert zlib.decompress(http_codec.packed([body[:7], memoryview(body)[7:]], how), zlib.MAX_WBITS | 32) == body
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked():
+def test_a_decompression_bomb_is_refused():
     bomb = gzip.compress(bytes(50_000_000))
     assert len(bomb) < 60_000
     assert len(http_codec.unpacked(bomb, b"gzip", 50_000_000)) == 50_000_000
@@ -305,7 +305,7 @@ NOT_PACKED_AS_SAID = {
 
 
 @pytest.mark.parametrize(("body", "encoding"), NOT_PACKED_AS_SAID.values(), ids=NOT_PACKED_AS_SAID.keys())
-def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
+def test_invalid_compressed_data_is_refused(body: bytes, encoding: bytes):
     with pytest.raises(Refused):
         http_codec.unpacked(body, encoding, GIB)
 
@@ -325,7 +325,7 @@ def test_what_is_not_packed_as_it_says_is_refused(body: bytes, encoding: bytes):
         (b"gzip;q=x,deflate", "deflate"),
     ],
 )
-def test_an_answer_is_packed_as_is_accepted(accepted: bytes, how: str):
+def test_responses_are_compressed_as_accepted(accepted: bytes, how: str):
     assert http_codec.packing(accepted) == how
 
 
@@ -347,8 +347,8 @@ def read(datatype: str, shape: tuple[int, ...], data: bytes) -> Tensor | str:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
-def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject):
+@settings(max_examples=100, deadline=None)
+def test_parsing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
     values = data.draw(LISTS)
     datatype = data.draw(st.sampled_from([name for name in DATATYPES if name != "BYTES"]))
     text = json.dumps(values, indent=data.draw(st.sampled_from([None, 1]))).encode()
@@ -368,7 +368,7 @@ def test_a_long_array_is_read_in_pieces_as_it_is_as_a_whole(data: st.DataObject)
         assert isinstance(pieces, str)
 
 
-def test_a_long_nested_array_does_come_apart(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_nested_array_can_be_split(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http_codec, "_PIECE", 4)
     monkeypatch.setattr(http_codec, "from_json", lambda *_: 1 / 0 if len(_[3]) > 3 else from_json(*_))
     made = read("INT32", (2, 2, 2), b"[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]")
@@ -377,8 +377,8 @@ def test_a_long_nested_array_does_come_apart(monkeypatch: pytest.MonkeyPatch):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_long_array_is_written_in_pieces_as_it_is_as_a_whole(data: st.DataObject):
+@settings(max_examples=100, deadline=None)
+def test_writing_a_long_array_in_pieces_gives_the_same_result(data: st.DataObject):
     datatype = data.draw(st.sampled_from([name for name in DATATYPES if name not in ("FP16", "BF16")]))
     count = data.draw(st.integers(0, 9))
     if datatype == "BYTES":
@@ -398,14 +398,14 @@ BEYOND = ("1e400", "-1e400", "[0.5, 1e400]", "[1e400, [2]]", "1" + "0" * 400)
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT32"])
 @pytest.mark.parametrize("value", BEYOND)
-def test_a_number_beyond_all_floats_does_not_become_infinity(datatype: str, value: str) -> None:
+def test_numbers_beyond_fp64_do_not_become_infinity(datatype: str, value: str) -> None:
     count = value.count(",") + 1
     body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[{count}],"data":[{value}]}}]}}'
     with pytest.raises(Refused, match=r"0 does not fit into (FP64|INT32)|a number does not fit into FP"):
         http_codec.request(body.encode(), b"", "m", no_memory)
 
 
-def test_a_number_beyond_all_floats_is_found_in_a_long_array_and_beside_what_says_infinity() -> None:
+def test_numbers_beyond_fp64_are_found_in_long_arrays() -> None:
     long = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[40000],"data":[%b1e400]}]}' % (b"0.25," * 39_999)
     with pytest.raises(Refused, match="1e400 does not fit into FP64"):
         http_codec.request(long, b"", "m", no_memory)
@@ -414,7 +414,7 @@ def test_a_number_beyond_all_floats_is_found_in_a_long_array_and_beside_what_say
         http_codec.request(mixed, b"", "m", no_memory)
 
 
-def test_a_parameter_beyond_all_floats_is_refused() -> None:
+def test_a_parameter_beyond_fp64_is_refused() -> None:
     body = b'{"inputs":[],"parameters":{"p":1e400}}'
     with pytest.raises(Refused, match="Number out of range"):
         http_codec.request(body, b"", "m", no_memory)

@@ -1,4 +1,4 @@
-"""/v2 as a raw socket sees it: what there is, inference, generate, shared memory, load and unload, cancelling, the end."""
+"""/v2 over a raw socket: metadata, inference, generate, shared memory, loading, cancellation, draining."""
 
 import gc
 import gzip
@@ -83,7 +83,7 @@ def infer(web: RawClient, tensors: list[Tensor], options: InferOptions, path: st
         ("/metrics", 200),
     ],
 )
-def test_a_path_has_its_status(web: RawClient, path: str, status: int):
+def test_each_path_has_its_status(web: RawClient, path: str, status: int):
     answer = web.ask(path)
     assert answer.status == status
     if status >= 400:
@@ -91,7 +91,7 @@ def test_a_path_has_its_status(web: RawClient, path: str, status: int):
     assert web.ask("/health").status == 200
 
 
-def test_our_clients_questions_are_answered(web: RawClient):
+def test_our_client_reads_metadata_and_statistics(web: RawClient):
     for question in (
         control.live(),
         control.ready(),
@@ -110,7 +110,7 @@ def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
     assert "vllm:num_requests_running" in page
 
 
-def test_logs_and_traces_are_shown_and_not_changed(web: RawClient):
+def test_log_and_trace_settings_are_read_only(web: RawClient):
     assert web.ask("/v2/logging").json["log_verbose_level"] == 0
     assert web.ask("/v2/logging", {"log_verbose_level": 1}).status == 501
     assert web.ask("/v2/models/identity/trace/setting").json["trace_level"] == ["OFF"]
@@ -122,7 +122,7 @@ def test_logs_and_traces_are_shown_and_not_changed(web: RawClient):
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("packing", ["none", "gzip", "deflate"])
-def test_inference_there_and_back(web: RawClient, binary: bool, packing: str):
+def test_inference_round_trips(web: RawClient, binary: bool, packing: str):
     tensor = Tensor("INPUT0", "FP32", (3, 2), bytes(range(1, 25)))
     headers, body = client.encode([tensor], InferOptions(id="me", binary=binary))
     more, body = client.compressed(body, packing)
@@ -140,7 +140,7 @@ def test_inference_there_and_back(web: RawClient, binary: bool, packing: str):
     assert timing.compute == back.parameters["compute_ns"] >= 0
 
 
-def test_an_answer_has_tritons_order(web: RawClient):
+def test_response_fields_are_in_tritons_order(web: RawClient):
     answer = web.ask(INFER, {"id": "a", "inputs": [X]}).json
     assert list(answer) == ["id", "model_name", "model_version", "parameters", "outputs"]
     assert answer["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]
@@ -177,7 +177,7 @@ def test_classes_are_sent_as_text(web: RawClient):
         ("/v2/repository/index", [], 400, "object"),
     ],
 )
-def test_errors_say_what_is_wrong_and_the_connection_goes_on(
+def test_errors_are_explained_and_keep_the_connection(
     web: RawClient, path: str, body: Any, status: int | None, words: str
 ):
     answer = web.ask(path, body)
@@ -187,13 +187,13 @@ def test_errors_say_what_is_wrong_and_the_connection_goes_on(
     assert web.ask(INFER, {"inputs": [X]}).status == 200
 
 
-def test_a_bomb_is_413(web: RawClient):
+def test_a_decompression_bomb_is_413(web: RawClient):
     answer = web.ask(INFER, gzip.compress(bytes(100_000_001), 1), Content_Encoding="gzip")
     assert answer.status == 413
     assert web.ask("/health").status == 200
 
 
-def test_a_body_over_the_limit_is_413_before_it_comes(server: Served):
+def test_a_body_over_the_limit_is_413_before_it_arrives(server: Served):
     with RawClient(server.url) as web:
         web.send(b"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: 100000001\r\n\r\n")
         answer = web.response()
@@ -202,7 +202,7 @@ def test_a_body_over_the_limit_is_413_before_it_comes(server: Served):
         assert web.at_end()
 
 
-def test_pipelined_inferences_are_answered_in_their_order(web: RawClient):
+def test_pipelined_inferences_keep_their_order(web: RawClient):
     web.send(b"".join(request(INFER, {"id": str(n), "inputs": [X]}) for n in range(50)))
     assert [web.response().json["id"] for _ in range(50)] == [str(n) for n in range(50)]
 
@@ -249,7 +249,7 @@ def test_tensors_in_shared_memory(web: RawClient, region: tuple[str, mmap.mmap])
         ({"text_input": "hi", "id": "me"}, {"text_output": "hi", "id": "me"}),
     ],
 )
-def test_generate_takes_inputs_and_gives_outputs_by_name(web: RawClient, body: Any, found: dict[str, Any]):
+def test_generate_maps_inputs_and_outputs_by_name(web: RawClient, body: Any, found: dict[str, Any]):
     answer = web.ask("/v2/models/echo/generate", body)
     assert answer.json == found | {"model_name": "echo", "model_version": "1"}
     assert list(answer.json) == sorted(answer.json)
@@ -271,13 +271,13 @@ def test_generate_takes_inputs_and_gives_outputs_by_name(web: RawClient, body: A
         ({"text_input": "a", "id": [1]}, 400, "'id'"),
     ],
 )
-def test_generate_says_what_is_wrong(web: RawClient, how: str, body: Any, status: int, words: str):
+def test_generate_explains_errors(web: RawClient, how: str, body: Any, status: int, words: str):
     answer = web.ask(f"/v2/models/echo/{how}", body)
     assert answer.status == status
     assert words in answer.json["error"]
 
 
-def test_a_model_of_several_answers_streams_them_and_is_refused_in_one_piece(web: RawClient):
+def test_a_decoupled_model_requires_generate_stream(web: RawClient):
     answer = web.ask("/v2/models/words/generate_stream", {"text_input": "hi"})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     expected = {"model_name": "words", "model_version": "1", "text_output": "hi"}
@@ -288,7 +288,7 @@ def test_a_model_of_several_answers_streams_them_and_is_refused_in_one_piece(web
     assert "generate stream" in refused.json["error"]
 
 
-def test_a_stream_needs_http11(web: RawClient):
+def test_streaming_requires_http11(web: RawClient):
     web.send(request("/v2/models/words/generate_stream", {"text_input": "hi"}).replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert web.response().status == 400
     assert web.at_end()
@@ -299,7 +299,7 @@ def test_a_stream_needs_http11(web: RawClient):
 SLOW = request("/v2/models/slow/infer", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]})
 
 
-def test_a_client_that_leaves_frees_its_work(server: Served):
+def test_a_client_that_disconnects_frees_its_work(server: Served):
     with RawClient(server.url) as one, RawClient(server.url) as two:
         one.send(SLOW)
         two.send(SLOW)
@@ -309,9 +309,7 @@ def test_a_client_that_leaves_frees_its_work(server: Served):
     assert server.call(lambda: server.listener.in_flight) == 0
 
 
-def test_tensors_are_freed_with_the_answer_though_the_connection_stays(
-    server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch
-):
+def test_tensors_are_freed_after_the_response(server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch):
     seen: list[weakref.ref[Any]] = []
     submit = server.models.submit
 
@@ -331,7 +329,7 @@ def test_tensors_are_freed_with_the_answer_though_the_connection_stays(
         gc.enable()
 
 
-def test_models_are_loaded_and_unloaded_where_that_is_allowed(tmp_path: Path):
+def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
     with serving(Settings(control=True), make_repository(tmp_path, "echo")) as server, RawClient(server.url) as web:
         assert web.ask("/v2/repository/models/echo/unload", b"").status == 200
         assert web.ask("/v2/models/echo/ready").status == 400
@@ -345,7 +343,7 @@ def test_models_are_loaded_and_unloaded_where_that_is_allowed(tmp_path: Path):
         assert web.ask("/v2/repository/models/echo/load", {"parameters": {"file:1/model.py": "eA=="}}).status == 501
 
 
-def test_at_the_end_new_requests_are_refused_and_those_under_way_finish(tmp_path: Path):
+def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
         with RawClient(server.url) as under_way, RawClient(server.url) as web:
             under_way.send(SLOW)
@@ -365,7 +363,7 @@ def test_at_the_end_new_requests_are_refused_and_those_under_way_finish(tmp_path
         server.until(lambda: server.listener.in_flight == 0)
 
 
-def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
+def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
         server.loop.call_soon_threadsafe(server.loop.call_soon, server.web.refuse_new)
         server.call(lambda: None)
@@ -374,7 +372,7 @@ def test_an_answer_under_way_at_the_end_closes_its_connection(tmp_path: Path):
         assert web.at_end()
 
 
-def test_a_stream_that_is_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backpressure, "GIVEN_UP", 4_000_000)
     config = CONFIGS["words"].replace('"3"', '"1000000"')
     monkeypatch.setitem(CONFIGS, "words", config + 'parameters { key: "delay" value { string_value: "1ms" } }')

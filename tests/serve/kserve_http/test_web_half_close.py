@@ -1,4 +1,4 @@
-"""Streams of events to a client that closes its own side in the midst of them: they go on to their end."""
+"""Event streams to a client that closes its sending side halfway: they are sent to their end."""
 
 import socket
 from pathlib import Path
@@ -25,7 +25,7 @@ ASKS = {
 
 
 @pytest.mark.parametrize("what", ASKS)
-def test_a_stream_comes_to_its_end(tmp_path: Path, what: str):
+def test_a_stream_is_sent_to_its_end(tmp_path: Path, what: str):
     (tmp_path / "words/1").mkdir(parents=True)
     (tmp_path / "words/config.pbtxt").write_text(WORDS)
     settings = Settings(sim=Sim(timing=Fixed(ttft=0.2, itl=0.2)))

@@ -1,4 +1,5 @@
-"""Large bodies are in a thread's hands: the others are answered meanwhile, and all else is as with small ones."""
+"""Large bodies are processed in a thread: other requests are served meanwhile, and everything else works as for small
+ones."""
 
 import gc
 import gzip
@@ -33,7 +34,7 @@ def body(count: int = COUNT, **more: Any) -> bytes:
 
 
 def binary(count: int = COUNT, **parameters: Any) -> tuple[bytes, dict[str, str]]:
-    """The tensor as it is, behind the JSON."""
+    """Return the tensor as binary data behind the JSON."""
     x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [x], "parameters": parameters}).encode()
     return head + bytes(4 * count), {"Inference_Header_Content_Length": str(len(head))}
@@ -62,7 +63,7 @@ PARTS = {
 
 
 class Held:
-    """A function of the codec that stands still, the first time that it is called in another thread than the test's."""
+    """A function of the codec that blocks the first time it is called outside the test's thread."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -98,7 +99,7 @@ def asides(server: Served) -> int:
 
 
 @pytest.mark.parametrize("kind", LARGE_ONES)
-def test_others_are_answered_while_a_large_body_is_read_or_written(server: Served, hold: Any, kind: str):
+def test_other_requests_are_served_while_a_large_body_is_processed(server: Served, hold: Any, kind: str):
     data, part = LARGE_ONES[kind]
     held = hold(part)
     with RawClient(server.url) as large, RawClient(server.url) as other:
@@ -123,7 +124,7 @@ def test_others_are_answered_while_a_large_body_is_read_or_written(server: Serve
     assert asides(server) == 0
 
 
-def test_answers_on_a_connection_keep_their_order(server: Served, hold: Any):
+def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
     held = hold(b"request")
     with RawClient(server.url) as client:
         client.send(request(INFER, body(id="large")))
@@ -133,7 +134,7 @@ def test_answers_on_a_connection_keep_their_order(server: Served, hold: Any):
         assert [client.response().json["id"] for _ in range(3)] == ["large", "small", "smaller"]
 
 
-def test_small_ones_and_large_binary_tensors_stay_in_the_loop(server: Served, monkeypatch: pytest.MonkeyPatch):
+def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypatch: pytest.MonkeyPatch):
     with RawClient(server.url) as client:
         monkeypatch.setattr(server.web._kserve.threads, "do", lambda *_: 1 / 0)
         assert client.ask(INFER, SMALL).status == 200
@@ -144,7 +145,7 @@ def test_small_ones_and_large_binary_tensors_stay_in_the_loop(server: Served, mo
 
 
 @pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json answer", 1)])
-def test_what_is_made_for_a_client_that_has_left_is_dropped(
+def test_the_result_for_a_disconnected_client_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
 ):
     with serving(Settings(access_log=True)) as server:
@@ -168,7 +169,7 @@ def test_what_is_made_for_a_client_that_has_left_is_dropped(
     assert statuses == ["499", "200", "200"]
 
 
-def test_a_job_whose_client_left_before_its_turn_is_not_done(hold: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_queued_job_of_a_disconnected_client_is_skipped(hold: Any, monkeypatch: pytest.MonkeyPatch):
     parsed: list[int] = []
     held = hold(b"request")
     monkeypatch.setattr(http_codec, "request", lambda data, *more: (parsed.append(len(data)), held(data, *more))[1])
@@ -187,7 +188,7 @@ def test_a_job_whose_client_left_before_its_turn_is_not_done(hold: Any, monkeypa
     assert parsed == [len(body())] * 2
 
 
-def test_the_end_waits_for_those_that_were_let_in_and_refuses_new_ones(hold: Any):
+def test_the_drain_waits_for_admitted_requests(hold: Any):
     with serving() as server:
         held = hold(b"request")
         with RawClient(server.url) as large, RawClient(server.url) as late:
@@ -203,7 +204,7 @@ def test_the_end_waits_for_those_that_were_let_in_and_refuses_new_ones(hold: Any
 
 
 @pytest.mark.parametrize("kind", ["json", "json answer"])
-def test_what_is_not_done_at_the_very_end_is_refused_in_words(hold: Any, kind: str):
+def test_unfinished_jobs_are_refused_with_an_error_at_the_end(hold: Any, kind: str):
     with serving() as server:
         data, part = LARGE_ONES[kind]
         held = hold(part)
@@ -212,13 +213,16 @@ def test_what_is_not_done_at_the_very_end_is_refused_in_words(hold: Any, kind: s
             assert held.is_there.wait(30)
             assert server.call(server.web.refuse_rest) == 1
             answer = large.response()
-            assert (answer.status, answer.json) == (503, {"error": "the server has stopped"})
+            assert (answer.status, answer.json) == (
+                503,
+                {"error": "the server stopped before the request was complete"},
+            )
             held.may_go.set()
             assert server.call(server.web.refuse_rest) == 0
             assert large.ask("/v2/health/live").status == 200
 
 
-def test_those_in_a_thread_count_among_the_requests_under_way(hold: Any, monkeypatch: pytest.MonkeyPatch):
+def test_requests_in_a_thread_count_as_in_progress(hold: Any, monkeypatch: pytest.MonkeyPatch):
     with serving() as server:
         monkeypatch.setattr(server.models, "_limit", 1)
         held = hold(b"request")
@@ -239,25 +243,30 @@ def test_those_in_a_thread_count_among_the_requests_under_way(hold: Any, monkeyp
         (body().replace(b"FP32", b"FP16"), {}, 400, "FP16 data via JSON is not supported"),
         (body().replace(b"INPUT0", b"INPUT9"), {}, 400, "INPUT9"),
         (body().replace(b"[1, %d]" % COUNT, b"[1, 7]"), {}, 400, f"is 7 elements, but {COUNT} were given"),
-        (gzip.compress(body())[:-9], {"Content_Encoding": "gzip"}, 400, "is cut short"),
-        (bytes(LARGE + 1), {"Content_Encoding": "gzip"}, 400, "but it is not"),
-        (gzip.compress(body(20 * COUNT)), {"Content_Encoding": "gzip"}, 413, "unpacked, is over 1000000 bytes"),
+        (gzip.compress(body())[:-9], {"Content_Encoding": "gzip"}, 400, "is truncated"),
+        (bytes(LARGE + 1), {"Content_Encoding": "gzip"}, 400, "is not valid gzip data"),
+        (
+            gzip.compress(body(20 * COUNT)),
+            {"Content_Encoding": "gzip"},
+            413,
+            "decompressed body is larger than 1000000 bytes",
+        ),
         (gzip.compress(body()), {"Content_Encoding": "br"}, 501, "Unsupported compression type 'br'"),
     ],
 )
-def test_what_is_wrong_with_a_large_one_is_said(data: bytes, headers: dict[str, str], status: int, words: str):
+def test_errors_in_large_bodies_are_explained(data: bytes, headers: dict[str, str], status: int, words: str):
     with serving(Settings(limits=Limits(message=1_000_000))) as server, RawClient(server.url) as client:
         answer = client.ask(INFER, data, **headers)
         assert (answer.status, words in answer.json["error"]) == (status, True), answer.json
         assert client.ask(INFER, SMALL).status == 200
 
 
-def test_a_limit_below_a_large_one_holds_for_what_is_unpacked_in_the_loop():
+def test_a_small_limit_applies_to_decompression_in_the_loop():
     with serving(Settings(limits=Limits(message=2000))) as server, RawClient(server.url) as client:
         assert client.ask(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
 
 
-def test_nothing_of_a_large_one_is_kept(server: Served):
+def test_large_bodies_are_freed(server: Served):
     kinds = (Aside, UnderWay, Request, Inference)
     gc.collect()
     before = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
@@ -285,7 +294,7 @@ def test_nothing_of_a_large_one_is_kept(server: Served):
 
 
 def many_strings(count: int, said: int) -> bytes:
-    """Binary, each empty; `said` is how many the request speaks of."""
+    """Return binary empty strings; `said` is the number that the request declares."""
     x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [said], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
     return request(
@@ -294,7 +303,7 @@ def many_strings(count: int, said: int) -> bytes:
 
 
 @pytest.mark.parametrize(("said", "status"), [(MANY + 1, 200), (MANY + 2, 400), (MANY, 400)])
-def test_many_strings_are_looked_at_while_others_are_answered(
+def test_other_requests_are_served_while_many_strings_are_checked(
     server: Served, monkeypatch: pytest.MonkeyPatch, said: int, status: int
 ):
     held = Held(checks.read)
@@ -312,7 +321,7 @@ def test_many_strings_are_looked_at_while_others_are_answered(
         assert large.ask(INFER, SMALL).status == 200
 
 
-def test_a_client_that_goes_while_its_strings_are_looked_at_leaves_nothing(
+def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ):
     held = Held(checks.read)
@@ -320,7 +329,7 @@ def test_a_client_that_goes_while_its_strings_are_looked_at_leaves_nothing(
     with RawClient(server.url) as large:
         large.send(many_strings(MANY + 1, MANY + 1))
         assert held.is_there.wait(30)
-    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work is over")
+    until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work ended")
     held.may_go.set()
     with RawClient(server.url) as other:
         assert other.ask(INFER, SMALL).status == 200

@@ -1,4 +1,4 @@
-"""Whatever a model says instead of an answer, the client hears something, and the next request is served."""
+"""Whatever error a model raises, the client gets a response, and the next request is served."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,36 +76,36 @@ def body(**parameters: Any) -> dict[str, Any]:
 # --- what a model raises ---------------------------------------------------------------------------------------------
 
 
-def test_a_code_that_is_none_is_an_internal_error(web: RawClient):
+def test_an_unknown_code_is_an_internal_error(web: RawClient):
     answer = web.ask("/v2/models/raises/infer", body(code="BLAH"))
     assert answer.status == 500
-    assert answer.json == {"error": r"my \udce9 message (refused with 'BLAH', which is no code)"}
+    assert answer.json == {"error": r"my \udce9 message (raised with the unknown code 'BLAH')"}
     assert web.ask("/v2/models/raises/infer", body()).status == 200
 
 
-def test_a_message_that_is_no_text_is_written_out(web: RawClient):
+def test_a_message_that_is_not_valid_utf8_is_escaped(web: RawClient):
     answer = web.ask("/v2/models/raises/infer", body(text=True))
     assert (answer.status, answer.json) == (500, {"error": "ValueError: schlimm: \\udce9 猫"})
     answer = web.ask("/v2/models/raises/infer", body(code="NOT_FOUND"))
     assert (answer.status, answer.json) == (404, {"error": "my \\udce9 message"})
 
 
-@pytest.mark.parametrize(("parameter", "said"), [("code", "which is no code"), ("text", r"mid \\udce9")])
-def test_a_stream_that_ends_so_ends(web: RawClient, parameter: str, said: str):
+@pytest.mark.parametrize(("parameter", "said"), [("code", "unknown code"), ("text", r"mid \\udce9")])
+def test_a_stream_ends_after_such_an_error(web: RawClient, parameter: str, said: str):
     answer = web.ask("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
     assert (answer.status, answer.complete, len(answer.events)) == (200, True, 2)
     assert said in answer.events[1]
 
 
 @pytest.mark.parametrize("code", ["BLAH", None, ["a"]])
-def test_a_reason_has_a_code_of_grpcs(code: Any):
+def test_an_error_always_has_a_grpc_code(code: Any):
     assert reason(Refused(code, "x")).code == "INTERNAL"
 
 
-def test_a_connection_is_closed_where_not_even_the_refusal_can_be_said(
+def test_a_connection_is_closed_if_the_error_cannot_be_sent(
     server: Served, web: RawClient, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rather than left waiting for ever."""
+    """The client must not wait forever."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("nothing can be said")
@@ -124,7 +124,7 @@ def test_a_connection_is_closed_where_not_even_the_refusal_can_be_said(
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
-def test_generate_ends_with_the_second_answer_of_a_model_that_never_does(server: Served, web: RawClient):
+def test_generate_ends_at_the_second_response_of_an_endless_model(server: Served, web: RawClient):
     answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "count": -1})
     assert answer.status == 400
     assert "exactly 1 response" in answer.json["error"]
@@ -134,7 +134,7 @@ def test_generate_ends_with_the_second_answer_of_a_model_that_never_does(server:
     assert web.ask("/v2/models/streams/generate", {"text_input": "a", "count": 0}).status == 400
 
 
-def test_generate_that_fails_after_its_answer_says_why(web: RawClient):
+def test_generate_reports_an_error_after_its_response(web: RawClient):
     answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "text": True})
     assert (answer.status, answer.json) == (500, {"error": r"ValueError: mid \udce9"})
 
@@ -145,20 +145,18 @@ def test_generate_that_fails_after_its_answer_says_why(web: RawClient):
 @pytest.mark.parametrize(
     ("parameters", "status", "said"),
     [
-        ({"file:1/model.py": "eA=="}, 501, "not files out of requests"),
-        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is not known: there is 'config'"),
+        ({"file:1/model.py": "eA=="}, 501, "not from files in requests"),
+        ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is unknown: only 'config' is supported"),
         ({"config": 5}, 400, "Unable to parse 'config'"),
     ],
 )
-def test_a_load_has_a_configuration_and_nothing_else(
-    web: RawClient, parameters: dict[str, Any], status: int, said: str
-):
+def test_a_load_accepts_only_a_configuration(web: RawClient, parameters: dict[str, Any], status: int, said: str):
     answer = web.ask("/v2/repository/models/echo/load", {"parameters": parameters})
     assert answer.status == status
     assert said in answer.json["error"]
 
 
-def test_the_index_is_there_with_a_model_whose_reason_is_no_text(tmp_path: Path):
+def test_the_index_includes_reasons_that_are_not_valid_utf8(tmp_path: Path):
     folder = make_repository(tmp_path, "echo")
     (folder / "bad/1").mkdir(parents=True)
     (folder / "bad/1/model.py").write_text('raise ValueError("caf\\udce9")')

@@ -1,4 +1,4 @@
-"""Models whose every step a test decides, and requests that remember what they were told."""
+"""Fake models that the test controls step by step, and requests that record their responses."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 class Call:
-    """A request and what it heard."""
+    """A request and its recorded responses."""
 
     def __init__(self, model: str, *inputs: Tensor, deadline: int = NEVER, **words: Any) -> None:
         self.answers: list[tuple[Output, ...]] = []
@@ -73,7 +73,7 @@ class Call:
         return self
 
     async def outputs(self) -> dict[str, Any]:
-        """numpy's, of the only answer."""
+        """Return the arrays of the only response."""
         await self.over.wait()
         assert self.ends == [None], self.ends
         (outputs,) = self.answers
@@ -87,12 +87,12 @@ class Call:
 
 
 def fp32(*rows: list[float], name: str = "INPUT0") -> Tensor:
-    """A batch of these rows."""
+    """Return a batch of these rows."""
     return from_numpy(name, np.array(rows, np.float32))
 
 
 def flat(*values: float) -> Tensor:
-    """For a model without a batch dimension."""
+    """Return a tensor for a model without a batch dimension."""
     return from_numpy("INPUT0", np.array(values, np.float32))
 
 
@@ -111,11 +111,11 @@ def why_not(models: Models, call: Call) -> Refused:
 
 
 class Gate:
-    """A model that begins a batch when it may: each `open` lets one through."""
+    """A model that starts a batch when allowed: each `open` lets one through."""
 
     def __init__(self) -> None:
         self.batches: list[list[float]] = []
-        """The first value of each row, of the batches that were begun."""
+        """The first value of each row, of the batches that started."""
         self.begun = threading.Semaphore(0)
         self.opened = threading.Semaphore(0)
         self.closed = threading.Event()
@@ -145,7 +145,7 @@ def gate(loading: Loading) -> Loaded:
 
 
 def stream(loading: Loading) -> Loaded:
-    """Decoupled: as many answers as the first value says, each when the gate opens."""
+    """Load a decoupled model that sends as many responses as the first value says, each when the gate opens."""
     names, it = pairs(loading), GATES.setdefault(loading.name, Gate())
 
     def compute(inputs: Tensors, parameters: Parameters) -> Iterator[Tensors]:
@@ -184,7 +184,7 @@ def unloadable(loading: Loading) -> Loaded:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Gate]]:
-    """The backends above, by their names; asked for a model's gate."""
+    """The backends above, by name; call it to get a model's gate."""
     for name in ("gate", "stream", "broken", "exiting", "unloadable"):
         monkeypatch.setitem(backends.LOADERS, name, f"models_fakes:{name}")
     GATES.clear()

@@ -1,4 +1,4 @@
-"""Joining and splitting: what comes back is what went in, for all datatypes."""
+"""Joining and splitting batches round-trips, for all datatypes."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def batches(draw: Any) -> list[Inference]:
 
 
 @given(batches())
-def test_a_batch_split_is_what_was_joined(batch: list[Inference]) -> None:
+def test_splitting_a_batch_restores_what_was_joined(batch: list[Inference]) -> None:
     joined = join(batch)
     assert all(tensor.shape[0] == sum(one.rows for one in batch) for tensor in joined.values())
     for one, share in zip(batch, split(joined, [one.rows for one in batch]), strict=True):
@@ -56,6 +56,6 @@ def test_a_single_request_is_not_copied() -> None:
     assert join([one]) is one.inputs
 
 
-def test_strings_that_end_too_soon_are_the_models_fault() -> None:
+def test_truncated_strings_are_an_error_of_the_model() -> None:
     with pytest.raises(Refused, match="fewer strings"):
         split({"a": Tensor("a", "BYTES", (2,), b"\1\0\0\0a\5\0\0\0b")}, [1, 1])

@@ -1,4 +1,4 @@
-"""The built-in models, the delay, and the page of metrics."""
+"""The built-in models, the delay backend, and the metrics page."""
 
 import asyncio
 from array import array
@@ -20,7 +20,7 @@ from inferometer.tensors import DATATYPES, Tensor, random
 MS = 1_000_000
 
 
-def test_identity_is_there_without_any_file() -> None:
+def test_identity_needs_no_files() -> None:
     async def test() -> None:
         models = Models(asyncio.get_running_loop())
         models.add("identity")
@@ -45,18 +45,18 @@ def test_identity_is_there_without_any_file() -> None:
     run(test())
 
 
-def test_two_models_of_one_name_are_refused() -> None:
+def test_duplicate_model_names_are_refused() -> None:
     async def test() -> None:
         models = Models(asyncio.get_running_loop())
         models.add("identity")
-        with pytest.raises(UserError, match="two models are called identity"):
+        with pytest.raises(UserError, match="two models have the name identity"):
             models.add("identity")
         await models.close()
 
     run(test())
 
 
-def test_the_server_may_bring_a_model_along_with_its_loader() -> None:
+def test_the_server_can_add_its_own_model() -> None:
     async def test() -> None:
         models = Models(asyncio.get_running_loop(), overrides=("max_batch_size=2",))
         models.add_own("own", f'backend: "mine" {TENSORS}', identity.load)
@@ -73,7 +73,7 @@ def test_the_server_may_bring_a_model_along_with_its_loader() -> None:
     kinds=st.lists(st.sampled_from(sorted(DATATYPES)), min_size=1, max_size=4),
     shape=st.lists(st.integers(0, 3), max_size=2),
 )
-def test_identity_gives_back_all_datatypes(
+def test_identity_returns_every_datatype(
     kinds: list[str], shape: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     names = {"BYTES": "STRING"}
@@ -104,7 +104,7 @@ def delayed(**parameters: str) -> str:
     return f'backend: "sim" max_batch_size: 8 {words}'
 
 
-def test_a_delay_takes_its_time_and_that_of_its_rows_one_after_the_other(tmp_path: Path) -> None:
+def test_delays_add_up_per_row_and_run_one_at_a_time(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": delayed(delay="4ms", per_row="1ms") + TENSORS}) as models:
             calls = [Call("m", fp32([1], [2])).on(models), Call("m", fp32([3])).on(models)]
@@ -117,7 +117,7 @@ def test_a_delay_takes_its_time_and_that_of_its_rows_one_after_the_other(tmp_pat
     run(test())
 
 
-def test_a_delay_may_have_many_slots_and_answers(tmp_path: Path) -> None:
+def test_delays_support_slots_and_several_responses(tmp_path: Path) -> None:
     words = delayed(delay="3ms", slots="0", answers="3") + TENSORS + "model_transaction_policy { decoupled: true }"
 
     async def test() -> None:
@@ -133,7 +133,7 @@ def test_a_delay_may_have_many_slots_and_answers(tmp_path: Path) -> None:
     run(test())
 
 
-def test_the_page_has_tritons_names_and_what_was_counted(tmp_path: Path) -> None:
+def test_metrics_have_tritons_names_and_the_counts(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {'odd"name': f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
             for rows in (1, 1, 3):
@@ -165,7 +165,7 @@ def test_the_page_has_tritons_names_and_what_was_counted(tmp_path: Path) -> None
     run(test())
 
 
-def test_counts_on_the_page_are_exact_however_many_there_are(tmp_path: Path) -> None:
+def test_large_counts_are_exact(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
             models.find("m").counted.request.observe_gaps(array("q", range(1_234_568)))

@@ -1,4 +1,4 @@
-"""Wrong requests are refused before they are queued, in Triton's words."""
+"""Invalid requests are refused before they are queued, in Triton's words."""
 
 import asyncio
 from pathlib import Path
@@ -161,12 +161,12 @@ CASES: dict[str, tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = {
         "identity",
         (fp32([0]),),
         {"parameters": {"timeout": "soon"}},
-        UNKNOWN + "timeout is a number of microseconds, not soon",
+        UNKNOWN + "timeout must be a number of microseconds (got soon)",
     ),
 }
 
 
-def test_wrong_requests_are_refused_with_the_expected_and_the_given(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused_with_expected_and_actual_values(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             for case, (model, inputs, words, expected) in CASES.items():
@@ -192,7 +192,7 @@ def test_unknown_models_and_versions_are_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [("A",), ("B",), ("A", "B"), ()])
-def test_optional_inputs_may_be_left_out(tmp_path: Path, given: tuple[str, ...]) -> None:
+def test_optional_inputs_may_be_omitted(tmp_path: Path, given: tuple[str, ...]) -> None:
     inputs = {"A": from_numpy("A", np.array([1.5], np.float32)), "B": from_numpy("B", np.array([b"x"], object))}
 
     async def test() -> None:
@@ -205,7 +205,7 @@ def test_optional_inputs_may_be_left_out(tmp_path: Path, given: tuple[str, ...])
     run(test())
 
 
-def test_an_output_that_is_named_twice_is_given_once_and_others_are_left_out(tmp_path: Path) -> None:
+def test_duplicate_outputs_are_returned_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             inputs = int32("INPUT0", 1, 16), int32("INPUT1", 1, 16)
@@ -215,7 +215,7 @@ def test_an_output_that_is_named_twice_is_given_once_and_others_are_left_out(tmp
     run(test())
 
 
-def test_the_loop_may_be_asyncios_own(tmp_path: Path) -> None:
+def test_asyncios_own_loop_works(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             await Call("identity", fp32([1])).on(models).outputs()

@@ -1,4 +1,4 @@
-"""A model that does not load, for whatever reason, is a matter of that model: the others are served, and the index says why."""
+"""A model that fails to load affects no other model, and the index has the reason."""
 
 import asyncio
 import os
@@ -19,8 +19,8 @@ TENSORS = (
 CODE = 'CONFIG = {{"input": [{x}], "output": [{x}]}}\ndef infer(inputs, parameters): return inputs\n'
 HUGE = CODE.format(x='{"name": "X", "data_type": "TYPE_FP32", "dims": [9223372036854775807]}')
 UNTYPED = CODE.format(x='{"name": "X", "data_type": 99, "dims": [1]}')
-DEEP_YAML = "input: " + "[" * 5000 + "]" * 5000
-DEEP_PBTXT = f'backend: "identity" {TENSORS} zzz ' + "{ a " * 5000 + "}" * 5000
+DEEP_YAML = "input: " + "[" * 1500 + "]" * 1500
+DEEP_PBTXT = f'backend: "identity" {TENSORS} zzz ' + "{ a " * 1500 + "}" * 1500
 
 BROKEN = {
     "an unknown kind of instance": (
@@ -34,14 +34,14 @@ BROKEN = {
         "no data_type",
     ),
     "an unknown data_type in CONFIG": ("1/model.py", UNTYPED, "no data_type"),
-    "more than there can be": ("1/model.py", HUGE, "fails at its warm-up"),
+    "more than there can be": ("1/model.py", HUGE, "failed its warm-up"),
     "deep YAML": ("config.yaml", DEEP_YAML, "nested too deeply"),
     "deep text": ("config.pbtxt", DEEP_PBTXT, "nested too deeply"),
     "a reason that is not UTF-8": ("1/model.py", 'raise ValueError("caf\\udce9")', r"ValueError: caf\udce9"),
     "too many instances": (
         "config.pbtxt",
         f'backend: "identity" {TENSORS} instance_group [{{ count: 100000000 }}]',
-        "up to 1000 instances",
+        "at most 1000 instances",
     ),
 }
 
@@ -53,7 +53,7 @@ def put(path: Path, text: str = "") -> Path:
 
 
 def index_of(folder: Path) -> dict[str, tuple[str, str]]:
-    """What the server says of the models of a repository once it has started."""
+    """Return the repository index after the server has started."""
     found: dict[str, tuple[str, str]] = {}
 
     async def main() -> None:
@@ -73,7 +73,7 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_the_others_are_served_and_the_index_says_why(tmp_path: Path, case: str) -> None:
+def test_other_models_are_served_and_the_index_has_the_reason(tmp_path: Path, case: str) -> None:
     file, text, said = BROKEN[case]
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     (tmp_path / "bad/1").mkdir(parents=True)
@@ -85,30 +85,30 @@ def test_the_others_are_served_and_the_index_says_why(tmp_path: Path, case: str)
     assert said in reason
 
 
-def test_a_folder_whose_name_is_no_text_is_shown_and_not_loaded(tmp_path: Path) -> None:
+def test_a_folder_with_an_invalid_name_is_listed_but_not_loaded(tmp_path: Path) -> None:
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
     index = index_of(tmp_path)
     assert index["good"] == ("READY", "")
     assert set(index) == {"good", r"caf\udce9"}
     state, reason = index[r"caf\udce9"]
-    assert (state, "not UTF-8" in reason) == ("UNAVAILABLE", True)
+    assert (state, "not valid UTF-8" in reason) == ("UNAVAILABLE", True)
 
 
-def test_the_only_model_is_refused_in_words(tmp_path: Path) -> None:
+def test_the_only_model_must_have_a_valid_name(tmp_path: Path) -> None:
     put(tmp_path / os.fsdecode(b"caf\xe9") / "config.pbtxt", f'backend: "identity" {TENSORS}')
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="not valid UTF-8"):
         index_of(tmp_path / os.fsdecode(b"caf\xe9"))
 
 
-def test_labels_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_as_label_file_does_not_block(tmp_path: Path) -> None:
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     labelled = TENSORS.replace('name: "Y",', 'name: "Y", label_filename: "labels",')
     put(tmp_path / "bad/config.pbtxt", f'backend: "identity" {labelled}')
     os.mkfifo(tmp_path / "bad/labels")
     index = index_of(tmp_path)
     assert index["good"] == ("READY", "")
-    assert "are not in a file" in index["bad"][1]
+    assert "the label file " in index["bad"][1]
 
 
 def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_a_load_with_a_configuration_that_is_nested_too_deeply_is_refused(tmp_pa
 @pytest.mark.parametrize(
     ("groups", "count"), [("[{ count: 1000 }]", 1000), ("[{ count: 2 }, { count: 3 }]", 5), ("[{ }]", 1)]
 )
-def test_as_many_instances_as_the_groups_say(groups: str, count: int) -> None:
+def test_instance_groups_add_up(groups: str, count: int) -> None:
     config = configs.from_pbtxt(f"instance_group {groups}")
     assert len(configs.devices(config, "cpu")) == count
 
 
 @pytest.mark.parametrize("groups", ["[{ count: 1001 }]", "[{ count: 600 }, { count: 600 }]", "[{ count: -1 }]"])
-def test_no_more_instances_than_a_model_may_have(groups: str) -> None:
+def test_the_number_of_instances_is_limited(groups: str) -> None:
     with pytest.raises(UserError, match=r"instance_group\.count"):
         configs.devices(configs.from_pbtxt(f"instance_group {groups}"), "cpu")

@@ -1,4 +1,4 @@
-"""What takes long is done in threads: inputs that are still to be read, many strings, large outputs. The loop goes on."""
+"""Slow work runs in threads: reading inputs, many strings, large outputs. The event loop continues meanwhile."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ MODELS = {"text": TEXT, "m": 'backend: "identity"' + TENSORS}
 
 
 class Slow:
-    """Bytes that come when they may."""
+    """Data that can be read once the test allows it."""
 
     def __init__(self, data: bytes, error: BaseException | None = None) -> None:
         self.data, self.error = data, error
@@ -44,7 +44,7 @@ class Slow:
 
 
 def unread(slow: Slow, size: int = -1, count: int = 2) -> Call:
-    """A request whose input is not there yet."""
+    """Return a request whose input is not read yet."""
     return Call("m", Tensor("INPUT0", "FP32", (count,), b""), unread={"INPUT0": Unread(slow.read, size)})
 
 
@@ -57,7 +57,7 @@ def failures(model: object) -> int:
     return int(model.statistics().inference_stats.fail.count)  # type: ignore[attr-defined]
 
 
-def test_the_loop_goes_on_while_inputs_are_read(tmp_path: Path) -> None:
+def test_the_loop_continues_while_inputs_are_read(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow = Slow(bytes(AT_ONCE) + flat(1).data)
@@ -71,7 +71,7 @@ def test_the_loop_goes_on_while_inputs_are_read(tmp_path: Path) -> None:
     run(test())
 
 
-def test_inputs_of_the_wrong_size_are_not_even_read(tmp_path: Path) -> None:
+def test_inputs_of_the_wrong_size_are_not_read(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow = Slow(b"")
@@ -90,9 +90,7 @@ def test_inputs_of_the_wrong_size_are_not_even_read(tmp_path: Path) -> None:
         (Slow(b"", MemoryError("no room")), "INTERNAL", "MemoryError: no room"),
     ],
 )
-def test_inputs_that_cannot_be_read_are_refused_and_not_counted(
-    tmp_path: Path, slow: Slow, code: str, message: str
-) -> None:
+def test_unreadable_inputs_are_refused_and_not_counted(tmp_path: Path, slow: Slow, code: str, message: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow.may.set()
@@ -119,7 +117,7 @@ def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) ->
     run(test())
 
 
-def test_unloading_waits_for_inputs_that_are_read_and_the_end_does_not(tmp_path: Path) -> None:
+def test_unloading_waits_for_inputs_being_read_and_closing_does_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow = Slow(flat(1, 2).data)
@@ -140,7 +138,7 @@ def test_unloading_waits_for_inputs_that_are_read_and_the_end_does_not(tmp_path:
     run(test())
 
 
-def test_many_strings_are_looked_at_in_a_thread(tmp_path: Path) -> None:
+def test_many_strings_are_checked_in_a_thread(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             words = [b"", b"a", b"bcd"] * MANY
@@ -157,7 +155,7 @@ def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> N
             why = why_not(models, Call("text", strings(b"", b"", count=MANY + 1)))
             assert why.message == (
                 "[request id: <id_unknown>] unexpected number of string elements for inference input 'B' for model 'text', "
-                f"expecting {MANY + 1}: 8 bytes hold no more than 2"
+                f"expecting {MANY + 1}: 8 bytes hold at most 2"
             )
 
     run(test())
@@ -172,7 +170,7 @@ def test_too_few_bytes_for_many_strings_are_refused_at_once(tmp_path: Path) -> N
         (Tensor("B", "BYTES", (MANY + 1,), bytes(4 * MANY) + b"\5\0\0\0a"), "expecting string of length 5 but only 1"),
     ],
 )
-def test_many_strings_that_are_wrong_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
+def test_many_invalid_strings_are_refused(tmp_path: Path, given: Tensor, message: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             why = await Call("text", given).on(models).refused()
@@ -182,7 +180,7 @@ def test_many_strings_that_are_wrong_are_refused(tmp_path: Path, given: Tensor, 
     run(test())
 
 
-def test_strings_that_are_too_many_are_not_all_looked_at(tmp_path: Path) -> None:
+def test_the_check_stops_at_too_many_strings(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             given = Tensor("B", "BYTES", (1,), bytes(4 * 100) + b"\xff\xff\xff\xff")  # its end is not even reached
@@ -219,13 +217,13 @@ def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, 
             assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
             os.truncate(f"/dev/shm{key}", 0)
             call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
-            assert "'r' was made smaller" in (await call.refused()).message
+            assert "'r' was truncated" in (await call.refused()).message
             assert models.in_flight == 0
 
     run(test())
 
 
-def test_answers_keep_their_order_where_a_thread_is_at_one_of_them(tmp_path: Path, key: str) -> None:
+def test_responses_keep_their_order_when_one_is_processed_in_a_thread(tmp_path: Path, key: str) -> None:
     config = 'backend: "sim" model_transaction_policy { decoupled: true }' + TENSORS
     config += 'parameters { key: "answers" value { string_value: "3" } }'
 
@@ -267,7 +265,7 @@ def open_files() -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")
-def test_a_region_is_what_was_registered_until_nobody_uses_it(key: str) -> None:
+def test_a_region_stays_open_while_it_is_in_use(key: str) -> None:
     regions, path = Regions(), Path(f"/dev/shm{key}")
     path.write_bytes(b"abcd")
     regions.register("r", key, 0, 4)
@@ -282,7 +280,7 @@ def test_a_region_is_what_was_registered_until_nobody_uses_it(key: str) -> None:
     assert not any(key in name for name in open_files())
 
 
-def test_trouble_with_a_region_is_refused_by_its_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_region_have_its_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     regions = Regions()
     regions.register("r", key, 0, 4)
 
@@ -296,14 +294,14 @@ def test_trouble_with_a_region_is_refused_by_its_name(key: str, monkeypatch: pyt
     monkeypatch.setattr(os, "pread", no_room)
     with pytest.raises(Refused, match="shared memory region 'r' cannot be written: No space left on device"):
         regions.find("r", 4).write(b"abcd")
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: there is not enough memory"):
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be read: not enough memory"):
         regions.find("r", 4).read()
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: it takes no more bytes"):
+    with pytest.raises(Refused, match="shared memory region 'r' cannot be written: no more bytes can be written"):
         regions.find("r", 4).write(b"abcd")
 
 
-def test_what_is_read_or_written_in_part_is_gone_on_with(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_reads_and_writes_continue(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     regions = Regions()
     regions.register("r", key, 2, 8)
     pread, pwrite = os.pread, os.pwrite
@@ -314,17 +312,15 @@ def test_what_is_read_or_written_in_part_is_gone_on_with(key: str, monkeypatch: 
     assert Path(f"/dev/shm{key}").read_bytes()[:11] == bytes([0, 0, 0, *range(7), 0])
 
 
-def test_more_than_memory_could_hold_is_not_read(key: str) -> None:
+def test_a_region_larger_than_memory_is_not_read(key: str) -> None:
     os.truncate(f"/dev/shm{key}", 1 << 40)
     regions = Regions()
     regions.register("r", key, 0, 1 << 40)
-    with pytest.raises(
-        Refused, match="a tensor of 1099511627776 bytes in shared memory region 'r': 4294967296 are the most"
-    ):
+    with pytest.raises(Refused, match="a tensor in shared memory region 'r' must be at most 4294967296 bytes"):
         regions.find("r", 1 << 40).read()
 
 
-def test_classes_of_a_large_output_are_those_of_a_small_one(tmp_path: Path) -> None:
+def test_classes_of_large_and_small_outputs_agree(tmp_path: Path) -> None:
     config = MODELS["m"].replace('"identity"', '"identity" max_batch_size: 4')
 
     async def test() -> None:
@@ -349,7 +345,7 @@ output [{ name: "OA", data_type: TYPE_UINT8, dims: [ -1 ] }, { name: "OB", data_
 
 
 class Noted:
-    """Bytes, and the thread that they were read in."""
+    """Data that records the thread it was read in."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data, self.thread = data, ""
@@ -363,7 +359,7 @@ class Noted:
     ("sizes", "is_large"),
     [((8, 1), False), ((AT_ONCE - 5, 1), False), ((AT_ONCE - 4, 1), True), ((8, MANY), False), ((8, MANY + 1), True)],
 )
-def test_a_thread_reads_what_is_large_together_or_many_strings(
+def test_a_thread_is_used_for_large_inputs_or_many_strings(
     tmp_path: Path, sizes: tuple[int, int], is_large: bool
 ) -> None:
     async def test() -> None:
@@ -382,7 +378,7 @@ def test_a_thread_reads_what_is_large_together_or_many_strings(
     run(test())
 
 
-def test_what_is_read_at_once_and_is_wrong_is_refused_at_once(tmp_path: Path) -> None:
+def test_small_invalid_inputs_are_refused_at_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow = Slow(b"", Refused("NOT_FOUND", "it is gone"))
@@ -393,7 +389,7 @@ def test_what_is_read_at_once_and_is_wrong_is_refused_at_once(tmp_path: Path) ->
     run(test())
 
 
-def test_inputs_that_the_model_does_not_have_are_not_read(tmp_path: Path) -> None:
+def test_unknown_inputs_are_not_read(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, MODELS) as models:
             slow = Slow(b"")

@@ -1,4 +1,4 @@
-"""Classes and shared memory."""
+"""Classification and shared memory."""
 
 import contextlib
 import math
@@ -30,26 +30,26 @@ def classes(values: Any, datatype: str, count: int, labels: tuple[str, ...] = ()
     return to_numpy(classify(from_numpy("x", np.array(values), datatype), count, labels, batched)).tolist()
 
 
-def test_classes_are_value_index_and_label_with_the_best_first() -> None:
+def test_classes_have_value_index_and_label_best_first() -> None:
     assert classes([1.5, -2, 1e20], "FP32", 2, ("a", "b")) == [b"100000002004087734272.000000:2", b"1.500000:0:a"]
 
 
-def test_equal_values_come_in_the_order_of_their_indices() -> None:
+def test_equal_values_are_ordered_by_index() -> None:
     assert classes([0.0, 0, 0], "FP32", 2) == [b"0.000000:0", b"0.000000:1"]
     assert classes([0, 7, 0, 7], "UINT8", 9) == [b"7:1", b"7:3", b"0:0", b"0:2"]
 
 
-def test_each_row_of_a_batch_has_classes_of_its_own() -> None:
+def test_each_row_of_a_batch_has_its_own_classes() -> None:
     assert classes([[1, 2], [4, 3]], "INT32", 1, batched=True) == [[b"2:1"], [b"4:0"]]
 
 
-def test_what_is_no_number_comes_last_and_nothing_has_no_classes() -> None:
+def test_nan_comes_last_and_empty_outputs_have_no_classes() -> None:
     assert classes([math.nan, -math.inf, math.inf], "FP32", 3) == [b"inf:2", b"-inf:1", b"nan:0"]
     assert classes(np.empty(0), "FP32", 3) == []
     assert classes(np.empty((2, 0)), "FP32", 3, batched=True) == [[], []]
 
 
-def test_all_kinds_of_numbers_have_classes() -> None:
+def test_every_numeric_type_can_be_classified() -> None:
     assert classes([1.0, 2.0], "BF16", 1) == [b"2.000000:1"]
     assert classes([1.0, 2.0], "FP16", 1) == [b"2.000000:1"]
     assert classes([-(2**63), 2**63 - 1], "INT64", 1) == [b"9223372036854775807:1"]
@@ -57,7 +57,7 @@ def test_all_kinds_of_numbers_have_classes() -> None:
     assert classes([False, True], "BOOL", 1) == [b"1:1"]
 
 
-def test_the_labels_are_the_models(tmp_path: Path) -> None:
+def test_labels_come_from_the_model(tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "m").mkdir()
         (tmp_path / "m/labels.txt").write_text("cat\ndog\n")
@@ -90,7 +90,7 @@ def refused(call: Any, *words: Any) -> tuple[str, str]:
     return raised.value.code, raised.value.message
 
 
-def test_a_region_is_a_part_of_the_object_that_both_sides_see(key: str) -> None:
+def test_a_region_is_shared_with_the_client(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 8, 16)
     assert regions.find("r", 4, 2).read() == bytes([10, 11, 12, 13])
@@ -122,11 +122,11 @@ def test_regions_are_refused_in_tritons_words(key: str) -> None:
         )
 
 
-def test_memory_that_a_client_took_away_is_not_touched(key: str) -> None:
+def test_truncated_memory_is_not_touched(key: str) -> None:
     regions = Regions()
     regions.register("r", key, 0, 64)
     os.truncate(f"/dev/shm{key}", 0)
-    smaller = "INVALID_ARGUMENT", "shared memory region 'r' was made smaller after it was registered"
+    smaller = "INVALID_ARGUMENT", "shared memory region 'r' was truncated after it was registered"
     assert refused(regions.find("r", 4, 0).read) == smaller
     assert refused(regions.find("r", 4, 0).write, b"abcd") == smaller
     assert Path(f"/dev/shm{key}").stat().st_size == 0
@@ -139,11 +139,11 @@ def test_memory_that_a_client_took_away_is_not_touched(key: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "/", "/..", "..", ".", "/a/b", "/../etc/passwd", "a\0b", "/not-there", "x" * 999]
 )
-def test_no_other_file_is_reached_by_a_key(wrong: str) -> None:
+def test_a_key_cannot_reach_other_files(wrong: str) -> None:
     assert refused(Regions().register, "r", wrong, 0, 1)[1] == f"Unable to open shared memory region: '{wrong}'"
 
 
-def test_links_pipes_folders_and_empty_files_are_no_shared_memory(tmp_path: Path) -> None:
+def test_links_fifos_folders_and_empty_files_are_refused(tmp_path: Path) -> None:
     regions = Regions(tmp_path)
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -155,7 +155,7 @@ def test_links_pipes_folders_and_empty_files_are_no_shared_memory(tmp_path: Path
     regions.register("r", "file", 0, 1)
 
 
-def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> None:
+def test_inputs_and_outputs_in_shared_memory(tmp_path: Path, key: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": IDENTITY.replace(', label_filename: "labels.txt"', "")}) as models:
             models.regions.register("r", key, 0, 64)
@@ -183,7 +183,7 @@ def test_inputs_and_outputs_lie_in_shared_memory(tmp_path: Path, key: str) -> No
 
 
 @pytest.mark.parametrize("is_registered_again", [False, True])
-def test_an_output_goes_into_the_object_that_was_registered_when_it_was_asked_for(
+def test_an_output_goes_to_the_region_registered_at_submission(
     tmp_path: Path, key: str, fakes: Callable[[str], Gate], is_registered_again: bool
 ) -> None:
     other = Path(f"/dev/shm{key}-other")

@@ -1,4 +1,4 @@
-"""The queue on a clock of our own: what goes together, when, in which order, and that nobody is lost."""
+"""The queue with a fake clock: what is batched together, when, in which order, and that nothing is lost."""
 
 import heapq
 import weakref
@@ -85,7 +85,7 @@ def test_without_batching_each_request_goes_alone_and_in_order() -> None:
     assert [batch[0] for batch in server.batches] == given_
 
 
-def test_without_a_delay_a_free_instance_takes_whatever_is_there() -> None:
+def test_without_a_delay_a_free_instance_takes_all_queued_requests() -> None:
     server = Server(Policy(max_rows=8, batching=True))
     for _ in range(6):
         server.put()
@@ -113,7 +113,7 @@ def test_a_full_batch_does_not_wait() -> None:
     assert (server.sizes, server.starts) == ([4], [0])
 
 
-def test_a_batch_that_the_next_request_does_not_fit_goes_without_it() -> None:
+def test_a_batch_starts_without_a_request_that_does_not_fit() -> None:
     server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=2)
     server.put(rows=3)
     server.put(rows=2)
@@ -122,7 +122,7 @@ def test_a_batch_that_the_next_request_does_not_fit_goes_without_it() -> None:
     assert server.sizes == [3, 2]
 
 
-def test_a_request_of_another_kind_closes_the_batch_before_it() -> None:
+def test_a_request_with_another_key_closes_the_batch() -> None:
     server = Server(Policy(max_rows=4, batching=True, delay_ns=100), slots=9)
     for key in "aab":
         server.put(key=key)
@@ -131,7 +131,7 @@ def test_a_request_of_another_kind_closes_the_batch_before_it() -> None:
     assert server.sizes == [2, 1]
 
 
-def test_a_preferred_size_goes_as_soon_as_it_is_reached() -> None:
+def test_a_batch_starts_at_a_preferred_size() -> None:
     server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=9)
     server.put()
     assert server.batches == []
@@ -139,7 +139,7 @@ def test_a_preferred_size_goes_as_soon_as_it_is_reached() -> None:
     assert (server.sizes, server.starts) == ([2], [0])
 
 
-def test_of_several_preferred_sizes_the_largest_that_is_there_goes() -> None:
+def test_the_largest_available_preferred_size_is_used() -> None:
     server = Server(Policy(max_rows=8, batching=True, delay_ns=100, preferred=frozenset({2, 4})), slots=0)
     for _ in range(5):
         server.put()
@@ -151,7 +151,7 @@ def test_of_several_preferred_sizes_the_largest_that_is_there_goes() -> None:
     assert server.sizes == [4, 1]
 
 
-def test_a_request_expires_while_it_waits_and_the_rest_go_on() -> None:
+def test_an_expired_request_does_not_stop_the_others() -> None:
     server = Server(Policy())
     server.put()
     late, patient = server.put(deadline=50), server.put()
@@ -163,7 +163,7 @@ def test_a_request_expires_while_it_waits_and_the_rest_go_on() -> None:
     assert server.batches[1] == [patient]
 
 
-def test_a_request_that_has_expired_is_not_begun_though_the_alarm_is_late() -> None:
+def test_an_expired_request_is_not_started_even_if_the_alarm_is_late() -> None:
     server = Server(Policy())
     server.put()
     late = server.put(deadline=50)
@@ -172,7 +172,7 @@ def test_a_request_that_has_expired_is_not_begun_though_the_alarm_is_late() -> N
     assert (server.expired, len(server.batches)) == ([late], 1)
 
 
-def test_the_book_of_deadlines_does_not_grow_with_requests_that_are_gone() -> None:
+def test_the_deadline_heap_drops_finished_requests() -> None:
     server = Server(Policy())
     for _ in range(5000):
         server.put(deadline=10**12)
@@ -181,7 +181,7 @@ def test_the_book_of_deadlines_does_not_grow_with_requests_that_are_gone() -> No
     assert len(server.queue._deadlines) < 200
 
 
-def test_a_queue_of_batches_that_end_at_once_is_worked_off_without_recursion() -> None:
+def test_batches_that_end_at_once_do_not_recurse() -> None:
     server = Server(Policy(), slots=0, ends_at_once=True)
     for _ in range(5000):
         server.put()
@@ -189,7 +189,7 @@ def test_a_queue_of_batches_that_end_at_once_is_worked_off_without_recursion() -
     assert len(server.batches) == 5000
 
 
-def test_the_limit_counts_those_that_wait() -> None:
+def test_the_limit_counts_queued_requests() -> None:
     server = Server(Policy(limit=2))
     fulls = []
     for _ in range(3):
@@ -219,7 +219,7 @@ STEPS = st.lists(
 
 
 @given(policy=POLICIES, slots=st.integers(1, 3), ends_at_once=st.booleans(), steps=STEPS)
-def test_any_history_keeps_order_sizes_kinds_and_everybody(
+def test_any_history_keeps_order_sizes_and_keys_and_loses_nothing(
     policy: Policy, slots: int, ends_at_once: bool, steps: list[tuple[Any, ...]]
 ) -> None:
     if not policy.batching:
@@ -260,7 +260,7 @@ def test_any_history_keeps_order_sizes_kinds_and_everybody(
         assert all(one.deadline > begun for one in batch)
 
 
-def test_a_request_that_is_gone_is_not_kept_for_its_deadline() -> None:
+def test_a_finished_request_is_not_referenced_by_its_deadline() -> None:
     server = Server(Policy(), slots=0)
     tensor = np.zeros(1)
     seen = weakref.ref(tensor)

@@ -1,4 +1,4 @@
-"""Requests, cancellations, failures, loads and unloads, on models whose every step the test decides."""
+"""Requests, cancellations, failures, loads and unloads, with models that the test controls step by step."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ SINGLE = f'backend: "gate" max_batch_size: 4 {TENSORS}'
 # --- batches and instances -------------------------------------------------------------------------------------------
 
 
-def test_requests_that_wait_are_batched_and_each_gets_its_own(tmp_path: Path, fakes: Gates) -> None:
+def test_queued_requests_are_batched_and_split_again(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
             model = models.find("m")
@@ -55,9 +55,7 @@ def test_requests_that_wait_are_batched_and_each_gets_its_own(tmp_path: Path, fa
     run(test())
 
 
-def test_requests_with_other_parameters_are_not_batched_but_the_servers_own_do_not_count(
-    tmp_path: Path, fakes: Gates
-) -> None:
+def test_requests_with_different_parameters_are_not_batched(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
             words: list[dict[str, object]] = [{}, {"a": 1}, {"a": 1, "priority": 2}, {"a": 2}, {"timeout": 10**9}]
@@ -69,7 +67,7 @@ def test_requests_with_other_parameters_are_not_batched_but_the_servers_own_do_n
     run(test())
 
 
-def test_each_instance_takes_work_and_each_slot(tmp_path: Path, fakes: Gates) -> None:
+def test_work_is_spread_over_instances_and_slots(tmp_path: Path, fakes: Gates) -> None:
     slots = 'parameters { key: "slots" value { string_value: "2" } }'
 
     async def test() -> None:
@@ -84,7 +82,7 @@ def test_each_instance_takes_work_and_each_slot(tmp_path: Path, fakes: Gates) ->
     run(test())
 
 
-def test_a_decoupled_model_answers_as_it_goes_and_is_closed_when_nobody_listens(tmp_path: Path, fakes: Gates) -> None:
+def test_a_decoupled_model_streams_and_is_closed_when_cancelled(tmp_path: Path, fakes: Gates) -> None:
     config = f'backend: "stream" model_transaction_policy {{ decoupled: true }} {TENSORS}'
 
     async def test() -> None:
@@ -117,7 +115,7 @@ def test_a_decoupled_model_answers_as_it_goes_and_is_closed_when_nobody_listens(
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_raises_is_an_internal_error_in_one_line_and_goes_on(tmp_path: Path, fakes: Gates) -> None:
+def test_a_model_that_raises_is_an_internal_error_in_one_line(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "broken" {TENSORS}'}) as models:
             for _ in range(2):
@@ -131,7 +129,7 @@ def test_a_model_that_raises_is_an_internal_error_in_one_line_and_goes_on(tmp_pa
     run(test())
 
 
-def test_a_model_that_wants_to_exit_does_not_take_its_thread_along(tmp_path: Path, fakes: Gates) -> None:
+def test_a_model_that_calls_exit_does_not_end_its_thread(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "exiting" {TENSORS}'}) as models:
             for _ in range(2):
@@ -141,18 +139,18 @@ def test_a_model_that_wants_to_exit_does_not_take_its_thread_along(tmp_path: Pat
     run(test())
 
 
-def test_several_answers_of_a_model_that_is_not_decoupled_are_one(tmp_path: Path, fakes: Gates) -> None:
+def test_an_ordinary_model_sends_only_its_first_response(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "stream" {TENSORS}'}) as models:
             fakes("m").open(3)
             assert (await Call("m", flat(3)).on(models).outputs())["OUTPUT0"].tolist() == [3]
             why = await Call("m", flat(0)).on(models).refused()
-            assert (why.code, why.message) == ("INTERNAL", "the model gave no answer")
+            assert (why.code, why.message) == ("INTERNAL", "the model returned no response")
 
     run(test())
 
 
-def test_a_model_without_a_limit_of_slots_has_threads_enough_but_not_any_number(tmp_path: Path, fakes: Gates) -> None:
+def test_unlimited_slots_use_a_bounded_number_of_threads(tmp_path: Path, fakes: Gates) -> None:
     slots = 'parameters { key: "slots" value { string_value: "0" } }'
 
     async def test() -> None:
@@ -166,7 +164,7 @@ def test_a_model_without_a_limit_of_slots_has_threads_enough_but_not_any_number(
     run(test())
 
 
-def test_the_models_own_timeout_holds_where_the_request_has_none(tmp_path: Path, fakes: Gates) -> None:
+def test_the_models_timeout_applies_if_the_request_has_none(tmp_path: Path, fakes: Gates) -> None:
     policy = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
 
     async def test() -> None:
@@ -180,7 +178,7 @@ def test_the_models_own_timeout_holds_where_the_request_has_none(tmp_path: Path,
     run(test())
 
 
-def test_more_than_may_wait_are_refused(tmp_path: Path, fakes: Gates) -> None:
+def test_requests_beyond_the_queue_limit_are_refused(tmp_path: Path, fakes: Gates) -> None:
     limit = 'parameters { key: "max_queue_size" value { string_value: "2" } }'
 
     async def test() -> None:
@@ -202,7 +200,7 @@ def test_more_than_may_wait_are_refused(tmp_path: Path, fakes: Gates) -> None:
     run(test())
 
 
-def test_more_than_the_server_takes_are_refused(tmp_path: Path, fakes: Gates) -> None:
+def test_requests_beyond_the_server_limit_are_refused(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}, limit=2) as models:
             calls = [Call("m", fp32([i])).on(models) for i in range(2)]
@@ -214,7 +212,7 @@ def test_more_than_the_server_takes_are_refused(tmp_path: Path, fakes: Gates) ->
     run(test())
 
 
-def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(
+def test_a_request_that_expires_in_the_queue_ends(
     tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
@@ -244,7 +242,7 @@ def test_a_deadline_or_timeout_that_passes_in_the_queue_ends_the_request(
     run(test())
 
 
-def test_a_callback_that_fails_does_not_stop_the_others(tmp_path: Path, fakes: Gates) -> None:
+def test_a_failing_callback_does_not_affect_others(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
             said: list[object] = []
@@ -266,7 +264,7 @@ def test_a_callback_that_fails_does_not_stop_the_others(tmp_path: Path, fakes: G
 # --- cancelling ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_request_leaves_the_queue_and_its_batch_goes_on(tmp_path: Path, fakes: Gates) -> None:
+def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
             calls = [Call("m", fp32([i])).on(models) for i in range(4)]
@@ -289,7 +287,7 @@ def test_a_cancelled_request_leaves_the_queue_and_its_batch_goes_on(tmp_path: Pa
     run(test())
 
 
-def test_a_delay_that_is_cancelled_frees_its_slot(tmp_path: Path) -> None:
+def test_a_cancelled_delay_frees_its_slot(tmp_path: Path) -> None:
     config = 'backend: "sim" parameters { key: "delay" value { string_value: "1h" } }' + TENSORS
 
     async def test() -> None:
@@ -307,12 +305,10 @@ def test_a_delay_that_is_cancelled_frees_its_slot(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whenever_requests_are_cancelled_each_ends_once_and_nothing_is_left(
-    data: st.DataObject, tmp_path: Path, fakes: Gates
-) -> None:
+def test_random_cancellations_end_each_request_once(data: st.DataObject, tmp_path: Path, fakes: Gates) -> None:
     batching = data.draw(st.booleans())
     cancels = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=6))
-    """Which, and before which step: each submit is one, then each batch that is let through."""
+    """Which request, and before which step: first the submissions, then the batches that are let through."""
 
     async def test() -> None:
         GATES.clear()
@@ -344,7 +340,7 @@ def test_whenever_requests_are_cancelled_each_ends_once_and_nothing_is_left(
 # --- loading and unloading -------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Path, fakes: Gates) -> None:
+def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         configs = {"bad": f'backend: "unloadable" {TENSORS}', "good": f'backend: "identity" {TENSORS}'}
         async with serving(tmp_path, configs) as models:
@@ -353,7 +349,7 @@ def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Pa
                 "bad",
                 "1",
                 "UNAVAILABLE",
-                "the model bad does not load: RuntimeError: no such weights",
+                "model bad failed to load: RuntimeError: no such weights",
             )
             assert tuple(good) == ("good", "1", "READY", "")
             assert models.index(only_ready=True) == [good]
@@ -373,12 +369,12 @@ def test_a_model_that_does_not_load_is_in_the_index_with_its_reason(tmp_path: Pa
     ("config", "said"),
     [
         (f'backend: "unloadable" {TENSORS}', "no such weights"),
-        (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "fails at its warm-up"),
+        (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "failed its warm-up"),
         (
             'backend: "gate" input [{ name: "X", data_type: TYPE_FP32 }] output [{ name: "Y", data_type: TYPE_INT8 }]',
-            "not like",
+            "outputs do not match the inputs",
         ),
-        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size is -1"),
+        (f'backend: "identity" max_batch_size: -1 {TENSORS}', "max_batch_size must be at least 0"),
         ('backend: "sim" parameters { key: "delay" value { string_value: "soon" } }', "delay"),
     ],
 )
@@ -391,9 +387,7 @@ def test_the_only_model_must_load(tmp_path: Path, fakes: Gates, config: str, sai
     run(test())
 
 
-def test_a_missing_package_names_the_extra_that_brings_it(
-    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_its_extra(tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     from inferometer.serve import backends  # noqa: PLC0415
 
     monkeypatch.setitem(backends.LOADERS, "onnxruntime", "a_package_that_is_not_there.sub:load")
@@ -402,7 +396,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     async def test() -> None:
         models = Models(asyncio.get_running_loop())
         models.add(str(tmp_path))
-        with pytest.raises(UserError, match=r"needs a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"):
+        with pytest.raises(UserError, match=r"requires a_package_that_is_not_there.*pip install 'inferometer\[onnx\]'"):
             await models.start()
         await models.close()
 
@@ -421,7 +415,7 @@ def test_a_warm_up_runs_each_instance_once_before_it_is_ready(tmp_path: Path, fa
     run(test())
 
 
-def test_a_new_version_takes_over_and_the_old_one_ends_what_it_has(tmp_path: Path, fakes: Gates) -> None:
+def test_a_reload_takes_over_and_the_old_model_finishes_its_requests(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             old = [Call("m", fp32([i])).on(models) for i in range(3)]
@@ -443,7 +437,7 @@ def test_a_new_version_takes_over_and_the_old_one_ends_what_it_has(tmp_path: Pat
     run(test())
 
 
-def test_a_load_that_fails_leaves_what_runs(tmp_path: Path, fakes: Gates) -> None:
+def test_a_failed_load_keeps_the_running_model(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "identity" max_batch_size: 4 {TENSORS}'}) as models:
             (tmp_path / "m/config.pbtxt").write_text("max_batch_size: many")
@@ -458,7 +452,7 @@ def test_a_load_that_fails_leaves_what_runs(tmp_path: Path, fakes: Gates) -> Non
     run(test())
 
 
-def test_a_model_is_unloaded_when_its_requests_are_over_and_loaded_again(tmp_path: Path, fakes: Gates) -> None:
+def test_a_model_is_unloaded_after_its_requests_and_can_be_loaded_again(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE, "n": SINGLE}) as models:
             calls = [Call("m", fp32([i])).on(models) for i in range(2)]
@@ -480,7 +474,7 @@ def test_a_model_is_unloaded_when_its_requests_are_over_and_loaded_again(tmp_pat
     run(test())
 
 
-def test_a_model_that_came_later_is_listed_and_can_be_loaded_but_nothing_else(tmp_path: Path, fakes: Gates) -> None:
+def test_models_added_later_are_listed_and_can_be_loaded(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path / "repository", {"m": SINGLE}) as models:
             write_model(tmp_path / "repository", "late", f'backend: "identity" max_batch_size: 4 {TENSORS}')
@@ -496,7 +490,7 @@ def test_a_model_that_came_later_is_listed_and_can_be_loaded_but_nothing_else(tm
     run(test())
 
 
-def test_requests_go_on_through_loads_and_none_is_lost(tmp_path: Path, fakes: Gates) -> None:
+def test_no_request_is_lost_during_reloads(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
             calls: list[Call] = []
@@ -514,7 +508,7 @@ def test_requests_go_on_through_loads_and_none_is_lost(tmp_path: Path, fakes: Ga
     run(test())
 
 
-def test_an_unload_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fakes: Gates) -> None:
+def test_an_unload_finishes_if_the_caller_goes_away(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             call = Call("m", fp32([1])).on(models)
@@ -532,7 +526,7 @@ def test_an_unload_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path,
     run(test())
 
 
-def test_a_load_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fakes: Gates) -> None:
+def test_a_load_finishes_if_the_caller_goes_away(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             await models.unload("m")
@@ -547,9 +541,7 @@ def test_a_load_goes_on_though_nobody_waits_for_it_any_longer(tmp_path: Path, fa
     run(test())
 
 
-def test_what_is_ready_is_told_without_a_look_at_the_disk(
-    tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readiness_does_not_read_the_disk(tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             monkeypatch.setattr(repository, "listed", lambda root: pytest.fail("the disk was read"))
@@ -561,7 +553,7 @@ def test_what_is_ready_is_told_without_a_look_at_the_disk(
 # --- trouble of our own ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_thread_for_it_a_request_fails_and_its_slot_is_free_again(
+def test_a_request_fails_and_frees_its_slot_if_no_thread_can_be_created(
     tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -580,7 +572,7 @@ def test_without_a_thread_for_it_a_request_fails_and_its_slot_is_free_again(
     run(test())
 
 
-def test_a_check_that_breaks_leaves_no_request_under_way(
+def test_a_check_that_raises_leaves_no_request_in_progress(
     tmp_path: Path, fakes: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -597,12 +589,12 @@ def test_a_check_that_breaks_leaves_no_request_under_way(
 
 
 def watched() -> tuple[Tensor, "weakref.ref[Any]"]:
-    """A tensor, and how to see whether it is still there."""
+    """Return a tensor, and a way to see whether it still exists."""
     values = np.ones((1, 1), np.float32)
     return Tensor("INPUT0", "FP32", (1, 1), memoryview(values).cast("B")), weakref.ref(values)
 
 
-def test_a_thread_that_waits_does_not_keep_the_last_requests_tensors(tmp_path: Path, fakes: Gates) -> None:
+def test_idle_threads_do_not_keep_tensors(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             tensor, seen = watched()
@@ -617,7 +609,7 @@ def test_a_thread_that_waits_does_not_keep_the_last_requests_tensors(tmp_path: P
     run(test())
 
 
-def test_a_delay_that_is_cancelled_does_not_keep_its_tensors_until_it_is_due(tmp_path: Path) -> None:
+def test_a_cancelled_delay_frees_its_tensors(tmp_path: Path) -> None:
     config = 'backend: "sim" max_batch_size: 4 parameters { key: "delay" value { string_value: "1h" } }' + TENSORS
 
     async def test() -> None:
@@ -637,7 +629,7 @@ def test_a_delay_that_is_cancelled_does_not_keep_its_tensors_until_it_is_due(tmp
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_drains_ends_what_it_has_and_takes_nothing_new(tmp_path: Path, fakes: Gates) -> None:
+def test_draining_finishes_requests_and_refuses_new_ones(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             calls = [Call("m", fp32([i])).on(models) for i in range(2)]
@@ -654,7 +646,7 @@ def test_a_server_that_drains_ends_what_it_has_and_takes_nothing_new(tmp_path: P
     run(test())
 
 
-def test_what_is_under_way_at_the_end_is_refused(tmp_path: Path, fakes: Gates) -> None:
+def test_requests_in_progress_are_refused_on_close(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": SINGLE}) as models:
             calls = [Call("m", fp32([i])).on(models) for i in range(2)]

@@ -1,4 +1,4 @@
-"""What is found on disk, what is put over it, and what cannot be reached."""
+"""Finding models on disk, overriding their configuration, and what must not be reachable."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def refused(source: ModelSource) -> str:
 # --- what is found ---------------------------------------------------------------------------------------------------
 
 
-def test_a_repository_has_a_model_in_each_folder_and_its_newest_version_is_served(tmp_path: Path) -> None:
+def test_each_folder_of_a_repository_is_a_model_served_in_its_newest_version(tmp_path: Path) -> None:
     put(tmp_path / "a/config.pbtxt", 'backend: "identity" max_batch_size: 4')
     for version in ("2", "10", "9", "x"):
         (tmp_path / "a" / version).mkdir()
@@ -47,7 +47,7 @@ def test_a_repository_has_a_model_in_each_folder_and_its_newest_version_is_serve
     assert (b.backend, b.file, b.version) == ("onnxruntime", tmp_path / "b/1/model.onnx", "1")
 
 
-def test_a_version_policy_may_name_the_versions(tmp_path: Path) -> None:
+def test_a_version_policy_selects_versions(tmp_path: Path) -> None:
     put(tmp_path / "a/config.pbtxt", 'backend: "identity" version_policy { specific { versions: [ 1, 2 ] } }')
     for version in ("1", "2", "3"):
         (tmp_path / "a" / version).mkdir()
@@ -58,13 +58,13 @@ def test_a_version_policy_may_name_the_versions(tmp_path: Path) -> None:
     ("name", "backend"),
     [("model.onnx", "onnxruntime"), ("net.pt", "torch"), ("net.pt2", "torch"), ("mine.py", "python")],
 )
-def test_a_model_file_may_be_given_by_itself(tmp_path: Path, name: str, backend: str) -> None:
+def test_a_single_model_file_can_be_served(tmp_path: Path, name: str, backend: str) -> None:
     definition = the_one(put(tmp_path / "net" / name))
     assert (definition.backend, definition.file, definition.version) == (backend, tmp_path / "net" / name, "1")
     assert definition.name == ("net" if name == "model.onnx" else Path(name).stem)
 
 
-def test_a_model_file_called_model_in_a_version_has_the_name_of_its_model(tmp_path: Path) -> None:
+def test_a_model_file_in_a_version_folder_is_named_after_its_model(tmp_path: Path) -> None:
     assert the_one(put(tmp_path / "resnet/3/model.pt")).name == "resnet"
 
 
@@ -77,7 +77,7 @@ def test_a_model_file_called_model_in_a_version_has_the_name_of_its_model(tmp_pa
         (["1/config.json"], "transformers", None),
     ],
 )
-def test_a_folder_without_a_configuration_is_guessed_by_its_files(
+def test_the_backend_is_guessed_from_the_files(
     tmp_path: Path, files: list[str], backend: str, file: str | None
 ) -> None:
     for name in files:
@@ -87,7 +87,7 @@ def test_a_folder_without_a_configuration_is_guessed_by_its_files(
     assert definition.file == (tmp_path / "m" / file if file else None)
 
 
-def test_a_python_file_is_torchs_where_the_configuration_says_so(tmp_path: Path) -> None:
+def test_a_python_file_may_use_the_torch_backend(tmp_path: Path) -> None:
     put(tmp_path / "m/config.pbtxt", 'platform: "pytorch_libtorch"')
     put(tmp_path / "m/1/model.py")
     definition = the_one(tmp_path / "m")
@@ -108,7 +108,7 @@ def test_a_configuration_may_be_yaml_with_plain_parameters(tmp_path: Path) -> No
     assert (configs.parameter(config, "delay"), configs.parameter(config, "flag")) == ("5ms", "true")
 
 
-def test_what_a_configuration_has_beyond_ours_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_fields_of_a_configuration_are_ignored(tmp_path: Path) -> None:
     put(tmp_path / "m/config.pbtxt", 'backend: "identity" max_batch_size: 2 some_new_thing { a: 1 b: [ 2 ] }')
     assert the_one(tmp_path / "m").config.max_batch_size == 2
 
@@ -124,31 +124,37 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
     [
         ({"m/config.pbtxt": "max_batch_size: many"}, "config.pbtxt: 1:17"),
         ({"m/config.yaml": "[1, 2]"}, "is not a mapping"),
-        ({"m/config.yaml": "a: [1"}, "is no YAML"),
+        ({"m/config.yaml": "a: [1"}, "is not valid YAML"),
         ({"m/config.yaml": "max_batch_size: many"}, "max_batch_size"),
-        ({"m/config.pbtxt": 'backend: "tensorrt"'}, "there is no backend 'tensorrt'"),
-        ({"m/config.pbtxt": 'backend: "identity" name: "n"'}, "calls it n"),
-        ({"m/config.pbtxt": "max_batch_size: 1"}, "what kind of model this is cannot be seen"),
-        ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "net.onnx is not there"),
-        ({"m/config.pbtxt": 'backend: "identity" output [{ name: "Y", label_filename: "no.txt" }]'}, "cannot be read"),
+        ({"m/config.pbtxt": 'backend: "tensorrt"'}, "unknown backend 'tensorrt'"),
+        (
+            {"m/config.pbtxt": 'backend: "identity" name: "n"'},
+            "the name in its configuration, n, is not that of its folder",
+        ),
+        ({"m/config.pbtxt": "max_batch_size: 1"}, "cannot tell which backend this model needs"),
+        ({"m/1/model.onnx": "", "m/config.pbtxt": 'default_model_filename: "net.onnx"'}, "net.onnx does not exist"),
+        (
+            {"m/config.pbtxt": 'backend: "identity" output [{ name: "Y", label_filename: "no.txt" }]'},
+            "cannot read the label file",
+        ),
         (
             {"m/1/x": "", "m/config.pbtxt": 'backend: "identity" version_policy { specific { versions: [ 7 ] } }'},
             "none of the versions [7]",
         ),
     ],
 )
-def test_what_is_wrong_on_disk_is_said(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_errors_on_disk_are_explained(tmp_path: Path, files: dict[str, str], said: str) -> None:
     for name, text in files.items():
         put(tmp_path / name, text)
     assert said in refused(ModelSource("m", tmp_path / "m", tmp_path))
 
 
-def test_what_is_no_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_with_the_alternatives(tmp_path: Path) -> None:
     put(tmp_path / "weights.bin")
     for given, said in (
         (tmp_path / "not-there", "or one of classifier, identity"),
-        (tmp_path, "neither a model nor a repository"),
-        (tmp_path / "weights.bin", "not a model file"),
+        (tmp_path, "neither a model nor a model repository"),
+        (tmp_path / "weights.bin", "unknown kind of model file"),
     ):
         with pytest.raises(UserError) as raised:
             sources(str(given))
@@ -159,7 +165,7 @@ def test_what_is_no_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\\b", "a\0b", ".hidden"])
-def test_a_name_is_that_of_something_right_inside(name: str) -> None:
+def test_a_name_is_a_single_path_component(name: str) -> None:
     assert not repository.is_name(name)
 
 
@@ -179,10 +185,10 @@ def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str)
     place.symlink_to(
         outside / (Path(link).name if Path(link).suffix in (".pbtxt",) else "1/model.onnx" if Path(link).suffix else "")
     )
-    assert "leaves the repository" in refused(ModelSource("m", root / "m", root))
+    assert "is a link to a target outside the repository" in refused(ModelSource("m", root / "m", root))
 
 
-def test_a_link_behind_a_link_within_the_repository_is_refused_too(tmp_path: Path) -> None:
+def test_a_link_that_leaves_through_another_link_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "models"
     (root / "m").mkdir(parents=True)
     (root / "shared").mkdir()
@@ -190,7 +196,7 @@ def test_a_link_behind_a_link_within_the_repository_is_refused_too(tmp_path: Pat
     (root / "shared" / "model.onnx").symlink_to(tmp_path / "secret.onnx")
     (root / "shared" / "round").symlink_to(root)
     (root / "m" / "1").symlink_to(root / "shared")
-    assert "leaves the repository" in refused(ModelSource("m", root / "m", root))
+    assert "is a link to a target outside the repository" in refused(ModelSource("m", root / "m", root))
 
 
 def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
@@ -202,24 +208,24 @@ def test_a_link_within_the_repository_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "../../etc/passwd", "{outside}/secret.txt", "link.txt"])
-def test_labels_outside_of_the_model_are_refused(tmp_path: Path, name: str) -> None:
+def test_labels_outside_the_model_are_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path / "secret.txt", "secret")
     label = name.format(outside=tmp_path)
     put(tmp_path / "m/config.pbtxt", f'backend: "identity" output [{{ name: "Y", label_filename: "{label}" }}]')
     (tmp_path / "m/link.txt").symlink_to(tmp_path / "secret.txt")
-    assert "is outside of" in refused(ModelSource("m", tmp_path / "m"))
+    assert "must be inside" in refused(ModelSource("m", tmp_path / "m"))
 
 
-def test_a_model_file_outside_of_the_version_is_refused(tmp_path: Path) -> None:
+def test_a_model_file_outside_the_version_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "m/1/model.onnx")
     put(tmp_path / "m/config.pbtxt", 'default_model_filename: "../../secret.onnx"')
-    assert "is not a file's name" in refused(ModelSource("m", tmp_path / "m"))
+    assert "must be a plain file name" in refused(ModelSource("m", tmp_path / "m"))
 
 
 # --- what is put over it ---------------------------------------------------------------------------------------------
 
 
-def test_values_are_put_over_a_configuration() -> None:
+def test_overrides_change_the_configuration() -> None:
     config = ModelConfig()
     for text in (
         "max_batch_size=8",
@@ -240,13 +246,13 @@ def test_values_are_put_over_a_configuration() -> None:
     assert config.model_transaction_policy.decoupled
 
 
-def test_each_of_several_groups_gets_the_value() -> None:
+def test_an_override_applies_to_every_instance_group() -> None:
     config = configs.from_pbtxt("instance_group [{ count: 1 }, { count: 1 }]")
     override(config, "instance_group.count=3")
     assert [group.count for group in config.instance_group] == [3, 3]
 
 
-def test_a_part_is_switched_on_by_an_empty_value() -> None:
+def test_an_empty_value_enables_a_message() -> None:
     config = ModelConfig()
     override(config, "dynamic_batching={}")
     assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
@@ -258,19 +264,19 @@ def test_a_part_is_switched_on_by_an_empty_value() -> None:
         ("max_batch_size", "has no value"),
         ("=3", "has no value"),
         ("max_batch=3", "did you mean max_batch_size"),
-        ("max_batch_size=many", "is a whole number, not 'many'"),
-        ("max_batch_size=99999999999", "is not between"),
-        ("max_batch_size.x=1", "is a value and has no 'x'"),
-        ("dynamic_batching=500", "has parts of its own"),
+        ("max_batch_size=many", "must be a whole number (got 'many'"),
+        ("max_batch_size=99999999999", "must be from"),
+        ("max_batch_size.x=1", "is a plain value and has no field 'x'"),
+        ("dynamic_batching=500", "the name of one of its fields is missing"),
         ("dynamic_batching.max_queue_delay=5", "did you mean max_queue_delay_microseconds"),
-        ("dynamic_batching.max_queue_delay_microseconds=-1", "is not between 0"),
-        ("instance_group=2", "has parts of its own"),
-        ("instance_group.kind=GPU", "is one of KIND_AUTO"),
-        ("parameters=5", "which of the parameters?"),
-        ("model_transaction_policy.decoupled=maybe", "is true or false"),
+        ("dynamic_batching.max_queue_delay_microseconds=-1", "must be from 0"),
+        ("instance_group=2", "the name of one of its fields is missing"),
+        ("instance_group.kind=GPU", "must be one of KIND_AUTO"),
+        ("parameters=5", "the name of one of the parameters is missing"),
+        ("model_transaction_policy.decoupled=maybe", "must be true or false"),
     ],
 )
-def test_what_does_not_fit_is_said(text: str, said: str) -> None:
+def test_invalid_overrides_are_explained(text: str, said: str) -> None:
     with pytest.raises(UserError) as raised:
         check((text,))
     assert said in str(raised.value)
@@ -279,7 +285,7 @@ def test_what_does_not_fit_is_said(text: str, said: str) -> None:
 # --- what follows from it --------------------------------------------------------------------------------------------
 
 
-def test_instances_stand_where_their_groups_say() -> None:
+def test_instances_run_on_the_devices_of_their_groups() -> None:
     def places(text: str) -> list[str]:
         return configs.devices(configs.from_pbtxt(text), "auto")
 
@@ -291,7 +297,7 @@ def test_instances_stand_where_their_groups_say() -> None:
     assert places("instance_group [{ kind: KIND_GPU }]") == ["cuda"]
 
 
-def test_a_batch_is_made_only_where_the_configuration_says_so() -> None:
+def test_batching_must_be_configured() -> None:
     def policy(text: str) -> tuple[bool, int, int, int]:
         made = configs.policy(configs.from_pbtxt(text))
         return made.batching, made.max_rows, made.delay_ns, made.limit
@@ -309,10 +315,13 @@ def test_a_batch_is_made_only_where_the_configuration_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sequence_batching { }", "sequence batching is not offered"),
-        ("ensemble_scheduling { }", "ensembles are not offered"),
-        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }", "preferred batch size 8"),
-        ('parameters { key: "max_queue_size" value { string_value: "x" } }', "is a whole number"),
+        ("sequence_batching { }", "sequence batching is not supported"),
+        ("ensemble_scheduling { }", "ensembles are not supported"),
+        (
+            "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }",
+            "preferred_batch_size must be from 1 to max_batch_size, 4",
+        ),
+        ('parameters { key: "max_queue_size" value { string_value: "x" } }', "must be a whole number"),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_refused(text: str, said: str) -> None:
@@ -321,5 +330,5 @@ def test_a_configuration_that_cannot_be_served_is_refused(text: str, said: str) 
 
 
 def test_a_client_cannot_allow_the_hub() -> None:
-    with pytest.raises(UserError, match="not a client's to say"):
+    with pytest.raises(UserError, match="cannot be set by a client"):
         configs.from_json('{"backend": "transformers", "parameters": {"hub": {"string_value": "1"}}}')

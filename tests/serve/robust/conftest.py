@@ -1,4 +1,4 @@
-"""What the tests of stress share: they look at a process from outside, by way of /proc."""
+"""Skips the stress tests without /proc, through which they observe the server process."""
 
 import sys
 from pathlib import Path

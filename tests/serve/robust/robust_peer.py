@@ -1,7 +1,8 @@
-"""The server as a user starts it: a process of its own, watched from outside; and clients that are large, many, or rude.
+"""The server as a user starts it, in a process of its own, observed from outside; and clients that are large, many, or
+rude.
 
-Its memory, threads and open files come from /proc; what it writes to standard error is kept, and is nothing where all is well.
-The clients are raw sockets for HTTP and grpcio for gRPC: neither is ours.
+Its memory, threads and open files are read from /proc; its standard error is kept, and is empty if all is well. The
+clients are raw sockets for HTTP and grpcio for gRPC: neither is ours.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ MIB = 1 << 20
 PATIENCE_S = 30
 PIECE = 1 << 20
 FILES_LEFT_OVER = 500
-"""Of this process, when it opens as many connections as it can."""
+"""Files that this process keeps free when it opens the maximum of connections."""
 
 MODEL_INFER = f"/{messages.KSERVE_SERVICE}/ModelInfer"
 STREAM_INFER = f"/{messages.KSERVE_SERVICE}/ModelStreamInfer"
@@ -38,7 +39,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def delayed(delay: str, *, slots: int = 1, answers: int = 1, more: str = "") -> str:
-    """Identity after a while; `slots` at the same time, 0 for any number."""
+    """Return the configuration of an identity model with a delay; at most `slots` concurrently, 0 for no limit."""
     told = {"delay": delay, "slots": str(slots), "answers": str(answers), "warmup": "0"}
     return (
         'backend: "sim"\n'
@@ -68,7 +69,7 @@ def infer(inputs, parameters):
 
 
 def write_held(folder: Path, name: str, until: Path) -> str:
-    """Identity once there is the file `until`, one at a time."""
+    """Write an identity model that waits until the file `until` exists, one request at a time."""
     written = write_models(folder, **{name: PYTHON})
     (folder / name / "1/model.py").write_text(HELD.format(until=str(until)))
     return written
@@ -85,7 +86,7 @@ def write_models(folder: Path, **configs: str) -> str:
 
 
 class Child:
-    """`inferometer serve` in a process of its own: where it listens, what it uses, what it said."""
+    """`inferometer serve` in a process of its own: its addresses, resources and output."""
 
     def __init__(self, process: "subprocess.Popen[str]", said: Path, http: str, grpc_place: str) -> None:
         self.process, self.url, self.place = process, http, grpc_place
@@ -95,14 +96,14 @@ class Child:
         self._said = said
 
     def errors(self) -> str:
-        """All of its standard error so far."""
+        """Return its standard error so far."""
         return self._said.read_text(errors="replace")
 
     def memory(self) -> int:
         return self._status("VmRSS")
 
     def peak(self) -> int:
-        """The most memory since it started, or since `forget_peak`."""
+        """Return the maximum memory since it started, or since `forget_peak`."""
         return self._status("VmHWM")
 
     def forget_peak(self) -> None:
@@ -120,8 +121,15 @@ class Child:
                 return int(line.split()[1]) * 1024
         raise AssertionError(f"no {name}: the server is gone")
 
+    def refuses_connections(self) -> bool:
+        try:
+            socket.create_connection(self.address, timeout=PATIENCE_S).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it; its status."""
+        """Stop it and return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -134,7 +142,7 @@ class Child:
 
 @contextlib.contextmanager
 def child(*arguments: str, blocked: Sequence[str] = (), first: str = "") -> Iterator[Child]:
-    """`inferometer serve ARGUMENTS`; the packages in `blocked` are as if they were not installed, and `first` is run before."""
+    """Run `inferometer serve ARGUMENTS`; packages in `blocked` appear as not installed, and `first` is executed before."""
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         said = Path(folder) / "stderr"
         with said.open("w") as errors:
@@ -174,7 +182,7 @@ def http_request(method: str, path: str, body: bytes = b"", *headers: str) -> by
 
 
 def infer_head(model: str, size: int, shape: Sequence[int]) -> bytes:
-    """An inference with binary data, all but the `size` bytes of it."""
+    """Return an infer request with binary data, without the `size` bytes of data."""
     given = {"name": "INPUT0", "datatype": "FP32", "shape": list(shape), "parameters": {"binary_data_size": size}}
     tree = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     lines = (
@@ -187,18 +195,18 @@ def infer_head(model: str, size: int, shape: Sequence[int]) -> bytes:
 
 
 def small(model: str = "identity", values: bytes = b"\0\0\x80?") -> bytes:
-    """A whole inference of a few bytes; `identity` takes batches, the others do not."""
+    """Return a complete infer request of a few bytes; `identity` takes batches, the others do not."""
     count = len(values) // 4
     return infer_head(model, len(values), [1, count] if model == "identity" else [count]) + values
 
 
 class Http:
-    """A keep-alive connection. Its status is 0 where the connection ended before an answer, and `cut` says how."""
+    """A keep-alive connection. The status is 0 if the connection ended before a response, and `cut` says how."""
 
     def __init__(self, address: tuple[str, int], timeout: float = PATIENCE_S) -> None:
         self.sock = socket.create_connection(address, timeout=timeout)
         self.closes = False
-        """The last answer said that the server closes."""
+        """Whether the last response announced that the server closes."""
         self.cut = ""
         self._buffer = bytearray()
 
@@ -248,7 +256,7 @@ class Http:
 
 
 def answers(server: Child, model: str = "identity") -> bool:
-    """Whether it serves, over both protocols."""
+    """Check that the server responds over both protocols."""
     with Http(server.address) as client:
         status, body = client.ask(small(model))
         assert status == 200, body
@@ -258,7 +266,7 @@ def answers(server: Child, model: str = "identity") -> bool:
 
 
 def pending(server: Child, model: str) -> int:
-    """Requests that wait, as the metrics have it."""
+    """Return the number of queued requests according to the metrics."""
     with Http(server.address) as client:
         _, page = client.ask(http_request("GET", "/metrics"))
     line = f'nv_inference_pending_request_count{{model="{model}",'
@@ -270,7 +278,7 @@ def pending(server: Child, model: str) -> int:
 
 @contextlib.contextmanager
 def dialled(place: str, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
-    """A connection of its own."""
+    """Open a gRPC channel with its own connection."""
     with grpc.insecure_channel(place, options=[("grpc.use_local_subchannel_pool", 1), *UNLIMITED, *options]) as channel:
         yield channel
 
@@ -288,7 +296,7 @@ def infer(channel: grpc.Channel, request: Any, timeout: float = PATIENCE_S) -> A
 
 
 def unary(channel: grpc.Channel, method: str, **fields: Any) -> Any:
-    """Any unary method of the KServe service."""
+    """Call any unary method of the KServe service."""
     found = messages.SCHEMA.method(f"{messages.KSERVE_SERVICE}/{method}")
     call = channel.unary_unary(found.path, lambda one: one.SerializeToString(), found.output.FromString)
     return call(found.input(**fields), timeout=PATIENCE_S)
@@ -300,7 +308,7 @@ _TRUTH = bytes(range(256)) * (PIECE // 256)
 
 
 def large_over_http(server: Child, size: int) -> None:
-    """`size` bytes there and back over one connection, sent and compared in pieces: here they are never there as a whole."""
+    """Send and receive `size` bytes over one connection in pieces, so that this process never holds all of them."""
     with Http(server.address, timeout=120) as client:
         client.sock.sendall(infer_head("identity", size, [1, size // 4]))
         for _ in range(size // PIECE):
@@ -321,7 +329,7 @@ def _compare_answer(sock: socket.socket, size: int) -> None:
 
 
 def large_over_grpc(server: Child, size: int) -> None:
-    """In one message each way, cut by hand: protobuf's own copies are not what is measured."""
+    """Send and receive one message, built by hand: protobuf's own copies are not measured."""
     data = _TRUTH * (size // PIECE)
     message = a_request(values=data).SerializeToString()
     with dialled(server.place) as channel:
@@ -358,7 +366,7 @@ LARGE = {"HTTP": large_over_http, "gRPC": large_over_grpc, "gRPC in chunks": lar
 
 
 class Tally:
-    """How many of a thing were served, were refused in words, or got neither."""
+    """Counts what was served, refused with an error, or lost."""
 
     def __init__(self) -> None:
         self.served = 0
@@ -383,7 +391,7 @@ class Tally:
 
 
 def many_streams(place: str, count: int, model: str, channels: int = 4) -> Tally:
-    """ModelStreamInfer calls that are all open at the same time; when all are, each asks once and hears the answer."""
+    """Open `count` ModelStreamInfer calls concurrently; once all are open, each sends a request and reads the response."""
     import asyncio  # noqa: PLC0415  (threads would be as many as streams)
 
     async def run() -> Tally:
@@ -425,7 +433,7 @@ def many_streams(place: str, count: int, model: str, channels: int = 4) -> Tally
 
 
 def many_connections(address: tuple[str, int], count: int, request: bytes) -> Tally:
-    """So many HTTP connections, open at the same time; when all are, each asks twice."""
+    """Open `count` HTTP connections concurrently; once all are open, each sends two requests."""
     tally = Tally()
     socks = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(count)]
     try:

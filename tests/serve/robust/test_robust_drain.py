@@ -1,6 +1,6 @@
-"""SIGTERM under load: who watches hears it first, all that was accepted is answered, and the process ends with status 0.
+"""SIGTERM under load: watchers are notified first, all accepted requests get responses, and the exit status is 0.
 
-The server's own access log is the truth: as many answers as it sent were heard.
+The server's access log is the reference: clients must have received as many responses as it sent.
 """
 
 import signal
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
-import pytest
 from robust_peer import (
     MODEL_INFER,
     PATIENCE_S,
@@ -25,6 +24,7 @@ from robust_peer import (
     delayed,
     dialled,
     http_request,
+    infer_head,
     pending,
     small,
     unary,
@@ -42,19 +42,19 @@ CheckResponse = HEALTH.message("grpc.health.v1.HealthCheckResponse")
 SERVING, NOT_SERVING = 1, 2
 IN_WORDS = ("stopping", "shutting down")
 NO_CONNECTION = ("failed to connect", "GOAWAY", "Connection refused")
-"""grpcio's words where the call never reached a server."""
+"""grpcio's messages for a call that never reached a server."""
 UNHURRIED = """
 from inferometer.serve import app
 from inferometer.serve.kserve import grpc
 
-app._ANNOUNCED_S, app._GOODBYE_NS, grpc._GOODBYE_S = 2.0, 1_000_000_000, 0.5
+app._ANNOUNCED_S, app._GOODBYE_NS, grpc._GOODBYE_S = 1.0, 500_000_000, 0.3
 """
-"""Who watches hears first because the server waits a while with its first refusal, and whose request crosses its goodbye is
-answered because it waits before it closes: here for longer than one of our threads may stand still on a busy machine."""
+"""Watchers are notified first because the server delays its first refusal, and requests that cross its announcement get
+responses because it delays closing: here for longer than a thread of this test may be blocked on a busy machine."""
 
 
 class Load:
-    """Clients in a loop, until the server is gone; what they heard, and when the first was refused."""
+    """Clients in a loop until the server is gone; counts their responses, and when the first was refused."""
 
     def __init__(self, server: Child, model: str) -> None:
         self.server, self.model = server, model
@@ -78,7 +78,7 @@ class Load:
         tally.refuse(why)
 
     def over_http(self) -> None:
-        """Keep-alive; a connection that is not taken any more is the end."""
+        """Send requests over keep-alive connections until no connection is accepted."""
         data = small(self.model)
         while True:
             try:
@@ -110,7 +110,7 @@ class Load:
                     return
 
     def over_a_stream(self) -> None:
-        """Asks the next when it has the answer to the one before."""
+        """Send each request when the previous response has arrived."""
         message, asked, go_on = a_request(self.model).SerializeToString(), 0, threading.Semaphore(1)
 
         def requests() -> Iterator[bytes]:
@@ -142,7 +142,7 @@ class Load:
 
 
 class Watcher:
-    """Health's Watch: the statuses it heard, and when it heard that the server does not serve."""
+    """Health's Watch: the statuses received, and when NOT_SERVING arrived."""
 
     def __init__(self, server: Child) -> None:
         self.heard: list[int] = []
@@ -174,7 +174,10 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
         load.start(load.over_grpc, 4)
         load.start(load.over_a_stream, 2)
         tallies = (load.http, load.grpc, load.streams)
-        until(lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING], "all are under way")
+        until(
+            lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING],
+            "all clients are running",
+        )
         assert server.stop() == 0
         load.end()
         watcher.end()
@@ -188,15 +191,7 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in log)
 
 
-def refuses(server: Child) -> bool:
-    try:
-        Http(server.address).sock.close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path) -> None:
+def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     models = write_held(tmp_path / "models", "held", go_on)
     with (
@@ -208,13 +203,13 @@ def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path)
         client.sock.sendall(small("held"))
         with dialled(server.place) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("held").SerializeToString())
-            until(lambda: pending(server, "held") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "held") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:
                 status, _ = asker.ask(http_request("GET", "/v2/health/ready"))
             assert status == 400
-            until(lambda: refuses(server), "no connection is taken any more")
+            until(server.refuses_connections, "connections are refused")
             go_on.touch()
             assert client.answer()[0] == 200
             assert client.closes
@@ -223,8 +218,8 @@ def test_readiness_says_no_while_requests_under_way_are_finished(tmp_path: Path)
         assert server.errors() == ""
 
 
-def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
-    """Here for longer than the test takes: until a second signal, all who watch have heard, and all who have not are served."""
+def test_not_ready_is_reported_before_requests_are_refused() -> None:
+    """Here for longer than the test takes: until a second signal, watchers are notified and all requests are served."""
     long = "from inferometer.serve import app\napp._ANNOUNCED_S = 1000.0"
     with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.place) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
@@ -234,7 +229,7 @@ def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
             assert client.json("GET", "/v2/health/ready")[0] == 200
             server.process.send_signal(signal.SIGTERM)
             assert next(heard).status == NOT_SERVING
-            until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness says no")
+            until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness fails")
             assert client.json("GET", "/v2/models/identity/ready")[0] == 400
             assert not unary(channel, "ServerReady").ready
             assert answers(server)  # over new connections, too
@@ -242,36 +237,45 @@ def test_that_it_goes_is_said_a_while_before_anything_is_refused() -> None:
         assert server.errors() == ""
 
 
-def test_the_drain_ends_with_its_time_and_says_so(tmp_path: Path) -> None:
-    """What is not finished by then is refused in words, not cut off."""
+def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: Path) -> None:
+    """They get an error instead of a closed connection."""
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
         client.sock.sendall(small("long"))
         with dialled(server.place) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
-            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             assert server.stop() == 0
-            assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+            assert (call.code(), call.details()) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the server stopped before the request was complete",
+            )
         status, body = client.answer()
-        assert (status, body) == (503, b'{"error":"the server has stopped"}')
+        assert (status, body) == (503, b'{"error":"the server stopped before the request was complete"}')
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=60s") as server:
-        with Http(server.address) as client, Http(server.address) as other, Http(server.address) as asker:
+        with (
+            Http(server.address) as client,
+            Http(server.address) as other,
+            Http(server.address) as upload,
+            Http(server.address) as asker,
+        ):
+            upload.sock.sendall(infer_head("identity", 400_000, [1, 100_000]))
             for each in (client, other):
                 each.sock.sendall(small("long"))
-            until(lambda: pending(server, "long") == 1, "one executes and the other waits")
+            until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
-            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "it has heard")
+            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "the server handled the signal")
             assert server.process.poll() is None
             assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_idle_connections_hold_nothing_up(number: signal.Signals) -> None:
+def test_idle_connections_do_not_delay_the_stop() -> None:
+    """By SIGINT, as with Ctrl+C; the other tests send SIGTERM."""
     with (
         child("identity", *PORTS, "--drain=60s") as server,
         Http(server.address) as client,
@@ -279,4 +283,4 @@ def test_idle_connections_hold_nothing_up(number: signal.Signals) -> None:
     ):
         assert client.ask(small())[0] == 200
         channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
-        assert server.stop(number) == 0  # in less than the 60 s that a drain may take
+        assert server.stop(signal.SIGINT) == 0  # in less than the 60 s that a drain may take

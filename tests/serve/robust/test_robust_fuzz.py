@@ -1,7 +1,7 @@
-"""Anything at all over real sockets to a server in a process of its own: it lives, says nothing on standard error, holds no more
-memory than before, and the next request is served.
+"""Random input over real sockets to a server in a process of its own: it stays up, prints nothing, its memory does not
+grow, and the next request is served.
 
-FUZZ_EXAMPLES=5000 does it for longer.
+FUZZ_EXAMPLES=5000 runs longer.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from robust_peer import (
 from inferometer.serve.kserve.messages import Chunk
 
 FUZZED = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "40")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -80,7 +80,7 @@ def unharmed(server: Child) -> Iterator[None]:
 
 
 def talk(address: tuple[str, int], data: bytes) -> bytes:
-    """Send it and no more; what comes back until the server closes. That it does is part of the test."""
+    """Send the data, and return what arrives until the server closes, which is part of the test."""
     heard = b""
     with socket.create_connection(address, timeout=PATIENCE_S) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(data)
@@ -117,7 +117,7 @@ SPLICES = [
 
 @st.composite
 def mutated(draw: Any, seeds: list[bytes], most: int = 2) -> bytes:
-    """One or more of the seeds, with bytes changed, cut out, doubled or put in."""
+    """One or more of the seeds, with bytes changed, removed, repeated or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(seeds), min_size=1, max_size=most))))
     for _ in range(draw(st.integers(0, 5))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
@@ -135,14 +135,14 @@ def mutated(draw: Any, seeds: list[bytes], most: int = 2) -> bytes:
 
 @FUZZED
 @given(data=st.binary(max_size=200) | mutated(VALID))
-def test_bytes_over_http(server: Child, data: bytes) -> None:
+def test_random_bytes_over_http(server: Child, data: bytes) -> None:
     talk(server.address, data)
 
 
 @FUZZED
 @given(claimed=st.integers(0, 3000), sent=st.integers(0, 300), split=st.integers(-20, 400))
-def test_lengths_that_are_not_so(server: Child, claimed: int, sent: int, split: int) -> None:
-    """Content-Length and Inference-Header-Content-Length against what comes."""
+def test_wrong_content_lengths(server: Child, claimed: int, sent: int, split: int) -> None:
+    """Content-Length and Inference-Header-Content-Length that do not match the body."""
     body = small().partition(b"\r\n\r\n")[2]
     data = (
         f"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: {claimed}\r\n"
@@ -171,7 +171,7 @@ shapes = st.lists(NUMBERS, max_size=4) | st.sampled_from([[2**62, 4], [2**32, 2*
 
 @st.composite
 def trees(draw: Any) -> Any:
-    """Nearly an inference, with anything at all at the places that have a meaning."""
+    """JSON that resembles an inference, with arbitrary values for the fields that matter."""
     one = {
         "name": draw(st.sampled_from(["INPUT0", "text_input", "n"]) | ANY),
         "datatype": draw(st.sampled_from(["FP32", "BYTES", "BOOL", "FP16", "INT64", "INT32"]) | ANY),
@@ -196,7 +196,7 @@ def trees(draw: Any) -> Any:
     verb=st.sampled_from(["infer", "generate"]),
     doubled=st.booleans(),
 )
-def test_json_is_answered_and_never_with_an_error_of_ours(
+def test_random_json_never_causes_an_internal_error(
     server: Child, tree: Any, model: str, verb: str, doubled: bool
 ) -> None:
     body = json.dumps(tree).encode()  # NaN and Infinity as Python writes them
@@ -209,14 +209,14 @@ def test_json_is_answered_and_never_with_an_error_of_ours(
 
 @FUZZED
 @given(depth=st.integers(1, 100_000), opening=st.sampled_from([b"[", b'{"inputs":', b'{"inputs":[{"data":', b'{"a":[']))
-def test_nesting_of_any_depth(server: Child, depth: int, opening: bytes) -> None:
+def test_deeply_nested_json(server: Child, depth: int, opening: bytes) -> None:
     body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + (opening * depth)[: MIB // 2]
     with Http(server.address) as client:
         status, _ = client.ask(http_request("POST", "/v2/models/identity/infer", body))
     assert status == 400
 
 
-def test_the_nesting_of_data_that_is_whole(server: Child) -> None:
+def test_deeply_nested_data(server: Child) -> None:
     body = (
         b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + b"[" * 60_000 + b"]" * 60_000 + b"}]}"
     )
@@ -224,15 +224,15 @@ def test_the_nesting_of_data_that_is_whole(server: Child) -> None:
         assert client.ask(http_request("POST", "/v2/models/identity/infer", body))[0] == 400
 
 
-def test_many_small_pieces_are_put_together(server: Child) -> None:
+def test_requests_in_many_small_pieces(server: Child) -> None:
     with Http(server.address) as client:
         for at in range(len(data := small())):
             client.sock.sendall(data[at : at + 1])
         assert client.answer()[0] == 200
 
 
-def test_a_body_that_is_claimed_and_never_comes_takes_no_memory(server: Child) -> None:
-    """100 connections that claim 1 MiB each, and go: what was set aside for them is let go."""
+def test_announced_bodies_that_never_arrive_take_no_memory(server: Child) -> None:
+    """100 connections announce 1 MiB each and disconnect: their buffers are freed."""
     clients = [Http(server.address) for _ in range(100)]
     for client in clients:
         client.sock.sendall(infer_head("identity", MIB - 1000, [1, 2]))
@@ -295,7 +295,7 @@ def any_frames(draw: Any) -> bytes:
     | any_frames()
     | mutated(FRAMES, 1)
 )
-def test_frames_over_grpc(server: Child, data: bytes) -> None:
+def test_random_frames_over_grpc(server: Child, data: bytes) -> None:
     host, port = server.place.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock, contextlib.suppress(OSError):
         sock.sendall(data)
@@ -327,8 +327,8 @@ MESSAGES = [
     path=st.sampled_from([MODEL_INFER, STREAM_INFER, INFER_CHUNKED]),
     sent=st.lists(mutated(MESSAGES, 2) | st.binary(max_size=40), min_size=1, max_size=3),
 )
-def test_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
-    """UNKNOWN would be an exception of ours that got out. (A unary call without its message is one that grpcio never answers.)"""
+def test_random_messages_over_grpc(channel: grpc.Channel, path: str, sent: list[bytes]) -> None:
+    """UNKNOWN would be an unhandled exception. (grpcio never responds to a unary call without its message.)"""
     try:
         for _ in channel.stream_stream(path)(iter(sent), timeout=PATIENCE_S):
             pass

@@ -1,4 +1,4 @@
-"""Ports that several want: each is named, with its option, whoever has it and since when."""
+"""Port conflicts are reported with the port and its option, whoever uses the port and since when."""
 
 import socket
 import subprocess
@@ -28,26 +28,26 @@ def infer(inputs, parameters):
 @pytest.mark.parametrize(
     ("ports", "named"),
     [
-        ({"http": 8000, "grpc": 8000}, "--http and --grpc are both port 8000"),
-        ({"http": 8000, "metrics": 8000}, "--http and --metrics are both port 8000"),
-        ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics are both port 8002"),
+        ({"http": 8000, "grpc": 8000}, "--http and --grpc use the same port, 8000"),
+        ({"http": 8000, "metrics": 8000}, "--http and --metrics use the same port, 8000"),
+        ({"http": 8000, "grpc": 8002, "metrics": 8002}, "--grpc and --metrics use the same port, 8002"),
     ],
 )
-def test_two_of_our_own_that_are_the_same(ports: dict[str, int], named: str) -> None:
+def test_equal_ports_are_refused(ports: dict[str, int], named: str) -> None:
     with pytest.raises(UserError) as error:
         check(Settings(**ports))
     assert error.value.what == named
     assert "give each its own" in error.value.remedy
 
 
-def test_any_free_one_and_none_may_be_said_twice() -> None:
+def test_any_free_port_and_no_port_may_be_given_repeatedly() -> None:
     check(Settings(http=0, grpc=0, metrics=0))
     check(Settings(http=8000, grpc=None, metrics=None))
 
 
 @pytest.mark.parametrize(("http", "further"), [(65535, 1), (65534, 2)])
-def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
-    with pytest.raises(UserError, match=f"--http is {http}") as error:
+def test_default_ports_out_of_range_are_explained(http: int, further: int) -> None:
+    with pytest.raises(UserError, match=f"--http {http} leaves no room") as error:
         _port(None, http, further)
     assert "--grpc" in error.value.remedy
     assert _port(None, http - further, further) == http
@@ -55,9 +55,9 @@ def test_a_port_that_nobody_gave_is_not_blamed(http: int, further: int) -> None:
     assert _port(5000, http, further) == 5000
 
 
-@pytest.mark.parametrize("option", ["--http", "--metrics"])
-def test_one_that_another_takes_while_models_are_loaded(tmp_path: Path, option: str) -> None:
-    """Bound, it is not held: who binds it too and listens first has it."""
+def test_a_port_that_another_process_takes_while_models_are_loading(tmp_path: Path) -> None:
+    """A bound port is not reserved: of two processes that bind it, the first to listen gets it."""
+    option = "--metrics"
     go_on = tmp_path / "go on"
     models = write_models(tmp_path / "models", slow=PYTHON)
     (tmp_path / "models/slow/1/model.py").write_text(LOADS_SLOWLY.format(until=str(go_on)))
@@ -80,4 +80,4 @@ def test_one_that_another_takes_while_models_are_loaded(tmp_path: Path, option: 
                 process.communicate()
     assert process.returncode == 2
     assert said.splitlines()[0] == f"inferometer: 127.0.0.1 port {port} is in use"
-    assert f"choose another with {option}" in said
+    assert f"choose another port with {option}" in said

@@ -1,4 +1,4 @@
-"""Shared memory is a client's: whatever it does to it, and whenever, the server goes on."""
+"""The server continues whatever a client does to its shared memory, at any time."""
 
 import os
 import uuid
@@ -45,37 +45,35 @@ def placed(parameters: object, offset: int) -> None:
 
 
 def in_memory(model: str, shape: list[int]) -> bytes:
-    """All of the input and the output in the region `r`."""
+    """Return a request with all of its input and output in the region `r`."""
     made = ModelInferRequest(model_name=model)
     placed(made.inputs.add(name="INPUT0", datatype="FP32", shape=shape).parameters, 0)
     placed(made.outputs.add(name="OUTPUT0").parameters, SIZE)
     return made.SerializeToString()
 
 
-def test_memory_that_is_taken_away_while_a_request_is_computed_is_that_requests_trouble(
-    server: Child, memory: Path, now: Path
-) -> None:
+def test_truncating_memory_during_a_request_affects_only_that_request(server: Child, memory: Path, now: Path) -> None:
     with dialled(server.place) as channel:
         unary(channel, "SystemSharedMemoryRegister", name="r", key=f"/{memory.name}", byte_size=2 * SIZE)
         call = channel.unary_unary(MODEL_INFER, None, ModelInferResponse.FromString)
         first = call.future(in_memory("held", [SIZE // 4]), timeout=PATIENCE_S)
         second = call.future(in_memory("held", [SIZE // 4]), timeout=PATIENCE_S)
-        until(lambda: pending(server, "held") == 1, "one is computed, the other waits")
+        until(lambda: pending(server, "held") == 1, "one request runs and the other is queued")
         os.truncate(memory, 0)
         now.touch()
         for one in (first, second):
             assert one.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert one.details() == "shared memory region 'r' was made smaller after it was registered"
+            assert one.details() == "shared memory region 'r' was truncated after it was registered"
         assert memory.stat().st_size == 0
         late = call.future(in_memory("identity", [1, SIZE // 4]), timeout=PATIENCE_S)
-        assert late.details() == "shared memory region 'r' was made smaller after it was registered"
+        assert late.details() == "shared memory region 'r' was truncated after it was registered"
         unary(channel, "SystemSharedMemoryUnregister", name="r")
     assert answers(server)
     assert server.process.poll() is None
     assert server.errors() == ""
 
 
-def test_large_tensors_in_shared_memory_are_there_and_back_over_http_too(server: Child, memory: Path) -> None:
+def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memory: Path) -> None:
     truth = os.urandom(SIZE)
     with memory.open("r+b") as file:
         file.write(truth)
@@ -98,7 +96,7 @@ def test_large_tensors_in_shared_memory_are_there_and_back_over_http_too(server:
         status, said = client.json("POST", "/v2/models/identity/infer", request)
         assert (status, said) == (
             400,
-            {"error": "shared memory region 'r' was made smaller after it was registered"},
+            {"error": "shared memory region 'r' was truncated after it was registered"},
         )
         assert client.json("POST", "/v2/systemsharedmemory/unregister") == (200, None)
     until(lambda: server.files() <= files, "the object is closed again")

@@ -1,4 +1,4 @@
-"""What computes: a loader for each backend, imported when a model wants it, and the models that are built in."""
+"""Backends that run models: one loader per backend, imported when a model needs it, and the built-in models."""
 
 import importlib
 from typing import Any
@@ -16,7 +16,7 @@ LOADERS = {
     "onnxruntime": f"{_HERE}.onnx:load",
     "transformers": f"{_HERE}.transformers:load",
 }
-"""MODULE:FUNCTION, by the name that a configuration's `backend` has."""
+"""MODULE:FUNCTION of the loader, by the `backend` name in a configuration."""
 
 ALSO = {
     "delay": "sim",
@@ -26,13 +26,13 @@ ALSO = {
     "onnx": "onnxruntime",
     "onnxruntime_onnx": "onnxruntime",
 }
-"""Other names of theirs, Triton's among them."""
+"""Alternative backend names, including Triton's."""
 
 EXTRAS = {"torch": "torch", "classifier": "torch", "onnxruntime": "onnx", "transformers": "transformers"}
-"""What `pip install 'inferometer[EXTRA]'` brings for them."""
+"""The pip extra that a backend needs (`pip install 'inferometer[EXTRA]'`)."""
 
 PLATFORMS = {"torch": "pytorch_libtorch", "onnxruntime": "onnxruntime_onnx"}
-"""What the metadata calls them; the others by their own name."""
+"""Platform names in model metadata; other backends use their own name."""
 
 BUILTIN = {
     "identity": """
@@ -49,17 +49,15 @@ BUILTIN = {
 }
 
 SIMULATOR = "sim"
-"""What the command line calls the simulator, which is no backend of a model's (the backend `sim` is another)."""
+"""Command-line name of the simulator, which is not a model backend (the backend `sim` is something else)."""
 
 
 def backend_of(config: Any) -> str:
-    """The one that a configuration names; "" where it names none."""
+    """Return the backend that a configuration names, or ""."""
     named: str = config.backend or config.platform
     backend = ALSO.get(named, named)
     if backend and backend not in LOADERS:
-        raise UserError(
-            f"the model {config.name}: there is no backend {named!r}", f"there is {', '.join([*LOADERS, *ALSO])}"
-        )
+        raise UserError(f"model {config.name}: unknown backend {named!r}", f"use one of {', '.join([*LOADERS, *ALSO])}")
     return backend
 
 
@@ -76,4 +74,4 @@ def missing(backend: str, error: ImportError) -> UserError:
     package = (error.name or str(error)).partition(".")[0]
     extra = EXTRAS.get(backend)
     remedy = f"pip install 'inferometer[{extra}]'" if extra else "install it"
-    return UserError(f"the backend {backend} needs {package}, which is not installed", remedy)
+    return UserError(f"backend {backend} requires {package}, which is not installed", remedy)

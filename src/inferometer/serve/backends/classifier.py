@@ -1,14 +1,15 @@
-"""The image classifier that is built in: a small convolutional net in PyTorch whose weights come from a seed.
+"""The built-in image classifier: a small convolutional network in PyTorch with weights generated from a seed.
 
-It runs on a fresh machine and computes the same everywhere; nobody trained it, so its labels mean nothing. It takes
+It runs on a fresh machine and computes the same everywhere. It is not trained, so its labels mean nothing. It takes
 exactly one of
 
     image    BYTES [1]             a JPEG or PNG file, decoded here, turned upright, resized to 224×224
     pixels   FP32 [3, 224, 224]    red, green, blue planes, each value 0 .. 1
 
-and gives `scores` FP32 [100]: they add up to 1, and labels.txt has their names. An image costs one to two milliseconds on
-one core, decoding aside; more than half of that goes into the dense layers, whose weights a batch reads once. Parameter:
-`threads` (1; 0: as many as PyTorch likes). Two are faster where two cores are idle, and many times slower where they are not.
+and returns `scores` FP32 [100], which add up to 1; labels.txt has their names. An image takes one to two milliseconds
+on one core, not counting decoding; more than half of that is spent in the dense layers, whose weights are read once per
+batch. Parameter: `threads` (1; 0: PyTorch's default). Two threads are faster if two cores are idle, and many times
+slower if not.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from inferometer.tensors import TensorSpec, to_numpy
 IMAGE, PIXELS, SCORES = "image", "pixels", "scores"
 SIZE = 224
 MOST_PIXELS = 64_000_000
-"""Of an image, before it is decoded: a few kB of PNG can say that they are gigabytes."""
+"""Maximum size of an image, checked before decoding: a PNG of a few kB can claim to be gigabytes."""
 
 _FORMATS = ("JPEG", "PNG")
 _SEED = b"inferometer classifier 1"
@@ -47,7 +48,7 @@ _LAYERS = {
 
 def load(loading: Loading) -> Loaded:
     torch = pytorch()
-    # Our own limit is lower than the one that Pillow would warn of.
+    # Our own limit is lower than the one at which Pillow warns.
     warnings.filterwarnings("ignore", category=pillow().DecompressionBombWarning)
     device = device_of(loading, torch)
     threads = configured.whole(loading, "threads", 1)
@@ -90,7 +91,7 @@ def _complete(config: Any, classes: int) -> None:
 
 
 def seeded() -> dict[str, NDArray[np.float32]]:
-    """Evenly spread weights of variance 2 / fan-in, from a stream of bytes that no version of anything changes."""
+    """Return uniformly distributed weights of variance 2 / fan-in, from a byte stream that no library version changes."""
     sizes = {name: int(np.prod(shape)) for name, shape in _LAYERS.items()}
     stream = np.frombuffer(hashlib.shake_256(_SEED).digest(2 * sum(sizes.values())), "<u2")
     found, place = {}, 0
@@ -99,7 +100,7 @@ def seeded() -> dict[str, NDArray[np.float32]]:
         fan_in = float(np.prod(shape[1:]))
         found[name] = (values * np.float32((6 / fan_in) ** 0.5)).reshape(shape)
         place += sizes[name]
-    # Pixels of 0 .. 1 are meant as -2 .. 2: (x - 0.5) * 4, as a part of the first layer.
+    # Scale pixels from 0 .. 1 to -2 .. 2, (x - 0.5) * 4, as part of the first layer.
     found["stem"] *= np.float32(4)
     found["last"] *= np.float32(2)  # so that scores differ
     found["bias"] = found["stem"].sum((1, 2, 3)) * np.float32(-0.5)
@@ -107,9 +108,9 @@ def seeded() -> dict[str, NDArray[np.float32]]:
 
 
 def forward(torch: Any, weights: dict[str, Any], pixels: Any) -> Any:
-    """[N, 3, 224, 224] to [N, 100]; what is in a row depends on that row alone."""
+    """Map [N, 3, 224, 224] to [N, 100]; each row depends on its own input only."""
     f = torch.nn.functional
-    # hardtanh is odd: what all images have in common does not grow from layer to layer, as it would with relu.
+    # hardtanh is an odd function: what all images have in common does not grow per layer, as it would with relu.
     x = f.hardtanh(f.conv2d(pixels, weights["stem"], weights["bias"], stride=8))
     x = f.hardtanh(f.conv2d(x, weights["conv"], stride=2, padding=1))
     x = f.adaptive_avg_pool2d(x, _POOLED).flatten(1)
@@ -129,9 +130,7 @@ def _pixels(torch: Any, inputs: Tensors, device: Any) -> Any:
         planes = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2)
         return planes.to(torch.float32).div_(255).contiguous()
     given = ", ".join(sorted(inputs)) or "none"
-    raise Refused(
-        "INVALID_ARGUMENT", f"the classifier takes either '{IMAGE}' or '{PIXELS}', exactly one; given: {given}"
-    )
+    raise Refused("INVALID_ARGUMENT", f"the classifier takes exactly one of '{IMAGE}' and '{PIXELS}' (got {given})")
 
 
 def pillow() -> Any:
@@ -139,29 +138,29 @@ def pillow() -> Any:
 
 
 def _decode_once() -> None:
-    """Pillow imports what it needs when it meets the first image of a kind: not while somebody waits for an answer."""
+    """Decode a sample: Pillow imports its codecs with the first image of a kind, which should not delay a request."""
     for kind in _FORMATS:
         file = io.BytesIO()
-        with contextlib.suppress(OSError):  # made without a codec: it will say so of the images themselves
+        with contextlib.suppress(OSError):  # Pillow lacks a codec: requests will report it
             pillow().new("RGB", (8, 8)).save(file, kind)
             decoded(file.getvalue())
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:
-    """224 × 224 × 3 of 0 .. 255; Refused where it is no image."""
+    """Decode an image to 224 × 224 × 3 values 0 .. 255; raises Refused if it is not a valid image."""
     image = pillow()
     try:
         opened = image.open(io.BytesIO(data), formats=_FORMATS)
     except image.UnidentifiedImageError:
         raise Refused(
-            "INVALID_ARGUMENT", f"input '{IMAGE}': {len(data)} bytes are no {' or '.join(_FORMATS)} image"
+            "INVALID_ARGUMENT", f"input '{IMAGE}': the {len(data)} bytes are not a {' or '.join(_FORMATS)} image"
         ) from None
     except Exception as error:
         raise _broken(error) from None
     if opened.width * opened.height > MOST_PIXELS:
         raise Refused(
             "INVALID_ARGUMENT",
-            f"input '{IMAGE}': {opened.width}×{opened.height} is too large an image; the most is {MOST_PIXELS} pixels",
+            f"input '{IMAGE}': the image is too large, {opened.width}×{opened.height}; the maximum is {MOST_PIXELS} pixels",
         )
     return _or_broken(lambda: _upright(opened))
 
@@ -169,22 +168,20 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
 def _or_broken(decode: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
     try:
         return decode()
-    except Exception as error:  # decoders raise all sorts of things over broken files
+    except Exception as error:  # decoders raise all kinds of exceptions for damaged files
         raise _broken(error) from None
 
 
 def _broken(error: Exception) -> Refused:
-    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is broken: {configured.one_line(error)}")
+    return Refused("INVALID_ARGUMENT", f"input '{IMAGE}': the image is damaged: {configured.one_line(error)}")
 
 
 def _upright(opened: Any) -> NDArray[np.uint8]:
     image, ops = pillow(), configured.package("PIL.ImageOps", "torch")
-    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # a JPEG is decoded smaller, and faster, where it is far larger
+    opened.draft("RGB", (2 * SIZE, 2 * SIZE))  # decodes a much larger JPEG at a reduced size, which is faster
     ops.exif_transpose(opened, in_place=True)
     turned = opened
-    if turned.mode.startswith(
-        "I"
-    ):  # grey of 16 bits, of which Pillow would keep the lowest 255 and call the rest white
+    if turned.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         turned = image.fromarray((np.clip(np.asarray(turned).astype(np.int64), 0, 65_535) >> 8).astype(np.uint8))
     small = turned.convert("RGB").resize((SIZE, SIZE), image.Resampling.BILINEAR)
     return np.asarray(small, np.uint8)

@@ -1,8 +1,8 @@
-"""What the loaders share: a model's configuration read and completed, its Python file imported, its extra missed.
+"""Helpers for all loaders: read and complete a model's configuration, import its Python file, report a missing extra.
 
-Inputs and outputs are `TensorSpec`s without the batch dimension, as the configuration has them; BYTES is its TYPE_STRING. A
-loader completes what is left open and never changes what is said: what the file and the configuration say differently is a
-UserError that names both.
+Inputs and outputs are `TensorSpec`s without the batch dimension, as in the configuration; BYTES is TYPE_STRING there. A
+loader fills in what the configuration leaves open and never changes what it states: if the file and the configuration
+disagree, a UserError names both.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from inferometer.tensors import Tensor, TensorSpec, shown, to_numpy
 from inferometer.wire import protobuf
 
 BATCH = 4
-"""max_batch_size where the file has an open first dimension and nobody says; Triton's too."""
+"""Default max_batch_size for files with a dynamic first dimension; the same as Triton's."""
 
 _LENGTH = 300
 _numbers = itertools.count()
@@ -41,9 +41,9 @@ def outputs(config: Any) -> tuple[TensorSpec, ...]:
 
 
 def datatype(field: Any) -> str:
-    """KServe's name for the type of a ModelInput or ModelOutput."""
+    """Return KServe's name for the type of a ModelInput or ModelOutput."""
     known = _types(field).values_by_number.get(field.data_type)
-    name = str(known.name).removeprefix("TYPE_") if known is not None else f"of type {field.data_type}"
+    name = str(known.name).removeprefix("TYPE_") if known is not None else f"data_type {field.data_type}"
     return "BYTES" if name == "STRING" else name
 
 
@@ -52,7 +52,7 @@ def _types(field: Any) -> Any:
 
 
 def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
-    """Puts `specs` into config.input or config.output, where that is empty."""
+    """Add `specs` to config.input or config.output if that is empty."""
     if fields:
         return
     for spec in specs:
@@ -64,10 +64,10 @@ def declare(fields: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs: Sequence[TensorSpec]) -> None:
-    """The configuration from what a model file says, whose shapes are full ones: the batch's dimension, too.
+    """Complete the configuration from a model file, whose shapes include the batch dimension.
 
-    Where nothing is configured and the first dimension of everything is open, it is the batch's: max_batch_size becomes the
-    parameter `default_max_batch_size` (4; 0: no batches), with dynamic batching.
+    If nothing is configured and the first dimension of all tensors is dynamic, it is the batch dimension:
+    max_batch_size becomes the parameter `default_max_batch_size` (4; 0: no batching), with dynamic batching.
     """
     config, everything = loading.config, (*found_inputs, *found_outputs)
     is_open = all(spec.shape[:1] == (-1,) for spec in everything)
@@ -79,8 +79,8 @@ def complete(loading: Loading, found_inputs: Sequence[TensorSpec], found_outputs
     if config.max_batch_size and fixed is not None:
         raise UserError(
             f"model {loading.name}: max_batch_size is {config.max_batch_size}, but the first dimension of {fixed.name} "
-            f"{shown(fixed.shape)} is not open",
-            "set max_batch_size to 0, or export the model with an open first dimension",
+            f"{shown(fixed.shape)} is fixed",
+            "set max_batch_size to 0, or export the model with a dynamic first dimension",
         )
     for fields, found in ((config.input, found_inputs), (config.output, found_outputs)):
         unbatched = [_without_batch(spec) for spec in found] if config.max_batch_size else found
@@ -99,7 +99,7 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
         if spec is None:
             raise UserError(
                 f"model {loading.name}: the configuration has {one.name}, the model file only {', '.join(by_name)}",
-                "call it as the file does",
+                "use the name in the model file",
             )
         same = len(said.shape) == len(spec.shape)
         if (
@@ -110,28 +110,28 @@ def _agree(loading: Loading, fields: Any, found: Sequence[TensorSpec]) -> None:
             raise UserError(
                 f"model {loading.name}: the configuration says that {one.name} is {said.datatype} {shown(said.shape)}, "
                 f"the model file {spec.datatype} {shown(spec.shape)}",
-                "correct data_type and dims, which are without the batch where max_batch_size is not 0",
+                "correct data_type and dims (without the batch dimension if max_batch_size is not 0)",
             )
 
 
 def require(loading: Loading) -> None:
-    """Inputs and outputs are known by now."""
+    """Raise UserError unless inputs and outputs are known."""
     for kind, fields in (("input", loading.config.input), ("output", loading.config.output)):
         if not fields:
             raise UserError(
-                f"model {loading.name}: nothing says what its {kind}s are",
+                f"model {loading.name}: the {kind}s are not configured",
                 f"list them in a config.pbtxt (or, in a model.py, in CONFIG): {kind} [{{ name, data_type, dims }}]",
             )
 
 
 def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
-    """The configuration, where there is one, has no other tensors than these."""
+    """Raise UserError if the configuration lists tensors other than these."""
     for kind, known, fields in (("input", inputs, loading.config.input), ("output", outputs, loading.config.output)):
         other = sorted({one.name for one in fields} - known)
         if other:
             raise UserError(
                 f"model {loading.name}: the configuration has the {kind} {other[0]}; this model's are {', '.join(sorted(known))}",
-                "correct it, or leave it out",
+                "correct or remove it",
             )
 
 
@@ -139,17 +139,19 @@ def expect(loading: Loading, inputs: set[str], outputs: set[str]) -> None:
 
 
 def whole(loading: Loading, name: str, default: int) -> int:
-    """A parameter that is a whole number, 0 or more."""
+    """Return a parameter that is a whole number of at least 0."""
     text = loading.parameter(name, str(default)).strip()
     if not re.fullmatch(r"\d{1,9}", text):
-        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give a whole number")
+        raise UserError(
+            f"model {loading.name}: parameter {name} must be a whole number of at least 0 (got {text!r:.60})"
+        )
     return int(text)
 
 
 def is_on(loading: Loading, name: str, default: bool = False) -> bool:
     text = loading.parameter(name, "1" if default else "0").strip().lower()
     if text not in ("1", "0", "true", "false"):
-        raise UserError(f"model {loading.name}: the parameter {name} is {text!r:.60}", "give 1 or 0")
+        raise UserError(f"model {loading.name}: parameter {name} must be 1 or 0 (got {text!r:.60})")
     return text in ("1", "true")
 
 
@@ -160,14 +162,14 @@ def texts(name: str, tensor: Tensor) -> list[str]:
     try:
         return [one.decode() for one in to_numpy(tensor).reshape(-1)]
     except UnicodeDecodeError:
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not UTF-8 text") from None
+        raise Refused("INVALID_ARGUMENT", f"input '{name}': an element is not valid UTF-8") from None
 
 
 # --- packages and files ----------------------------------------------------------------------------------------------
 
 
 def package(name: str, extra: str) -> Any:
-    """The package `name`, imported; UserError where its extra is not installed."""
+    """Import the package `name`; raises UserError if its extra is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -177,25 +179,25 @@ def package(name: str, extra: str) -> Any:
 
 
 def model_file(loading: Loading, *names: str) -> Path:
-    """The file itself, or the first of `names` that the version's folder has."""
+    """Return the model's file, or the first of `names` in the version folder."""
     if loading.file is not None:
         return loading.file
     folder = loading.folder
     found = [folder / name for name in names if (folder / name).is_file()] if folder is not None else []
     if not found:
-        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "put it there")
+        raise UserError(f"model {loading.name}: there is no {' or '.join(names)} in {folder}", "add the file")
     return found[0]
 
 
 def attempt(loading: Loading, path: Path, remedy: str, load: Callable[[], T]) -> T:
-    """What `load` gives; whatever a library raises over a file that does not load becomes one line."""
+    """Call `load`; whatever a library raises about a file that fails to load becomes a UserError of one line."""
     try:
         return load()
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}", remedy
+            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}", remedy
         ) from None
 
 
@@ -205,11 +207,11 @@ def one_line(error: BaseException) -> str:
 
 
 def python_file(loading: Loading, path: Path) -> ModuleType:
-    """A model.py, run once for each instance, as a module of its own."""
+    """Import a model.py as a module of its own, once per instance."""
     name = f"_inferometer_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"model {loading.name}: {path.name} is no Python file", "its name ends in .py")
+        raise UserError(f"model {loading.name}: {path.name} is not a Python file", "its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
     try:
@@ -217,8 +219,8 @@ def python_file(loading: Loading, path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(
-            f"model {loading.name}: {path.name} does not load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
-            "correct the file",
+            f"model {loading.name}: {path.name} failed to load: {type(error).__name__}: {one_line(error)}{_line(error, path)}",
+            "fix the file",
         ) from None
     _add_config(loading, module, path)
     return module
@@ -229,7 +231,7 @@ def forget(module: ModuleType) -> None:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Where in the file it happened."""
+    """Return the line of the file in which the error happened."""
     numbers, trace = [], error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
@@ -239,7 +241,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def _add_config(loading: Loading, module: ModuleType, path: Path) -> None:
-    """What the file's CONFIG says and the configuration leaves open."""
+    """Fill in what the file's CONFIG states and the configuration leaves open."""
     said = getattr(module, "CONFIG", None)
     if said is None:
         return

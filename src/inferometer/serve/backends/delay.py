@@ -1,11 +1,12 @@
-"""Identity after a time that is known: the tensor model of the simulator (backend "sim").
+"""Identity with a configurable delay: the simulated tensor model (backend "sim").
 
 Parameters of the configuration:
-    delay      of each execution (0)
-    per_row    that each row of the batch adds
-    jitter     up to so much more, evenly distributed; seeded, so that each start has the same
-    slots      executions at the same time; 0: no limit (1)
-    answers    of a decoupled model, one each `delay` (1)
+
+    delay      duration of each execution (0)
+    per_row    additional time per row of the batch
+    jitter     additional random time, uniform up to this value; seeded, so it is the same after every start
+    slots      concurrent executions; 0: no limit (1)
+    answers    number of responses of a decoupled model, one every `delay` (1)
 """
 
 import asyncio
@@ -61,7 +62,8 @@ class _Delay:
 
 
 class _Answering:
-    """An execution: an answer each `step`, and then the end. (No closures that know themselves: those are garbage cycles.)"""
+    """One execution: a response every `step`, then the end. (No self-referencing closures: they would be garbage
+    cycles.)"""
 
     __slots__ = ("_alarms", "_due", "_emit", "_finish", "_left", "_outputs", "_step")
 
@@ -74,7 +76,7 @@ class _Answering:
     ) -> None:
         self._alarms, self._emit, self._outputs = alarms, emit, outputs
         self._finish: Callable[[Refused | None], None] | None = finish
-        """None: it is over."""
+        """None once it has ended."""
         self._due = self._step = self._left = 0
 
     def start(self, begin: int, step: int, answers: int) -> None:
@@ -98,12 +100,15 @@ class _Answering:
 
     def _end(self) -> None:
         finish, self._finish = self._finish, None
-        self._outputs, self._emit = {}, _nobody  # the alarm keeps this one until it is due, and should keep no tensors
+        self._outputs, self._emit = (
+            {},
+            _ignore,
+        )  # the alarm references this until it is due, which should not keep tensors alive
         if finish is not None:
             finish(None)
 
 
-def _nobody(_: Tensors) -> None:
+def _ignore(_: Tensors) -> None:
     pass
 
 
@@ -111,11 +116,11 @@ def _ns(loading: Loading, name: str) -> int:
     try:
         return round(parse_seconds(loading.parameter(name, "0s")) * NS)
     except ValueError as error:
-        raise UserError(f"the model {loading.name}: its parameter {name}: {error}") from None
+        raise UserError(f"model {loading.name}: parameter {name}: {error}") from None
 
 
 def _whole(loading: Loading, name: str, default: int) -> int:
     text = loading.parameter(name, str(default))
     if not text.isdecimal():
-        raise UserError(f"the model {loading.name}: its parameter {name} is a whole number, not {text!r}")
+        raise UserError(f"model {loading.name}: parameter {name} must be a whole number (got {text!r})")
     return int(text)

@@ -1,16 +1,17 @@
-"""Text, token by token: the prompt goes in once, each further step computes one token with the keys and values kept.
+"""Text generation token by token: the prompt is processed once; each further step computes one token with cached keys
+and values.
 
     text_input   BYTES [1]    the prompt
-    max_tokens   INT32 [1]    how many tokens at most; else the parameter `max_tokens` of the configuration (128)
-    temperature  FP32 [1]     0, or not given: always the likeliest token
-    top_p        FP32 [1]     of the likeliest tokens, so many as have this share together
-    seed         INT64 [1]    of what is drawn; else every request draws anew
-    stop         BYTES [-1]   texts at which it ends; they are not sent
+    max_tokens   INT32 [1]    maximum number of tokens; default: the parameter `max_tokens` of the configuration (128)
+    temperature  FP32 [1]     0 or omitted: always the most likely token
+    top_p        FP32 [1]     sample from the most likely tokens that together have this probability
+    seed         INT64 [1]    seed of the sampling; omitted: every request samples differently
+    stop         BYTES [-1]   texts at which generation stops; they are not sent
 
-    text_output  BYTES [1]    a piece: what a token adds to the text. A token that ends within a character waits for the rest
+    text_output  BYTES [1]    the text that a token adds; a token that ends inside a character waits for the rest
 
-It ends at an end-of-text token of the model, at `max_tokens`, at a stop text, at the model's longest context, or when nobody
-listens any more (the generator is closed).
+Generation ends at an end-of-text token of the model, at `max_tokens`, at a stop text, at the model's maximum context
+length, or when the request is cancelled (the generator is closed).
 """
 
 import inspect
@@ -37,12 +38,12 @@ _INPUTS = (
     TensorSpec("stop", "BYTES", (-1,), optional=True),
 )
 _MOST = 128
-_HALF = "\ufffd"  # what half a character is decoded to
-_MOST_HALVES = 8  # tokens; a character has 4 bytes at most, so this is no character
+_HALF = "\ufffd"  # what an incomplete character is decoded to
+_MOST_HALVES = 8  # tokens; a character has at most 4 bytes, so more are not a character
 
 
 class Language(msgspec.Struct):
-    """A model, its tokenizer, and how long a text may be."""
+    """A model, its tokenizer, and the maximum length of a text."""
 
     torch: Any
     device: Any
@@ -53,6 +54,8 @@ class Language(msgspec.Struct):
 
 
 class Wish(msgspec.Struct, frozen=True):
+    """The generation parameters of a request."""
+
     prompt: str
     tokens: int
     temperature: float = 0.0
@@ -65,8 +68,8 @@ def loaded(loading: Loading, language: Language) -> Loaded:
     config = loading.config
     if config.max_batch_size:
         raise UserError(
-            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but texts are generated one at a time",
-            "set it to 0; instance_group.count says how many at the same time",
+            f"model {loading.name}: max_batch_size is {config.max_batch_size}, but text is generated for one request at a time",
+            "set it to 0; instance_group.count sets how many requests run concurrently",
         )
     config.model_transaction_policy.decoupled = True
     configured.declare(config.input, _INPUTS)
@@ -82,7 +85,7 @@ def loaded(loading: Loading, language: Language) -> Loaded:
 
 
 def _ends(language: Language) -> frozenset[int]:
-    """The tokens at which a text ends."""
+    """Return the tokens that end a text."""
     generation = getattr(language.model, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)
     if found is None:
@@ -98,15 +101,15 @@ def _ends(language: Language) -> frozenset[int]:
 def wished(inputs: Tensors, most: int) -> Wish:
     prompt = _texts(inputs, PROMPT)
     if len(prompt) != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': one text is expected, {len(prompt)} were given")
+        raise Refused("INVALID_ARGUMENT", f"input '{PROMPT}': expected one text (got {len(prompt)})")
     tokens = _number(inputs, "max_tokens", most)
     temperature, top_p = float(_number(inputs, "temperature", 0.0)), float(_number(inputs, "top_p", 1.0))
     if tokens < 1:
-        raise Refused("INVALID_ARGUMENT", f"input 'max_tokens': 1 or more is expected, {tokens} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'max_tokens': must be at least 1 (got {tokens})")
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise Refused("INVALID_ARGUMENT", f"input 'temperature': 0 or more is expected, {temperature} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'temperature': must be at least 0 (got {temperature})")
     if not 0 < top_p <= 1:
-        raise Refused("INVALID_ARGUMENT", f"input 'top_p': a number in (0, 1] is expected, {top_p} was given")
+        raise Refused("INVALID_ARGUMENT", f"input 'top_p': must be in (0, 1] (got {top_p})")
     seed = int(_number(inputs, "seed", 0)) if "seed" in inputs else None
     stop = tuple(one for one in _texts(inputs, "stop") if one)
     return Wish(prompt[0], int(tokens), temperature, top_p, seed, stop)
@@ -121,7 +124,7 @@ def _number(inputs: Tensors, name: str, default: float) -> Any:
         return default
     found = to_numpy(inputs[name]).reshape(-1)
     if found.size != 1:
-        raise Refused("INVALID_ARGUMENT", f"input '{name}': one number is expected, {found.size} were given")
+        raise Refused("INVALID_ARGUMENT", f"input '{name}': expected one number (got {found.size})")
     return found[0].item()
 
 
@@ -136,7 +139,7 @@ def _answers(language: Language, wish: Wish, ends: frozenset[int]) -> Iterator[T
     if longest is not None and len(prompt) >= longest:
         raise Refused(
             "INVALID_ARGUMENT",
-            f"input '{PROMPT}': the text has {len(prompt)} tokens; with the answer, the most is {longest}",
+            f"input '{PROMPT}': the text has {len(prompt)} tokens; the maximum, including the response, is {longest}",
         )
     steps = wish.tokens if longest is None else min(wish.tokens, longest - len(prompt))
     text, held = Text(language.tokenizer, prompt), Held(wish.stop)
@@ -166,7 +169,7 @@ def _tokens(language: Language, prompt: Sequence[int], wish: Wish, steps: int) -
     given, kept = torch.tensor([prompt], device=language.device), None
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(language.model.forward).parameters else {}
     for _ in range(steps):
-        with torch.inference_mode():  # not around the yield: it would hold for whoever is resumed there
+        with torch.inference_mode():  # not around the yield: it would also apply to the code that runs meanwhile
             answer = language.model(input_ids=given, past_key_values=kept, use_cache=True, **last)
             kept = answer.past_key_values
             token = _chosen(torch, answer.logits[0, -1].to(torch.float32), wish, generator)
@@ -180,22 +183,23 @@ def _chosen(torch: Any, logits: Any, wish: Wish, generator: Any) -> int:
     shares = (logits / wish.temperature).softmax(-1).cpu()
     if wish.top_p < 1:
         ordered, places = shares.sort(descending=True)
-        ordered[ordered.cumsum(0) - ordered >= wish.top_p] = 0  # the first of them always stays
+        ordered[ordered.cumsum(0) - ordered >= wish.top_p] = 0  # the first one is always kept
         shares = torch.zeros_like(shares).scatter_(0, places, ordered)
     return int(torch.multinomial(shares, 1, generator=generator))
 
 
 class Text:
-    """Tokens to text, as it grows. A token is decoded after those before it, since what it adds may depend on them."""
+    """Converts tokens to text incrementally. A token is decoded together with earlier ones, since its text may depend
+    on them."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(prompt[-8:])
-        """The tokens whose text is not all out, after a few for context."""
+        """Tokens whose text is not complete yet, after a few for context."""
         self._known = len(self._tokens)
 
     def add(self, token: int) -> str:
-        """What is new; "" while a character is not whole."""
+        """Return the new text; "" while a character is incomplete."""
         self._tokens.append(token)
         before, after = self._decoded(self._tokens[: self._known]), self._decoded(self._tokens)
         is_half = after.endswith(_HALF) and len(self._tokens) - self._known < _MOST_HALVES
@@ -205,7 +209,7 @@ class Text:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """What is left at the end, half a character included."""
+        """Return the remaining text at the end, including an incomplete character."""
         return self._decoded(self._tokens)[len(self._decoded(self._tokens[: self._known])) :]
 
     def _decoded(self, tokens: Sequence[int]) -> str:
@@ -213,7 +217,7 @@ class Text:
 
 
 class Held:
-    """Text on its way out, held back where it may be the beginning of a stop text."""
+    """Holds back text that may be the beginning of a stop text."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop

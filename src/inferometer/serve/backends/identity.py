@@ -1,4 +1,4 @@
-"""Gives back what it is given: output i is input i. The bytes are passed on as they are, so that what is measured is the server."""
+"""The identity backend: output i is input i. The bytes are passed through, so that only the server is measured."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def load(loading: Loading) -> Loaded:
 
 
 def pairs(loading: Loading) -> dict[str, str]:
-    """The output for each input."""
+    """Return the output for each input."""
     config = loading.config
     if not config.input and not config.output:
         config.input.add(name="INPUT0", data_type="TYPE_FP32", dims=[-1])
@@ -34,7 +34,8 @@ def pairs(loading: Loading) -> dict[str, str]:
         (each.data_type, list(each.dims)) for each in config.output
     ]:
         raise UserError(
-            f"the model {loading.name}: its outputs are not like its inputs", "give each input an output of its kind"
+            f"model {loading.name}: the outputs do not match the inputs",
+            "configure one output per input, with the same data_type and dims",
         )
     return {given.name: made.name for given, made in zip(config.input, config.output, strict=True)}
 

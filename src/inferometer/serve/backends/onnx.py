@@ -1,8 +1,8 @@
-"""ONNX models in ONNX Runtime.
+"""ONNX models, run by ONNX Runtime.
 
-The file says what goes in and out; a symbolic dimension is -1, and where the first one of every input and output is open it
-is the batch's. Parameters: `threads` (of one operation), `default_max_batch_size`. On a GPU the CUDA provider computes what
-it can and the CPU the rest.
+The file declares inputs and outputs; a symbolic dimension is -1, and if the first dimension of every input and output
+is symbolic, it is the batch dimension. Parameters: `threads` (per operation), `default_max_batch_size`. On a GPU, the
+CUDA provider computes what it supports and the CPU the rest.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ _TYPES = {
 }
 _BFLOAT16 = 16  # ONNX's number
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-_SILENT = 4  # what is wrong is raised
-_PRELOADING = threading.Lock()  # two at a time would not give standard output back
+_SILENT = 4  # errors are raised
+_PRELOADING = threading.Lock()  # two at a time would not restore standard output
 _REASON = 120
-"""Characters of the end of what it says about a GPU, where the reason is; places in its source come before."""
+"""Maximum length of an error about a GPU. The reason is at its end, after source locations."""
 _EXTRA = "onnx"
 
 
 class _Session(msgspec.Struct):
-    """What is asked of ONNX Runtime for each request."""
+    """The part of ONNX Runtime's session that requests use."""
 
     runtime: Any
     session: Any
@@ -82,45 +82,45 @@ def _session(loading: Loading, runtime: Any, path: Path) -> Any:
         made, why = _on_gpu(loading, runtime, path, gpu)
         if made is not None:
             return made
-    made = configured.attempt(  # the file's own fault comes first
+    made = configured.attempt(  # report errors of the file itself first
         loading,
         path,
-        "export it again; onnx.checker.check_model says more",
+        "export it again; onnx.checker.check_model shows details",
         lambda: _made(loading, runtime, path, [_CPU]),
     )
     if why and loading.device != "auto":
         raise UserError(
             f"model {loading.name}: ONNX Runtime cannot use the device {loading.device}: {why}",
-            "check nvidia-smi, and the CUDA and cuDNN that this onnxruntime-gpu wants, or use --device cpu",
+            "check nvidia-smi and the CUDA and cuDNN versions that onnxruntime-gpu needs, or use --device cpu",
         )
     return made
 
 
 def _gpu(loading: Loading, runtime: Any) -> int | None:
-    """The number of the GPU to try; None: the CPU is what is asked for, or all there is."""
+    """Return the number of the GPU to try, or None for the CPU (requested, or the only device)."""
     known, device = runtime.get_available_providers(), loading.device
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not number.isdecimal()):
-        raise UserError(f"model {loading.name}: there is no device {device!r:.60}", "it is cpu, cuda or cuda:N")
+        raise UserError(f"model {loading.name}: unknown device {device!r:.60}", "use cpu, cuda or cuda:N")
     if kind == "cuda" and _CUDA not in known:
         raise UserError(
-            f"model {loading.name}: the device {device} is asked for, and this ONNX Runtime computes on {', '.join(known)}",
+            f"model {loading.name}: device {device} was requested, but this ONNX Runtime supports only {', '.join(known)}",
             "pip install onnxruntime-gpu, or use --device cpu",
         )
     return None if kind == "cpu" or _CUDA not in known else int(number or 0)
 
 
 def _on_gpu(loading: Loading, runtime: Any, path: Path, number: int) -> tuple[Any, str]:
-    """The session, or why there is none. Left to itself, ONNX Runtime would compute on the CPU then."""
+    """Return the session, or the reason why there is none. By itself, ONNX Runtime would silently fall back to the CPU."""
     runtime.set_default_logger_severity(_SILENT)
     if hasattr(runtime, "preload_dlls"):
         with _PRELOADING, contextlib.redirect_stdout(io.StringIO()):
-            runtime.preload_dlls()  # CUDA's libraries, where pip has put them
+            runtime.preload_dlls()  # CUDA's libraries installed by pip
     try:
         made = _made(loading, runtime, path, [(_CUDA, {"device_id": number}), _CPU])
     except Exception as error:
         return None, " ".join(str(error).split())[-_REASON:]
-    return (made, "") if _CUDA in made.get_providers() else (None, "CUDA's libraries do not load")
+    return (made, "") if _CUDA in made.get_providers() else (None, "the CUDA libraries failed to load")
 
 
 def _made(loading: Loading, runtime: Any, path: Path, providers: list[Any]) -> Any:
@@ -134,15 +134,15 @@ def _spec(loading: Loading, one: Any) -> TensorSpec:
     datatype = _TYPES.get(one.type)
     if datatype is None:
         raise UserError(
-            f"model {loading.name}: {one.name} is of ONNX's type {one.type}, which the protocol has no name for",
-            f"it has {', '.join(_TYPES.values())}",
+            f"model {loading.name}: {one.name} has the ONNX type {one.type}, which the KServe protocol does not support",
+            f"supported types: {', '.join(_TYPES.values())}",
         )
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in one.shape)
     return TensorSpec(one.name, datatype, shape)
 
 
 def _refusals(runtime: Any) -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises over the request, not over the model."""
+    """Return the exceptions that ONNX Runtime raises for a bad request rather than a bad model."""
     state = configured.package("onnxruntime.capi.onnxruntime_pybind11_state", _EXTRA)
     return (state.InvalidArgument,)
 
@@ -180,9 +180,9 @@ def _tensor(name: str, datatype: str, array: Any) -> Tensor:
 
 
 def _run_values(asked: _Session, inputs: Tensors, datatypes: dict[str, str]) -> Tensors:
-    """With ONNX Runtime's own values: numpy has no bfloat16."""
+    """Run with ONNX Runtime's own values, because numpy has no bfloat16."""
     value = asked.runtime.OrtValue
-    kept = []  # the values look at the arrays' memory
+    kept = []  # the values reference the arrays' memory
     feeds = {}
     for name, tensor in inputs.items():
         if tensor.datatype == "BF16":

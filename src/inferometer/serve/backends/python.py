@@ -1,16 +1,16 @@
-"""A model that is a function, in a model.py:
+"""The Python backend: a model that is a function in a model.py.
 
-    def infer(inputs, parameters): ...   # dicts: arrays by name, the request's parameters; gives arrays by name
+    def infer(inputs, parameters): ...   # arrays by name, the request's parameters; returns arrays by name
 
-A decoupled model's `infer` is a generator of such dicts. Where something must be prepared once,
+The `infer` of a decoupled model is a generator of such dicts. To prepare something once, define
 
-    def load(folder, device): ...        # gives the function; called once for each instance; auto, cpu, cuda or cuda:N
+    def load(folder, device): ...        # returns the function; called once per instance; auto, cpu, cuda or cuda:N
 
-and where there is no configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all but
-instance_group, which is needed before the file is run). Arrays have the batch's dimension where there is one, and those
-that are given cannot be written to. BF16 is float32 and BYTES are objects that are bytes, in and out. The function runs in
-the instance's own thread. Whatever it raises is an INTERNAL error of that request; to blame the request, raise
-inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
+Without a configuration file, CONFIG = {...} has its fields: max_batch_size, input, output, ... (all except
+instance_group, which is needed before the file is run). Arrays have the batch dimension if the model has one, and input
+arrays are read-only. BF16 is represented as float32, and BYTES as objects that are bytes, for both inputs and outputs.
+The function runs in the instance's own thread. Anything it raises is an INTERNAL error of that request; to report a bad
+request, raise inferometer.serve.models.types.Refused("INVALID_ARGUMENT", "...").
 """
 
 import inspect
@@ -47,33 +47,33 @@ def load(loading: Loading) -> Loaded:
 
 
 def _function(loading: Loading, module: ModuleType, path: Path) -> Infer:
-    """`infer`, or what `load` gives."""
+    """Return `infer`, or what `load` returns."""
     prepare, infer = getattr(module, "load", None), getattr(module, "infer", None)
     if callable(prepare):
         folder = loading.folder if loading.folder is not None else path.parent
-        infer = configured.attempt(loading, path, "correct load()", lambda: prepare(folder, loading.device))
+        infer = configured.attempt(loading, path, "fix load()", lambda: prepare(folder, loading.device))
         if not callable(infer):
             raise UserError(
-                f"model {loading.name}: load() in {path.name} gives {type(infer).__name__}, not a function",
-                "let it return infer(inputs, parameters)",
+                f"model {loading.name}: load() in {path.name} returned {type(infer).__name__}, not a function",
+                "return a function infer(inputs, parameters)",
             )
     if not callable(infer):
-        of_triton = " (TritonPythonModel runs in Triton's own Python backend only)" * hasattr(
+        of_triton = " (TritonPythonModel works only in Triton's own Python backend)" * hasattr(
             module, "TritonPythonModel"
         )
         raise UserError(
             f"model {loading.name}: {path.name} has no function infer{of_triton}",
-            "write def infer(inputs, parameters) that gives a dict of arrays",
+            "define infer(inputs, parameters) that returns a dict of arrays",
         )
     found: Infer = infer
     return found
 
 
 def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterator[Tensors]:
-    """The answers of a decoupled model; closing this closes the model's generator."""
+    """Yield the responses of a decoupled model; closing this closes the model's generator."""
     if not isinstance(answers, Iterator):
         raise Refused(
-            "INTERNAL", f"model '{name}' is decoupled, but infer gives {type(answers).__name__}, not a generator"
+            "INTERNAL", f"model '{name}' is decoupled, but infer returned {type(answers).__name__}, not a generator"
         )
     try:
         for answer in answers:
@@ -85,7 +85,7 @@ def _each(name: str, answers: Any, outputs: Mapping[str, TensorSpec]) -> Iterato
 
 def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tensors:
     if not isinstance(answer, dict):
-        raise Refused("INTERNAL", f"model '{name}': infer gives {type(answer).__name__}, not a dict of arrays")
+        raise Refused("INTERNAL", f"model '{name}': infer returned {type(answer).__name__}, not a dict of arrays")
     found: Tensors = {}
     for key, value in answer.items():
         if key not in outputs:
@@ -96,6 +96,6 @@ def _tensors(name: str, answer: Any, outputs: Mapping[str, TensorSpec]) -> Tenso
         except UserError as error:
             raise Refused(
                 "INTERNAL",
-                f"model '{name}': output '{key}' is {outputs[key].datatype}, infer gives {array.dtype}: {error.what}",
+                f"model '{name}': output '{key}' is {outputs[key].datatype}, but infer returned {array.dtype}: {error.what}",
             ) from None
     return found

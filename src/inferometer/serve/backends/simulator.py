@@ -1,7 +1,8 @@
-"""The simulator as a text model of the KServe protocol: tokens come as answers, when its timing model says so.
+"""The simulator as a text model of the KServe protocol: its timing model decides when tokens are sent.
 
-`text_input` is the prompt and `max_tokens` the length of the answer; each answer of the decoupled model has the words of one
-step in `text_output`. It shares timing, queue and batch with the OpenAI endpoints, so that protocols can be compared.
+`text_input` is the prompt and `max_tokens` the length of the response; each response of the decoupled model has the
+words of one step in `text_output`. It shares timing, queue and batch with the OpenAI endpoints, so that protocols can
+be compared.
 """
 
 from collections.abc import Callable
@@ -26,12 +27,12 @@ model_transaction_policy { decoupled: true }
 
 
 def loader(server: Simulator) -> Callable[[Loading], Loaded]:
-    """A loader of the model that is `server`."""
+    """Return a loader for the model that `server` simulates."""
     return lambda loading: Loaded(begin=_begin(server), slots=0)
 
 
 class _Text(Job):
-    """One answer under way: its words go to `send`, and `finish` hears of its end."""
+    """A response in progress: its words go to `send`, and `finish` is called at its end."""
 
     __slots__ = ("_at", "_finish", "_send", "_server", "_written")
 
@@ -77,7 +78,7 @@ def _begin(server: Simulator) -> Begin:
         server.clockwork.changed()
 
         def cancel() -> None:
-            server.loop.call_soon(drop)  # not from within `emit`: the timing model is not called back there
+            server.loop.call_soon(drop)  # `emit` must not call back into the timing model
             finish(None)
 
         def drop() -> None:
@@ -92,12 +93,12 @@ def _begin(server: Simulator) -> Begin:
 def _asked(inputs: Tensors) -> tuple[str, int]:
     text = tensors.to_numpy(inputs["text_input"]).item().decode("utf-8", "replace")
     if not text:
-        raise Refused("INVALID_ARGUMENT", "text_input is empty")
+        raise Refused("INVALID_ARGUMENT", "text_input must not be empty")
     if "max_tokens" not in inputs:
         return text, DEFAULT_TOKENS[False]
     n_out = int(tensors.to_numpy(inputs["max_tokens"]).item())
     if n_out < 1:
-        raise Refused("INVALID_ARGUMENT", f"max_tokens is {n_out}: at least 1")
+        raise Refused("INVALID_ARGUMENT", f"max_tokens must be at least 1 (got {n_out})")
     return text, n_out
 
 

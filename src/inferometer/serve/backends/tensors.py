@@ -1,6 +1,6 @@
-"""Tensors as PyTorch has them: raw bytes become its tensors without a copy where that is safe, and back.
+"""Conversion between raw bytes and PyTorch tensors, without a copy if that is safe.
 
-Also what every model on PyTorch needs: the package, the device, the number of threads.
+Also what every model on PyTorch needs: the package, the device, and the number of threads.
 """
 
 import threading
@@ -30,26 +30,26 @@ DTYPES = {
     "FP32": "float32",
     "FP64": "float64",
 }
-"""PyTorch's names; it has none for BYTES."""
+"""PyTorch's type names; it has no type for BYTES."""
 
 _UNSIGNED = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _DATATYPES = {f"torch.{dtype}": datatype for datatype, dtype in DTYPES.items()}
 _told = threading.local()
 _own: list[int] = []
-"""The number of threads that PyTorch chose by itself."""
+"""Return the number of threads that PyTorch chose by default."""
 
 
 def pytorch(extra: str = "torch") -> Any:
     torch = configured.package("torch", extra)
     if not _own:
         _own.append(torch.get_num_threads())
-    # Requests are read where they lie and never written to: PyTorch need not warn of it.
+    # Inputs are read in place and never written to, so PyTorch's warning is not needed.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     return torch
 
 
 def device_of(loading: Loading, torch: Any) -> Any:
-    """The device asked for; `auto` is the GPU where there is one."""
+    """Return the requested device; `auto` is the GPU if there is one."""
     name = loading.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,19 +58,19 @@ def device_of(loading: Loading, torch: Any) -> Any:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"model {loading.name}: there is no device {name!r:.60}", "it is cpu, cuda or cuda:N")
+        raise UserError(f"model {loading.name}: unknown device {name!r:.60}", "use cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise UserError(
-            f"model {loading.name}: the device {name} is asked for, and PyTorch sees {count} GPUs", "use --device cpu"
+            f"model {loading.name}: device {name} was requested, but PyTorch sees {count} GPUs", "use --device cpu"
         )
     return device
 
 
 def use_threads(torch: Any, count: int) -> None:
-    """The threads that an operation is spread over; 0: as many as PyTorch chose in the beginning.
+    """Set the number of threads per operation; 0: PyTorch's own default at startup.
 
-    It keeps the number for each thread that starts operations, and a new one takes over what was set last anywhere.
+    PyTorch stores the number per calling thread, and a new thread inherits the number that was set last in any thread.
     """
     wanted = count or _own[0]
     if getattr(_told, "threads", 0) != wanted:
@@ -79,13 +79,13 @@ def use_threads(torch: Any, count: int) -> None:
 
 
 def to_torch(torch: Any, tensor: Tensor, device: Any, copy: bool = False) -> Any:
-    """`copy`: the model may write into it."""
+    """Convert a tensor. With `copy`, the model may write to it."""
     dtype = getattr(torch, DTYPES[tensor.datatype])
     if not len(tensor.data):
         return torch.empty(tensor.shape, dtype=dtype, device=device)
     array = np.frombuffer(tensor.data, _UNSIGNED[tensors.DATATYPES[tensor.datatype].size])
     if tensor.datatype == "BOOL":
-        made = torch.from_numpy(array != 0)  # any byte but 0 is true
+        made = torch.from_numpy(array != 0)  # any byte other than 0 is true
     elif copy or not array.flags.aligned:
         made = torch.from_numpy(array.copy()).view(dtype)
     else:
@@ -100,5 +100,5 @@ def from_torch(torch: Any, name: str, made: Any) -> Tensor:
 
 
 def datatype_of(made: Any) -> str:
-    """KServe's name for a tensor's type; PyTorch's own where KServe has none."""
+    """Return KServe's name for a tensor's type, or PyTorch's own if KServe has none."""
     return _DATATYPES.get(str(made.dtype), str(made.dtype))

@@ -1,14 +1,15 @@
 """PyTorch models: TorchScript (.pt), an exported program (.pt2), or a model.py that builds a module.
 
-    model.pt    torch.jit.save(...)     the configuration says what goes in and out
-    model.pt2   torch.export.save(...)  says so itself
+    model.pt    torch.jit.save(...)     the configuration must declare inputs and outputs
+    model.pt2   torch.export.save(...)  declares them itself
     model.py    def model() -> torch.nn.Module; CONFIG as in the Python backend; the parameter `weights` names a file beside
-                it (safetensors, or what torch.save wrote of a state_dict)
+                it (safetensors, or a state_dict written by torch.save)
 
-Inputs become arguments: in the order of their numbers where all are called like Triton's INPUT__0, by name where all are
-called as the arguments of `forward` are, else in the configuration's order. A tensor, a tuple or list of them, or a dict
-comes out: in the configuration's order, a dict's by name. Pickles are not loaded: they may run anything (pt2.py). Parameters:
-`threads` (of one operation, on CPUs), `default_max_batch_size` (of an exported program with an open first dimension).
+Inputs are passed as arguments: in numeric order if all are named like Triton's INPUT__0, by name if all are named like
+the arguments of `forward`, otherwise in the configuration's order. The result is a tensor, a tuple or list of tensors
+in the configuration's order, or a dict by output name. Pickles are not loaded, because they can run anything (see
+pt2.py). Parameters: `threads` (per operation, on CPUs), `default_max_batch_size` (for an exported program with a
+dynamic first dimension).
 """
 
 import inspect
@@ -43,17 +44,17 @@ _LAST_FRAME = "<--- HERE\n"
 
 
 class _Module(msgspec.Struct):
-    """What was loaded, ready to be called."""
+    """A loaded module, ready to be called."""
 
     call: Any
     arguments: tuple[str, ...] | None
-    """Names that `forward` takes, in order; None where anything may be given."""
+    """Argument names of `forward` in order; None if it accepts anything."""
     keywords: frozenset[str] = frozenset()
-    """Those that must be given by name."""
+    """Arguments that must be passed by name."""
     by_name: bool = True
-    """All may be given by name."""
+    """Whether all arguments may be passed by name."""
     writes: bool = True
-    """It may write into its inputs, which are then copied."""
+    """Whether it may write to its inputs, which are copied then."""
     close: Callable[[], None] = lambda: None
 
 
@@ -89,9 +90,9 @@ def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     if path.suffix == ".py":
         return _from_python(loading, torch, path, device)
     exported = path.suffix == ".pt2"
-    remedy = "write it with torch.export.save" if exported else "write it with torch.jit.save; pickles are not loaded"
+    remedy = "save it with torch.export.save" if exported else "save it with torch.jit.save; pickles are not loaded"
     if not zipfile.is_zipfile(path):
-        raise UserError(f"model {loading.name}: {path.name} is no file of PyTorch's, or broken", remedy)
+        raise UserError(f"model {loading.name}: {path.name} is not a PyTorch file, or is damaged", remedy)
     read = _exported if exported else _script
     with _quiet():
         return configured.attempt(loading, path, remedy, lambda: read(loading, torch, path, device))
@@ -99,7 +100,7 @@ def _read(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the traceback that PyTorch logs before it raises, and its word that TorchScript is old."""
+    """Suppress the traceback that PyTorch logs before it raises, and its warning that TorchScript is deprecated."""
     logger = logging.getLogger("torch.export")
     before, logger.disabled = logger.disabled, True
     try:
@@ -115,7 +116,7 @@ def _script(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
     names = tuple(one.name for one in module.forward.schema.arguments[1:])
     if not loading.config.input:
         raise UserError(
-            f"model {loading.name}: TorchScript does not say which shapes and types {', '.join(names)} have",
+            f"model {loading.name}: a TorchScript file does not contain the shapes and types of {', '.join(names)}",
             "list input and output in a config.pbtxt, or export the model as .pt2",
         )
     return _Module(module, names, writes=_IN_PLACE.search(str(module.inlined_graph)) is not None)
@@ -154,13 +155,13 @@ def _exported(loading: Loading, torch: Any, path: Path, device: Any) -> _Module:
 
 
 def _parts(spec: Any) -> tuple[Any, Any]:
-    """Positional and keyword arguments of an exported program."""
+    """Return positional and keyword arguments of an exported program."""
     positional, keywords = spec.children()
     return positional, keywords
 
 
 def _output_names(program: Any, count: int) -> list[str]:
-    """A dict's keys; else Triton's OUTPUT__0, ..."""
+    """Return a dict's keys, or else Triton's OUTPUT__0, ..."""
     spec = program.call_spec.out_spec
     if spec.type is dict and spec.num_children == count:
         return [str(key) for key in spec.context]
@@ -170,7 +171,7 @@ def _output_names(program: Any, count: int) -> list[str]:
 def _spec(loading: Loading, name: str, value: Any) -> TensorSpec:
     if not hasattr(value, "dtype"):
         raise UserError(
-            f"model {loading.name}: {name} of the exported program is no tensor", "export it with tensors alone"
+            f"model {loading.name}: {name} of the exported program is not a tensor", "export it with tensors only"
         )
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorSpec(name, datatype_of(value), shape)
@@ -181,12 +182,12 @@ def _from_python(loading: Loading, torch: Any, path: Path, device: Any) -> _Modu
     build = getattr(source, "model", None)
     if not callable(build):
         raise UserError(
-            f"model {loading.name}: {path.name} has no function model", "write def model() that gives a module"
+            f"model {loading.name}: {path.name} has no function model", "define model() that returns a module"
         )
-    module = configured.attempt(loading, path, "correct model()", build)
+    module = configured.attempt(loading, path, "fix model()", build)
     if not isinstance(module, torch.nn.Module):
         raise UserError(
-            f"model {loading.name}: model() in {path.name} gives {type(module).__name__}, not a torch.nn.Module"
+            f"model {loading.name}: model() in {path.name} returned {type(module).__name__}, not a torch.nn.Module"
         )
     weights = loading.parameter("weights")
     if weights:
@@ -206,7 +207,7 @@ def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: 
     path = folder / name
     if Path(name).name != name or path.resolve().parent != folder.resolve():
         raise UserError(
-            f"model {loading.name}: the weights {name!r:.60} are not in the model's folder", "put them there"
+            f"model {loading.name}: the weights file {name!r:.60} is not in the model's folder", "add the file"
         )
 
     def read() -> None:
@@ -216,15 +217,15 @@ def _add_weights(loading: Loading, torch: Any, module: Any, folder: Path, name: 
             state = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(state)
 
-    configured.attempt(loading, path, "save module.state_dict() of the same module", read)
+    configured.attempt(loading, path, "save the state_dict() of the same module", read)
 
 
 def _check_types(loading: Loading, specs: Sequence[TensorSpec]) -> None:
     for spec in specs:
         if spec.datatype not in DTYPES:
             raise UserError(
-                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch has no tensors of",
-                f"it has {', '.join(DTYPES)}",
+                f"model {loading.name}: {spec.name} is {spec.datatype}, which PyTorch does not support",
+                f"supported types: {', '.join(DTYPES)}",
             )
 
 
@@ -234,12 +235,12 @@ Arranged = Callable[[dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 
 def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]) -> Arranged:
-    """How inputs by name become arguments."""
+    """Return how named inputs are passed as arguments."""
     names, taken = [spec.name for spec in inputs], module.arguments
     if taken is not None and len(names) > len(taken):
         raise UserError(
-            f"model {loading.name}: the configuration has {len(names)} inputs, forward takes {len(taken)}: {', '.join(taken)}",
-            "list as many",
+            f"model {loading.name}: the configuration lists {len(names)} inputs, but forward takes {len(taken)}: {', '.join(taken)}",
+            "list one input per argument",
         )
     numbers = [_NUMBERED.fullmatch(name) for name in names]
     if taken is not None and set(names) <= set(taken):
@@ -260,7 +261,7 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
         if not all(given[:count]):
             missing = by_position[given.index(False)]
             raise Refused(
-                "INVALID_ARGUMENT", f"model '{loading.name}' needs the input '{missing}' where a later one is given"
+                "INVALID_ARGUMENT", f"model '{loading.name}' requires input '{missing}' when a later input is given"
             )
         return [made[name] for name in by_position[:count]], {
             argument: made[name] for name, argument in by_keyword.items() if name in made
@@ -270,8 +271,8 @@ def _arrangement(loading: Loading, module: _Module, inputs: Sequence[TensorSpec]
 
 
 def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """What TorchScript says of a failure is where it was, in files of whoever made the model and of this machine, and at its
-    very end what it was: that alone is for clients."""
+    """Call the module and shorten TorchScript's errors: they contain source locations of the model's author and of this
+    machine, and the reason at the very end, which is the only part for clients."""
     try:
         return module.call(*positional, **keywords)
     except Exception as error:
@@ -282,7 +283,7 @@ def _called(module: _Module, positional: list[Any], keywords: dict[str, Any]) ->
 
 
 def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
-    """The tensors of an answer, one for each of the configuration's outputs."""
+    """Return the response's tensors, one per configured output."""
     if isinstance(answer, torch.Tensor):
         found = [answer]
     elif isinstance(answer, dict):
@@ -291,7 +292,9 @@ def _outputs(torch: Any, name: str, answer: Any, outputs: Sequence[TensorSpec]) 
     else:
         found = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(found) < len(outputs):
-        raise Refused("INTERNAL", f"model '{name}' gives {len(found)} outputs, the configuration has {len(outputs)}")
+        raise Refused(
+            "INTERNAL", f"model '{name}' returned {len(found)} outputs, but the configuration lists {len(outputs)}"
+        )
     for spec, one in zip(outputs, found, strict=False):
         if not isinstance(one, torch.Tensor):
             raise Refused("INTERNAL", f"model '{name}': output '{spec.name}' is {type(one).__name__}, not a tensor")

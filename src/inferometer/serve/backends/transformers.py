@@ -1,16 +1,16 @@
-"""Language models from a folder, with Hugging Face's transformers (config.json, tokenizer.json, *.safetensors).
+"""Language models from a folder (config.json, tokenizer.json, *.safetensors), run by Hugging Face's transformers.
 
-The parameter `task` says what for; else the architecture in config.json does:
+The task is set by the parameter `task`, or else derived from the architecture in config.json:
 
-    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text an answer (generation.py)
-    embed      text BYTES [1]       -> embedding FP32 [D]: the mean over the text's tokens; `normalize`=1: of length 1
-    classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; a sigmoid each where several may hold;
-                                       the value itself where there is only one
+    generate   text_input BYTES [1] -> text_output BYTES [1], decoupled: a piece of text per response (generation.py)
+    embed      text BYTES [1]       -> embedding FP32 [D]: mean over the text's tokens; `normalize`=1: scaled to length 1
+    classify   text BYTES [1]       -> scores FP32 [N], labels from id2label: softmax; sigmoid for multi-label models; the
+                                       value itself if there is only one
 
-Parameters: `dtype` (float32, bfloat16, float16; as stored on GPUs, float32 on CPUs), `threads`, `max_length` (longer texts
-are cut there; the model's own where it says), `default_max_batch_size` (32). Code that comes with a model is never run, and
-weights are read from safetensors alone. A model of the hub is taken only where the parameters say so: `hub`=1 and
-`model`=OWNER/NAME.
+Parameters: `dtype` (float32, bfloat16, float16; default: as stored on GPUs, float32 on CPUs), `threads`, `max_length`
+(longer texts are truncated; default: the model's own), `default_max_batch_size` (32). Code that comes with a model is
+never run, and weights are read from safetensors only. Models are downloaded from the Hugging Face Hub only if the
+parameters `hub`=1 and `model`=OWNER/NAME are set.
 """
 
 import re
@@ -33,7 +33,7 @@ TASKS = {
     "feature-extraction": EMBED,
     "text-classification": CLASSIFY,
 }
-"""Ours, and Hugging Face's names for them."""
+"""Our task names, and Hugging Face's names for them."""
 
 TEXT = "text"
 _EXTRA = "transformers"
@@ -41,7 +41,7 @@ _BATCH = 32
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CLASSES = {GENERATE: "AutoModelForCausalLM", EMBED: "AutoModel", CLASSIFY: "AutoModelForSequenceClassification"}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_UNBOUNDED = 1_000_000  # tokenizers that know no length say 10^30
+_UNBOUNDED = 1_000_000  # tokenizers without a maximum length report 10^30
 
 
 def load(loading: Loading) -> Loaded:
@@ -54,8 +54,8 @@ def load(loading: Loading) -> Loaded:
     device = device_of(loading, torch)
     kind = getattr(hugging, _CLASSES[task])
     more = {**options, "dtype": _dtype(loading, torch, device), "use_safetensors": True, "output_loading_info": True}
-    model, told = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
-    _check_whole(loading, where, told["missing_keys"])
+    model, report = _read(loading, where, lambda: kind.from_pretrained(where, config=config, **more))
+    _check_whole(loading, where, report["missing_keys"])
     tokenizer = _read(loading, where, lambda: hugging.AutoTokenizer.from_pretrained(where, **options))
     threads, longest = configured.whole(loading, "threads", 0), _longest(loading, config, tokenizer)
     language = Language(torch, device, model.eval().to(device), tokenizer, longest, threads)
@@ -69,20 +69,20 @@ def load(loading: Loading) -> Loaded:
 
 
 def _source(loading: Loading) -> tuple[str, dict[str, Any]]:
-    """A folder or, where it is allowed, a name in the hub; and how it is read."""
+    """Return a folder or, if allowed, a Hub name, and how to read it."""
     wanted = loading.parameter("model")
     if not wanted:
         folder = loading.folder if loading.folder is not None else loading.file.parent if loading.file else None
         if folder is None or not (folder / "config.json").is_file():
-            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "put the model's files there")
+            raise UserError(f"model {loading.name}: there is no config.json in {folder}", "add the model's files")
         return str(folder.resolve()), {"local_files_only": True, "trust_remote_code": False}
     if not configured.is_on(loading, "hub"):
         raise UserError(
-            f"model {loading.name}: the parameter model is {wanted!r:.80}, and models of the hub are not allowed",
-            "put the model's files into the version's folder, or set the parameter hub to 1",
+            f"model {loading.name}: parameter model is {wanted!r:.80}, but downloading from the Hugging Face Hub is not allowed",
+            "put the model's files into the version folder, or set parameter hub to 1",
         )
     if not _HUB_ID.fullmatch(wanted) or ".." in wanted:
-        raise UserError(f"model {loading.name}: {wanted!r:.80} is no model of the hub", "it is OWNER/NAME")
+        raise UserError(f"model {loading.name}: {wanted!r:.80} is not the name of a Hub model", "use OWNER/NAME")
     return wanted, {"local_files_only": False, "trust_remote_code": False}
 
 
@@ -91,18 +91,18 @@ def _read(loading: Loading, where: str, read: Callable[[], Any]) -> Any:
         return read()
     except Exception as error:
         raise UserError(
-            f"model {loading.name}: {where} does not load: {type(error).__name__}: {configured.one_line(error)}",
-            "it needs config.json, tokenizer.json and *.safetensors, as save_pretrained writes them",
+            f"model {loading.name}: {where} failed to load: {type(error).__name__}: {configured.one_line(error)}",
+            "it must contain config.json, tokenizer.json and *.safetensors, as written by save_pretrained",
         ) from None
 
 
 def _check_whole(loading: Loading, where: str, missing: Collection[str]) -> None:
-    """transformers makes up what a checkpoint lacks: nobody wants to be served that. (An embedding uses no pooler.)"""
+    """Refuse incomplete checkpoints: transformers would invent the missing weights. (An embedding needs no pooler.)"""
     lacking = sorted(name for name in missing if not name.startswith("pooler.") and ".pooler." not in name)
     if lacking:
         raise UserError(
             f"model {loading.name}: the weights in {where} lack {lacking[0]} and {len(lacking) - 1} more",
-            "is it the right task? The parameter task says which",
+            "check that parameter task names the right task",
         )
 
 
@@ -110,14 +110,12 @@ def _task(loading: Loading, config: Any) -> str:
     wanted = loading.parameter("task")
     if wanted:
         if wanted not in TASKS:
-            raise UserError(
-                f"model {loading.name}: the task {wanted!r:.60} is not known", f"it is one of {', '.join(TASKS)}"
-            )
+            raise UserError(f"model {loading.name}: unknown task {wanted!r:.60}", f"use one of {', '.join(TASKS)}")
         return TASKS[wanted]
     names = tuple(config.architectures or ())
     if getattr(config, "is_encoder_decoder", False) or any(name.endswith("ForConditionalGeneration") for name in names):
         raise UserError(
-            f"model {loading.name}: {', '.join(names)} is not served: it reads with one net and writes with another",
+            f"model {loading.name}: {', '.join(names)} is not supported: it is an encoder-decoder model",
             "use a decoder-only model",
         )
     for name in names:
@@ -128,25 +126,23 @@ def _task(loading: Loading, config: Any) -> str:
         if name.endswith("Model") or name.endswith("ForMaskedLM"):
             return EMBED
     raise UserError(
-        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not say what it is for",
-        f"set the parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
+        f"model {loading.name}: its architecture ({', '.join(names) or 'none'}) does not determine its task",
+        f"set parameter task to {GENERATE}, {EMBED} or {CLASSIFY}",
     )
 
 
 def _dtype(loading: Loading, torch: Any, device: Any) -> Any:
     wanted = loading.parameter("dtype", "auto")
     if wanted not in _DTYPES:
-        raise UserError(
-            f"model {loading.name}: the dtype {wanted!r:.60} is not known", f"it is one of {', '.join(_DTYPES)}"
-        )
+        raise UserError(f"model {loading.name}: unknown dtype {wanted!r:.60}", f"use one of {', '.join(_DTYPES)}")
     if wanted == "auto":
         return "auto" if device.type == "cuda" else torch.float32
     return getattr(torch, wanted)
 
 
 def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
-    told = configured.whole(loading, "max_length", 0)
-    limits = [told or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    configured_length = configured.whole(loading, "max_length", 0)
+    limits = [configured_length or None, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
     return min((limit for limit in limits if limit and limit < _UNBOUNDED), default=None)
 
 
@@ -154,7 +150,7 @@ def _longest(loading: Loading, config: Any, tokenizer: Any) -> int | None:
 
 
 def _let_pad(language: Language) -> None:
-    """Some tokenizers have nothing to fill a batch with; the mask hides whatever it is."""
+    """Set a padding token for tokenizers without one; the attention mask hides it."""
     tokenizer, config = language.tokenizer, language.model.config
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -181,7 +177,7 @@ def _encoded(language: Language, found: list[str]) -> Any:
 
 
 def _runner(language: Language, output: str, compute: Callable[[Any], Any]) -> Loaded:
-    """`compute` makes rows of numbers from the tokens."""
+    """Return the loaded model; `compute` makes rows of numbers from the tokens."""
     torch = language.torch
 
     def run(inputs: Tensors, parameters: Parameters) -> Tensors:
@@ -213,7 +209,7 @@ def _classification(loading: Loading, language: Language) -> Loaded:
     count = int(config.num_labels)
     _batched(loading, TensorSpec("scores", "FP32", (count,)))
     for one in loading.config.output:
-        one.label_filename = one.label_filename or "config.json"  # id2label; clients see that there are labels
+        one.label_filename = one.label_filename or "config.json"  # id2label: shows clients that there are labels
 
     def compute(tokens: Any) -> Any:
         logits = language.model(**tokens).logits.to(language.torch.float32)

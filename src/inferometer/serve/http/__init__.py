@@ -1,1 +1,2 @@
-"""HTTP/1.1: requests out of bytes (parse), the sockets they come over (connection), the bytes of answers (answers)."""
+"""The HTTP/1.1 server: request parsing (parse), sockets and TLS (listener, connection, tls), responses (answers,
+reply)."""

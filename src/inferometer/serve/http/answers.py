@@ -1,14 +1,14 @@
-"""The bytes of HTTP answers: heads, whole responses, chunk framing."""
+"""The bytes of HTTP responses: status lines and headers, complete responses, chunk framing."""
 
 from http import HTTPStatus
 
 LAST_CHUNK = b"0\r\n\r\n"
 NO_EVENT = b"3\r\n:\n\n\r\n"
-"""A chunk with a comment: who reads events passes over it."""
+"""A chunk with an SSE comment, which clients ignore."""
 
 
 def chunk(data: bytes) -> bytes:
-    """One HTTP chunk."""
+    """Return one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -26,7 +26,7 @@ def response(
     promise: bool = False,
     with_body: bool = True,
 ) -> bytes:
-    """A whole response. `promise` says keep-alive outright; `with_body` is off for HEAD."""
+    """Return a complete response. `promise` adds an explicit keep-alive header; `with_body` is False for HEAD."""
     start = head(status, len(body), keep_alive=keep_alive, content_type=content_type, extra=extra, promise=promise)
     return start + body if with_body else start
 
@@ -40,7 +40,7 @@ def head(
     extra: bytes = b"",
     promise: bool = False,
 ) -> bytes:
-    """What comes before a body of `length` bytes."""
+    """Return the status line and headers before a body of `length` bytes."""
     return b"".join(
         (
             b"HTTP/1.1 %d %b\r\nServer: inferometer\r\n" % (status, _PHRASES.get(status, b"Unknown")),
@@ -54,7 +54,7 @@ def head(
 
 
 def events_head(status: int, *, keep_alive: bool, extra: bytes = b"") -> bytes:
-    """What comes before server-sent events in chunks."""
+    """Return the status line and headers before a chunked stream of server-sent events."""
     line = b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"Unknown"))
     return b"".join((line, _EVENTS, extra, b"" if keep_alive else b"Connection: close\r\n", b"\r\n"))
 

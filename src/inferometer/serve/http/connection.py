@@ -1,16 +1,18 @@
-"""Raw non-blocking sockets on the loop: bytes in with the kernel's receive stamp, bytes out in one send() each.
+"""A client connection: a raw non-blocking socket on the event loop, with kernel receive timestamps and one send() per
+write.
 
-A connection answers one request at a time; pipelined ones wait in line, and the next one waits until the answer before
-it is out. Large bodies are read straight into their buffer, and large parts of answers are sent from where they lie.
-What the kernel does not take at once goes out when it can.
+A connection handles one request at a time. Pipelined requests are queued, and the next one starts when the previous
+response has been sent. Large bodies are received directly into their buffer, and large parts of responses are sent
+without a copy. What the kernel does not accept at once is sent when the socket is writable.
 
-That a client has gone is told to the server as soon as it is known (`gone`), so that its work is cancelled; one that
-has closed its own side only, and waits, is answered. Of an HTTP/1.0 client that has closed it is not known before the
-answer begins: it is taken for one that waits. `moved` is when the client last did its part; where it is its turn and it
-does nothing for too long, it is given up: the listener looks after that, from time to time, for all connections.
+The server learns as soon as possible that a client has gone (`gone`), so that it can cancel the work; a client that has
+only closed its sending side and waits gets its response. For an HTTP/1.0 client that has closed, the difference cannot
+be known before the response begins, so it is assumed to be waiting. `moved` is when the client last made progress. If
+it is the client's turn and it does nothing for too long, the connection is given up; the listener checks this
+periodically for all connections.
 
-Nothing here calls the server back from within `write`: a connection that turns out to be broken is closed in the loop's
-next round.
+`write` never calls back into the server: a connection that turns out to be broken is closed in the next iteration of
+the loop.
 """
 
 import contextlib
@@ -30,31 +32,33 @@ if TYPE_CHECKING:
 _READ = 64 * 1024
 _PIPELINED = 64
 _PIPELINED_BYTES = 1 << 20
-"""Requests that may wait in line on a connection, and the bytes of their bodies; beyond that it is not read from."""
+"""Maximum pipelined requests per connection, and the bytes of their bodies; beyond that, reading pauses."""
 _JOINED = 16 * 1024
-"""Parts up to this size are copied together while they wait; larger ones stay where they are."""
+"""Pending parts up to this size are merged by copying; larger ones are kept as they are."""
 _AT_ONCE = 64
-"""Parts that one sendmsg() is given."""
+"""Maximum parts per sendmsg()."""
 _LINGER_S = 1.0
 _RESET = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
-"""For the answer of a client that is not there any more: so soon at first, and so often at last."""
+"""Interval between checks for a reset by a client that may be gone: short at first, then longer."""
 
 Data = bytes | bytearray | memoryview
 
 
 class Handler(Protocol):
-    """What a connection needs of the server."""
+    """The interface of the server that a connection calls."""
 
     def handle(self, connection: "Connection", request: Request) -> None:
-        """Answer it with `write` and `finish`, now or later."""
+        """Respond with `write` and `finish`, now or later."""
 
     def problem(self, connection: "Connection", problem: Problem) -> None:
-        """Say so, and `finish(keep_alive=False)`."""
+        """Respond with the error, then `finish(keep_alive=False)`."""
 
 
 class Connection:
+    """One client connection: reads requests, sends responses, and notices when the client is gone."""
+
     __slots__ = (
         "_busy", "_closing", "_finished", "_handler", "_has_sent_all", "_in_head", "_interim", "_line", "_listener", "_loop",
         "_out", "_parser", "_paused", "_sock", "between", "closed", "gone", "moved", "peer", "send", "unsent",
@@ -62,17 +66,17 @@ class Connection:
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str = "") -> None:
         self.between = b""
-        """What may be sent at any time once an answer has begun, and means nothing; b"": there is no such thing."""
+        """Bytes without meaning that may be sent at any time once a response has begun; b"" if there are none."""
         self.closed = False
         self.gone: Callable[[], None] | None = None
-        """Called when the connection is lost before the answer is finished."""
+        """Called when the connection is lost before the response is finished."""
         self.moved = now()
-        """When the client last sent something that was awaited, or read something, or was given all of an answer."""
+        """When the client last sent something expected, or read something, or had been sent a complete response."""
         self.peer = peer
-        """The client's address, for the log."""
+        """The client's address, for the access log."""
         self.send = sock.send
         self.unsent = 0
-        """Bytes of answers that the kernel has not taken yet."""
+        """Response bytes that the kernel has not accepted yet."""
         self._sock = sock
         self._listener = listener
         self._loop = listener.loop
@@ -81,22 +85,23 @@ class Connection:
         self._line: deque[Request | Problem] = deque()
         self._out: deque[bytearray | memoryview] = deque()
         self._busy = False
-        self._interim: bytes | None = None  # what may be sent before an answer; None where that has begun
-        self._has_sent_all = False  # the client has closed its side
-        self._finished = False  # the answer is complete, but not out
+        self._interim: bytes | None = None  # may be sent before a response; None once that has begun
+        self._has_sent_all = False  # the client has closed its sending side
+        self._finished = False  # the response is complete, but not sent
         self._paused = False
         self._closing = False
-        self._in_head = False  # a request's, of which the first bytes have come
+        self._in_head = False  # the first bytes of a request's headers have arrived
         self._loop.add_reader(sock, self._readable)
 
     @property
     def in_flight(self) -> bool:
-        """A request is being answered, or its answer is not out, or the rest of one that is let in is still coming."""
+        """Whether a request is in progress, its response is not sent yet, or the rest of an admitted one is still
+        arriving."""
         return not self.closed and (self._busy or self._has_more() or self._parser.is_let_in)
 
     @property
     def is_leaving(self) -> bool:
-        """The last answer is out, and the client has not closed yet."""
+        """Whether the last response is sent and the client has not closed yet."""
         return self._closing and not self._busy and not self.closed
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -118,7 +123,7 @@ class Connection:
             self._sent_all()
             return
         if self._closing:
-            return  # an answer that closes is on its way out; what still comes in is not for us
+            return  # the last response is being sent; further input is ignored
         arrived = self._arrived(ancillary)
         self._took(self._parser.feed(data, arrived) if room is None else self._parser.filled(count, arrived))
 
@@ -146,10 +151,10 @@ class Connection:
                 self._pause()  # one large body at a time
 
     def _came(self) -> None:
-        """A part of a request. A head has to come to its end in time: single bytes of it are no progress."""
+        """Note that part of a request arrived. Headers must be complete in time: single bytes of them are not progress."""
         was_in_head, self._in_head = self._in_head, self._parser.is_in_head
         if not (was_in_head and self._in_head):
-            self.moved = now()  # not the kernel's stamp, which goes with the wall clock where that is stepped
+            self.moved = now()  # not the kernel's timestamp, which follows steps of the wall clock
         if self._parser.wants_continue:
             self._continue()
 
@@ -180,8 +185,8 @@ class Connection:
     # --- a client that sends nothing more ----------------------------------------------------------------------------
 
     def _sent_all(self) -> None:
-        """It has gone, or it has closed its own side and waits for its answer. That looks the same, until something is sent to it:
-        one that has gone sends a reset."""
+        """The client has gone, or has closed its sending side and waits for the response. Both look the same until
+        something is sent: a client that has gone answers with a reset."""
         if not self._busy and not self._line:
             self.close()
             return
@@ -191,13 +196,13 @@ class Connection:
             harmless = self.between if self._interim is None else self._interim
             if harmless:
                 self.write(harmless)
-            elif self._interim is None:  # there is no telling
+            elif self._interim is None:  # cannot find out whether the client is still there
                 self.close()
                 return
         self._look_for_reset(_FIRST_LOOK_S)
 
     def _look_for_reset(self, wait: float) -> None:
-        """From time to time: the loop tells nothing more of a socket whose end has been read."""
+        """Check periodically, because the loop reports nothing more about a socket at end-of-file."""
         if self.closed:
             return
         if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -208,7 +213,7 @@ class Connection:
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def write(self, data: Data, *more: Data) -> None:
-        """Send these, one after the other. They are kept, not copied, where they are large: leave them as they are."""
+        """Send the parts in order. Large ones are kept without a copy: do not modify them afterwards."""
         self._interim = None
         if more or self._out:
             self._write_all((data, *more))
@@ -248,7 +253,7 @@ class Connection:
             self._out.append(bytearray(data))
 
     def _send_some(self) -> bool:
-        """What the kernel takes; False where the connection is broken."""
+        """Send what the kernel accepts; return False if the connection is broken."""
         try:
             sent = self._sock.sendmsg(list(islice(self._out, _AT_ONCE)))
         except (BlockingIOError, InterruptedError):
@@ -273,7 +278,7 @@ class Connection:
         return True
 
     def finish(self, keep_alive: bool = True) -> None:
-        """The answer is complete: go on with the next request, or close, once all is out."""
+        """End the response: continue with the next request, or close, once everything is sent."""
         self.gone = None
         if self.closed:
             self._busy = False
@@ -287,7 +292,7 @@ class Connection:
             self._go_on()
 
     def _go_on(self) -> None:
-        """The answer is out."""
+        """Continue after a response has been sent."""
         self._busy = self._finished = False
         self.moved = now()
         if self._closing:
@@ -304,7 +309,7 @@ class Connection:
             self._continue()
 
     def _has_more(self) -> bool:
-        """Bytes of an answer wait for the kernel to take them."""
+        """Whether response bytes are waiting for the kernel."""
         return bool(self._out)
 
     def _writable(self) -> None:
@@ -320,7 +325,7 @@ class Connection:
             self._go_on()
 
     def _linger(self) -> None:
-        """Close our side, and the rest when the client does: closing over unread bytes would take our answer with it."""
+        """Close our side, and the rest when the client does: closing with unread bytes would discard our response."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(0 if self._has_sent_all else _LINGER_S, self.close)
@@ -328,7 +333,8 @@ class Connection:
     # --- patience ----------------------------------------------------------------------------------------------------
 
     def give_up_if_late(self, idle: int, stalled: int, at: int) -> None:
-        """Where it is the client's turn and nothing has moved for so many ns, as of `at`. What is being computed is our turn."""
+        """Give up if it is the client's turn and it made no progress for this many ns as of `at`. Computing is the
+        server's turn."""
         silent = at - self.moved
         if self._has_more():
             if silent > stalled:
@@ -342,30 +348,30 @@ class Connection:
                 self.close()
 
     def _is_awaited(self) -> bool:
-        """The rest of a request is."""
+        """Whether the rest of a request is expected."""
         return self._parser.is_partial
 
     def _has_come(self) -> bool:
-        """Something is there to be read: we are late, not the client."""
+        """Whether data is waiting to be read: then the server is late, not the client."""
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # reading will tell
+        except OSError:  # reading will report it
             return True
         return True
 
     def _give_up_request(self) -> None:
         seconds = self._listener.limits.stalled
         if self._in_head:
-            why = f"the request's head did not come to its end within {seconds:g} s"
+            why = f"the request headers were not complete within {seconds:g} s"
         else:
-            why = f"nothing came for {seconds:g} s, and the request is not complete"
+            why = f"the request is not complete, and no data arrived for {seconds:g} s"
         self._line.append(self._parser.give_up(408, why, self.moved))
         self._next()
 
     def _give_up_answer(self) -> None:
-        """It is not read. With RST: what the kernel has of it need not be kept any longer."""
+        """Reset the connection of a client that does not read: the kernel can drop its copy of the response."""
         moved = self.moved
         self._writable()
         if self.moved == moved and not self.closed:
@@ -375,13 +381,13 @@ class Connection:
     # --- refusing ----------------------------------------------------------------------------------------------------
 
     def let_in(self) -> None:
-        """New requests are refused from now on, but not one whose head has come. (Whoever has sent one before the answer to
-        another hears with that answer that it is the last.)"""
+        """Admit a request whose headers have arrived, since new requests are refused from now on. (A client that has
+        pipelined another request learns from the response that it is the last.)"""
         if not self._busy:
             self._parser.let_in()
 
     def refuse_partial(self, why: str) -> bool:
-        """Say that a request which is still coming is not waited for. False where there is none."""
+        """Refuse a request that is still arriving. Return False if there is none."""
         if self._busy or self._closing or not self._parser.is_partial:
             return False
         self._line.append(self._parser.give_up(503, why, self.moved))
@@ -405,7 +411,7 @@ class Connection:
             gone()
 
     def hang_up(self) -> None:
-        """Close at once in the orderly way, whatever was promised."""
+        """Close at once in an orderly way, even if the response is incomplete."""
         self.gone = None
         self.close()
 
@@ -417,6 +423,6 @@ class Connection:
         self.close()
 
     def _let_go_of_the_rest(self) -> None:
-        """Of what is sent: closing is RST then."""
+        """Discard unsent data: closing sends RST then."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

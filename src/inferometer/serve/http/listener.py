@@ -1,7 +1,7 @@
-"""The listening socket: who comes in, and all connections that there are.
+"""The listening socket and all of its connections.
 
-Where the process has no more files, accepting pauses until some are closed. A look at all connections, every few seconds,
-finds those whose client is late (settings.Limits: idle, stalled).
+When the process has run out of file descriptors, accepting pauses until some are closed. A sweep over all connections
+every few seconds finds clients that are idle or stalled (settings.Limits).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from inferometer.timing.clock import now
 NEVER = 1 << 62
 _BACKLOG = 4096
 _AT_A_TIME = 256
-"""Connections that are taken before others have their turn."""
+"""Connections accepted before the loop does other work."""
 _SWEEP_S = 5.0
 
 
@@ -53,26 +53,26 @@ class Listener:
 
     @property
     def in_flight(self) -> int:
-        """Connections whose request is being answered, or whose answer is not out, or that are let in with a request that is
-        still coming."""
+        """Number of connections with a request in progress, an unsent response, or an admitted request that is still
+        arriving."""
         return sum(connection.in_flight for connection in self.connections)
 
     @property
     def leaving(self) -> int:
-        """Connections whose last answer is out, and whose client has not closed yet."""
+        """Number of connections whose last response is sent and whose client has not closed yet."""
         return sum(connection.is_leaving for connection in self.connections)
 
     def let_in(self) -> None:
-        """From now on new requests are refused; those whose heads have come are none."""
+        """Admit the requests whose headers have arrived: new requests are refused from now on."""
         for connection in self.connections:
             connection.let_in()
 
     def refuse_partial(self, why: str) -> int:
-        """The rest of requests is not waited for any longer: 503, in words. How many there were."""
+        """Refuse requests that are still arriving with a 503 and `why`. Return how many there were."""
         return sum(connection.refuse_partial(why) for connection in list(self.connections))
 
     def stop_accepting(self) -> None:
-        """No new connections but those that wait to be taken; the ones that are there go on."""
+        """Accept no new connections beyond those already in the backlog; existing ones continue."""
         if self._is_accepting:
             self._accept(_BACKLOG)
             self._is_accepting = False
@@ -90,7 +90,7 @@ class Listener:
             connection.close()
 
     def serve(self, sock: socket.socket, peer: str = "") -> Connection:
-        """Answer the requests that come over `sock`."""
+        """Serve the requests that arrive over `sock`."""
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,7 +110,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close rather than spin
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # wait for some to close instead of spinning
                     self.loop.remove_reader(self._sock)
                     self.loop.call_later(0.1, self._accept_again)
                 return
@@ -121,14 +121,14 @@ class Listener:
             self.loop.add_reader(self._sock, self._acceptable)
 
     def _resample(self) -> None:
-        """The wall clock may be stepped; the kernel's stamps are of it."""
+        """Follow steps of the wall clock, which the kernel's timestamps are based on."""
         self.wall_offset = clock.wall_offset()
         self._timer = self.loop.call_later(1.0, self._resample)
 
     # --- patience ----------------------------------------------------------------------------------------------------
 
     def sweep(self, at: int) -> None:
-        """Give up the clients that are late as of `at`: one look at all connections instead of a timer for each."""
+        """Give up on clients that are late as of `at`: one pass over all connections instead of a timer for each."""
         late = at - min(self._idle, self._stalled)
         for connection in [one for one in self.connections if one.moved < late]:
             connection.give_up_if_late(self._idle, self._stalled, at)
@@ -144,7 +144,7 @@ class Listener:
 
 
 def client_of(address: Any) -> str:
-    """HOST:PORT. (An IPv4 client of a socket for both is shown as what it is.)"""
+    """Return HOST:PORT. (IPv4 clients of a dual-stack socket are shown as IPv4.)"""
     if not isinstance(address, tuple):
         return ""
     host, port = address[:2]

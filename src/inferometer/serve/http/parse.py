@@ -1,10 +1,9 @@
-"""HTTP/1.1 requests out of bytes. Sans-IO: no socket, no clock; the instant of arrival is handed in with the bytes.
+"""Parses HTTP/1.1 requests. Sans-IO: no socket and no clock; the arrival time is passed in with the bytes.
 
-A request arrived when its last bytes did. A body whose length is known beforehand is put into one buffer of that
-length: what came with the head is copied there, and for the rest `room` says where the socket may write by itself
-(`filled` says how much it did). Bytes that are not HTTP, or too many of them, end in a Problem, after which nothing
-more is read from that connection. An Upgrade is declined by going on in HTTP/1.1, as the standard allows: the request's
-body is still its body.
+A request arrived when its last bytes did. A body of known length goes into one buffer of that length: what arrived with
+the headers is copied there, and for the rest `room` is where the socket may write directly (`filled` reports how much
+it wrote). Invalid or too many bytes result in a Problem, after which nothing more is read from the connection. An
+Upgrade is declined by continuing with HTTP/1.1, as the standard allows; the request keeps its body.
 """
 
 from typing import Any
@@ -25,27 +24,29 @@ _CHUNKS_FOLLOW = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Request:
+    """A parsed HTTP request."""
+
     __slots__ = ("arrived", "body", "headers", "http10", "keep_alive", "method", "path", "was_let_in")
 
     def __init__(self) -> None:
         self.method = b""
         self.path = b""
-        """Without the query, and without the server where it was named as well."""
+        """Without the query, and without scheme and host of an absolute URL."""
         self.headers: dict[bytes, bytes] = {}
-        """Names in lower case; only those that the server knows."""
+        """Lower-case names; only headers that the server uses."""
         self.body: bytes | memoryview = b""
         self.keep_alive = True
         self.http10 = False
         self.arrived = 0
         self.was_let_in = False
-        """Its head came before new requests were refused."""
+        """Whether its headers arrived before new requests were refused."""
 
 
 _NONE = Request()
 
 
 class Problem:
-    """Why the connection cannot be understood further: the status to answer with before it is closed."""
+    """An error after which the connection cannot be parsed further, with the status to respond with before closing."""
 
     __slots__ = ("message", "request", "status")
 
@@ -53,11 +54,11 @@ class Problem:
         self.status = status
         self.message = message
         self.request = request
-        """As far as it is known: its head may not have come to an end."""
+        """The request as far as it is known; its headers may be incomplete."""
 
 
 class RequestParser:
-    """The parser of one connection. Callbacks of httptools are the methods without underscore from `on_url` on."""
+    """The parser of one connection. The methods from `on_url` on are callbacks of httptools."""
 
     __slots__ = (
         "_buffer", "_codings", "_done", "_fed", "_head", "_in_body", "_length", "_limits", "_parser", "_pieces", "_problem",
@@ -66,36 +67,36 @@ class RequestParser:
 
     def __init__(self, limits: Limits = _USUAL) -> None:
         self.wants_continue = False
-        """The client waits for `100 Continue` before it sends the body."""
+        """Whether the client waits for `100 Continue` before it sends the body."""
         self.is_partial = False
-        """A request has begun and is not complete."""
+        """Whether a request has begun and is incomplete."""
         self.room: memoryview | None = None
-        """Where the rest of a body goes."""
+        """Buffer for the rest of a body."""
         self._limits = limits
         self._parser: Any = httptools.HttpRequestParser(self)
         self._problem: Problem | None = None
         self._done: list[Request | Problem] = []
-        self._fed = 0  # since the last head or piece of a body
+        self._fed = 0  # bytes since the last headers or piece of a body
         self.on_message_begin()
         self.is_partial = False
 
     @property
     def is_in_head(self) -> bool:
-        """A request has begun, and its head is not complete."""
+        """Whether a request has begun and its headers are incomplete."""
         return self.is_partial and not self._in_body
 
     @property
     def is_let_in(self) -> bool:
-        """A request has begun that is served when it is complete, though new ones are refused."""
+        """Whether an incomplete request will be served although new ones are refused."""
         return self.is_partial and self._request.was_let_in
 
     def let_in(self) -> None:
-        """From now on new requests are refused; the one whose head has come is none."""
+        """Admit a request whose headers have arrived: new requests are refused from now on."""
         if self.is_partial and self._in_body:
             self._request.was_let_in = True
 
     def feed(self, data: bytes | memoryview, arrived: int) -> list[Request | Problem]:
-        """The requests that `data` completes; after a Problem, nothing more."""
+        """Return the requests that `data` completes; after a Problem, nothing more."""
         taken = self._take(data, arrived)
         done = self._handed_over()
         while taken < len(data):
@@ -105,7 +106,7 @@ class RequestParser:
         return done
 
     def _take(self, data: bytes | memoryview, arrived: int) -> int:
-        """How many of the bytes are dealt with: what comes behind a body or an Upgrade is left."""
+        """Return how many bytes were processed; what follows a body or an Upgrade is left over."""
         if self._problem is not None:
             return len(data)
         if self.room is not None:
@@ -121,9 +122,9 @@ class RequestParser:
             self._decline_upgrade()
             taken = int(upgrade.args[0])
         except httptools.HttpParserError:
-            self._refuse(400, "the bytes are not an HTTP/1.1 request")
+            self._refuse(400, "not a valid HTTP/1.1 request")
         if self._fed > self._limits.head:
-            self._refuse(431, f"the head is over {self._limits.head} bytes")
+            self._refuse(431, f"the request headers are larger than {self._limits.head} bytes")
         if self._problem is not None:
             self._done.append(self._problem)
         elif self._in_body and self._length:
@@ -132,7 +133,7 @@ class RequestParser:
         return taken
 
     def filled(self, count: int, arrived: int) -> list[Request | Problem]:
-        """So many bytes were put into `room`."""
+        """Note that `count` bytes were written to `room`; return the completed requests."""
         self._fill(count, arrived)
         return self._handed_over()
 
@@ -143,24 +144,24 @@ class RequestParser:
         if self.room:
             return
         self.room = None
-        self._parser = httptools.HttpRequestParser(self)  # the old one still waits for this body
+        self._parser = httptools.HttpRequestParser(self)  # the old parser still expects this body
         self.on_message_complete()
         self._stamp(self._done, arrived)
 
     def _handed_over(self) -> list[Request | Problem]:
-        """What is complete. Nothing of it is kept here: a body may be large, and the connection idle for long."""
+        """Return what is complete and keep no reference to it: a body may be large, and the connection idle for long."""
         done, self._done = self._done, []
         return done
 
     def give_up(self, status: int, message: str, arrived: int) -> Problem:
-        """The request under way is not waited for any longer."""
+        """Stop waiting for the rest of the current request."""
         self._refuse(status, message)
         assert self._problem is not None
         self._stamp([self._problem], arrived)
         return self._problem
 
     def close(self) -> None:
-        """Break the cycle with httptools' parser."""
+        """Break the reference cycle with httptools' parser."""
         self._parser = None
         self.room = None
         self._problem = Problem(400, "closed", _NONE)
@@ -172,8 +173,8 @@ class RequestParser:
         self._length = 0
         self._size = 0
         self._in_body = False
-        self._buffer: memoryview | None = None  # of a body whose length is known
-        self._pieces: bytearray | None = None  # of one that comes in chunks
+        self._buffer: memoryview | None = None  # for a body of known length
+        self._pieces: bytearray | None = None  # for a chunked body
         self.is_partial = True
 
     def on_url(self, url: bytes) -> None:
@@ -194,7 +195,7 @@ class RequestParser:
         self._in_body = True
         self._fed = 0
         if self._head + len(request.path) > self._limits.head:
-            self._refuse(431, f"the head is over {self._limits.head} bytes")
+            self._refuse(431, f"the request headers are larger than {self._limits.head} bytes")
         request.method = parser.get_method()
         request.path = _path(request.path)
         request.http10 = parser.get_http_version() == "1.0"
@@ -202,7 +203,7 @@ class RequestParser:
         self._length = int(request.headers.get(b"content-length", b"0"))
         if self._codings not in ([], [b"chunked"]):
             given = b", ".join(self._codings).decode("latin-1")
-            self._refuse(501, f"the Transfer-Encoding {given!r:.60} is not known: there is 'chunked', once")
+            self._refuse(501, f"unsupported Transfer-Encoding {given!r:.60}: only a single 'chunked' is supported")
         if self._length > self._limits.message:
             self._too_long()
         self.wants_continue = request.headers.get(b"expect", b"").lower() == b"100-continue" and self._problem is None
@@ -225,7 +226,7 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and (self._length or self._codings):
-            return  # only its head is: `_decline_upgrade`
+            return  # only the headers are complete: see `_decline_upgrade`
         self._in_body = False
         self.is_partial = False
         self.wants_continue = False
@@ -240,8 +241,8 @@ class RequestParser:
             self._request = _NONE
 
     def _decline_upgrade(self) -> None:
-        """httptools leaves all that comes behind the head to others, also a body. One of a known length goes into
-        `room`; one in chunks is for a new parser, which has to be told of it."""
+        """Read the body ourselves: after an Upgrade, httptools leaves everything behind the headers to the caller. A
+        body of known length goes into `room`; a chunked one to a new parser."""
         self._parser = httptools.HttpRequestParser(self)
         if self._in_body and self._codings and self._problem is None:
             request, wants_continue = self._request, self.wants_continue
@@ -252,7 +253,7 @@ class RequestParser:
         try:
             self.room = self._make_buffer()[self._size :]
         except MemoryError:
-            self._refuse(413, f"there is no room for a body of {self._length} bytes")
+            self._refuse(413, f"not enough memory for a request body of {self._length} bytes")
             self._done.append(self._problem)  # type: ignore[arg-type]
 
     def _make_buffer(self) -> memoryview:
@@ -261,7 +262,7 @@ class RequestParser:
         return self._buffer
 
     def _too_long(self) -> None:
-        self._refuse(413, f"the body is over {self._limits.message} bytes")
+        self._refuse(413, f"the request body is larger than {self._limits.message} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
         self.room = None
@@ -269,7 +270,7 @@ class RequestParser:
         self._buffer = self._pieces = None
         if self._problem is None:
             request = Request() if self._request is _NONE else self._request
-            if request.path and not request.method:  # its head did not come to an end
+            if request.path and not request.method:  # the headers are incomplete
                 request.method = self._parser.get_method()
             self._problem = Problem(status, message, request)
 
@@ -280,7 +281,7 @@ class RequestParser:
 
 
 def _path(target: bytes) -> bytes:
-    """Of a request's target, without the query; a whole URL is taken, too (RFC 9112, 3.2.2)."""
+    """Return the path of a request target without the query; absolute URLs are accepted (RFC 9112, 3.2.2)."""
     path = target.partition(b"?")[0]
     if path.startswith(b"/"):
         return path

@@ -1,4 +1,4 @@
-"""A whole answer to a request, sent and finished; and the access log, which stands between an answer and its connection."""
+"""Sends a complete response to a request, and writes the access log."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from inferometer.serve.http.parse import Request
 from inferometer.timing.clock import now
 
 _JOINED = 64 * 1024
-"""Answers up to this size go out in one piece."""
+"""Responses up to this size are sent in one piece."""
 
 
 def reply(
@@ -35,10 +35,10 @@ def reply(
 
 
 class Logged:
-    """A connection for one request, which writes a line to standard error when its answer is finished.
+    """A connection for one request that writes a line to standard error when the response is finished.
 
-    Time, client, method, path, status, bytes sent, milliseconds from arrival to the answer's end; "-" where bytes that are no
-    request have no such thing. No headers, no bodies.
+    The line has the time, client, method, path, status, bytes sent, and milliseconds from arrival to the end of the
+    response; "-" if invalid bytes have no such value. It contains no headers and no bodies.
     """
 
     __slots__ = ("_connection", "_request", "_sent", "_status")
@@ -47,7 +47,7 @@ class Logged:
         self._connection = connection
         self._request = request
         self._sent = 0
-        self._status = "499"  # the client went before there was an answer
+        self._status = "499"  # the client disconnected before there was a response
 
     @property
     def closed(self) -> bool:

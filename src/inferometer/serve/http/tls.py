@@ -1,7 +1,7 @@
-"""TLS for the server: ssl.MemoryBIO, so that the bytes, and their stamps, still come from recvmsg.
+"""TLS for the server, with ssl.MemoryBIO, so that the bytes and their timestamps still come from recvmsg.
 
-A handshake comes before the first request; then all is as without. Answers are encrypted piece by piece as the kernel takes
-them, so that a large one is never there twice.
+After the handshake, everything works as without TLS. Responses are encrypted piece by piece as the kernel accepts them,
+so that a large one is never in memory twice.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _READ = 64 * 1024
 _ENCRYPTED = 256 * 1024
-"""Bytes of an answer that are encrypted at a time."""
+"""Response bytes encrypted at a time."""
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """From PEM files; UserError naming the file that is wrong."""
+    """Create the SSL context from PEM files; raises UserError naming the invalid file."""
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
@@ -41,7 +41,8 @@ def context(tls: Tls) -> ssl.SSLContext:
             made.load_verify_locations(tls.client_ca)
         except ssl.SSLError:
             raise UserError(
-                f"{tls.client_ca} has no certificates of an authority in PEM form", "give the file of a CA"
+                f"{tls.client_ca} does not contain a CA certificate in PEM format",
+                "set --tls-client-ca to a CA's PEM file",
             ) from None
         made.verify_mode = ssl.CERT_REQUIRED
     return made
@@ -52,7 +53,7 @@ def _readable(path: str) -> None:
         with Path(path).open("rb") as file:
             file.read(1)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", "give a PEM file that this user may read") from None
+        raise UserError(f"cannot read {path}: {error.strerror}", "choose a PEM file that this user may read") from None
 
 
 def _no_password() -> str:
@@ -62,18 +63,24 @@ def _no_password() -> str:
 def _wrong_pair(tls: Tls, error: ssl.SSLError) -> UserError:
     if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
         return UserError(
-            f"the key {tls.key} is not that of the certificate {tls.cert}", "give the two that belong together"
+            f"the private key {tls.key} does not match the certificate {tls.cert}",
+            "choose a --tls-cert and --tls-key that belong together",
         )
     try:
         ssl.create_default_context().load_verify_locations(tls.cert)
     except ssl.SSLError:
         return UserError(
-            f"{tls.cert} is not a certificate in PEM form", "give a PEM file, the server's certificate first"
+            f"{tls.cert} is not a certificate in PEM format",
+            "choose a PEM file that starts with the server's certificate",
         )
-    return UserError(f"{tls.key} is not a private key in PEM form without a password", "give an unencrypted PEM file")
+    return UserError(
+        f"{tls.key} is not an unencrypted private key in PEM format", "choose a PEM file without a password"
+    )
 
 
 class TlsConnection(Connection):
+    """A client connection over TLS."""
+
     __slots__ = ("_incoming", "_is_ready", "_outgoing", "_plain", "_tls")
 
     def __init__(self, listener: "Listener", sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
@@ -111,7 +118,7 @@ class TlsConnection(Connection):
             self._flush()
             return False
         except ssl.SSLError:
-            self._flush()  # the alert that says why
+            self._flush()  # send the TLS alert with the reason
             self._closing = True
             self._linger()
             return False
@@ -121,7 +128,7 @@ class TlsConnection(Connection):
         return True
 
     def _decrypt(self, arrived: int) -> None:
-        """All of what came; a client that pipelines is cut off by the socket, not here."""
+        """Decrypt everything that arrived; the limit for pipelining clients is in reading the socket, not here."""
         try:
             while not self._closing and not self.closed:
                 room = self._parser.room
@@ -137,13 +144,13 @@ class TlsConnection(Connection):
                 self._took(found)
         except ssl.SSLWantReadError:
             self._flush()
-        except ssl.SSLZeroReturnError:  # closed in the orderly way
+        except ssl.SSLZeroReturnError:  # orderly close
             self._sent_all()
         except ssl.SSLError:
             self.close()
 
     def _is_awaited(self) -> bool:
-        """Or the handshake's end is, which has to come in time like a head."""
+        """Whether the rest of a request or of the handshake is expected; both have to arrive in time."""
         return not self._is_ready or super()._is_awaited()
 
     def _give_up_request(self) -> None:
@@ -172,7 +179,7 @@ class TlsConnection(Connection):
                 if taken + len(part) > _ENCRYPTED:
                     self._plain.appendleft(part[_ENCRYPTED - taken :])
                     part = part[: _ENCRYPTED - taken]
-                self.unsent -= len(part)  # what it becomes is counted where it waits for the kernel
+                self.unsent -= len(part)  # the encrypted bytes are counted while they wait for the kernel
                 try:
                     self._tls.write(part)
                 except ssl.SSLError:
@@ -196,7 +203,7 @@ class TlsConnection(Connection):
             super()._drained()
 
     def _linger(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # it would like to hear the client's goodbye, too
+        with contextlib.suppress(ssl.SSLError):  # it also expects the client's close_notify
             self._tls.unwrap()
         self._flush()
         super()._linger()

@@ -1,11 +1,23 @@
-"""KServe v2 with Triton's extensions, over HTTP and over gRPC.
+"""KServe v2 with Triton's extensions, over HTTP and gRPC.
 
-messages    the protocol's messages, for all         control          what is said about server and models, for both
-web         /v2: routes                              http, generate   the bodies of requests and answers
-under_way   from an inference to its HTTP answer     unread           answers that nobody takes
-grpc        the server and its services              guard            who is let in, and what failures become
-grpc_calls  ModelInfer                               stream, chunked  ModelStreamInfer, InferStream; InferChunked
-grpc_codec  messages to inferences and back          grpc_control     questions and orders
-health      grpc.health.v1                           reflection       what is served, for clients that ask
-grpc_batches  memory that gRPC itself would keep where a call is cancelled
+messages       the protocol's messages, shared by all
+control        server and model metadata, statistics, loading: shared by HTTP and gRPC
+routes         HTTP: the paths under /v2
+http_codec     HTTP: bodies of infer requests and responses
+generate       HTTP: bodies of generate requests and responses
+responders     HTTP: from an inference to its response
+offload        HTTP: large bodies, processed in a thread
+backpressure   the limit for responses that a client does not read
+grpc           gRPC: the server and its services
+handlers       gRPC: access control and error handling around every method
+grpc_calls     gRPC: ModelInfer
+stream         gRPC: ModelStreamInfer and InferStream
+chunked        gRPC: InferChunked
+grpc_codec     gRPC: messages to inferences and back
+grpc_fields    gRPC: finding large fields without parsing them
+grpc_typed     gRPC: typed tensor contents
+grpc_control   gRPC: metadata and control methods
+grpc_batches   gRPC: frees memory that grpcio would leak for cancelled calls
+health         grpc.health.v1
+reflection     server reflection
 """

@@ -1,7 +1,7 @@
-"""InferChunked: one request and its answers in pieces, for tensors that no single message can carry (proto/inferometer.proto).
+"""InferChunked: one request and its responses in chunks, for tensors too large for a message (proto/inferometer.proto).
 
-The request's tensors are filled as their pieces come, and answers are cut into pieces as they are sent: beyond the tensors
-themselves there is never more than a piece in memory.
+The request's tensors are filled as their chunks arrive, and responses are cut into chunks as they are sent: besides the
+tensors themselves, at most one chunk is in memory.
 """
 
 import asyncio
@@ -28,15 +28,16 @@ _DATA = 0x12  # field 2 of Chunk
 
 
 async def infer_chunked(models: Models, limit: int, receiving: set[Context], context: Context) -> None:
-    """`limit`: bytes of all the request's tensors. `receiving`: all such calls whose request is not complete; with what
-    is under way, they are no more than the server takes. One whose head has come is let in: it is served when it is
-    complete, though new ones are refused by then."""
+    """Handle one call. `limit` is the maximum size of all tensors of the request. `receiving` holds the calls whose
+    requests are incomplete; together with the inferences in progress they count toward the server's maximum. A
+    request whose head has arrived is admitted: it is served once complete, even if new ones are refused by then.
+    """
     await prepare(context)
     try:
         request, raw = await _received(models, context, limit, receiving)
     finally:
         receiving.discard(context)
-    now = time.monotonic_ns()  # a request arrives with its last bytes, and the time that is left is counted from there
+    now = time.monotonic_ns()  # a request arrives with its last bytes, from which its remaining time is counted
     answers: deque[tuple[Output, ...]] = deque()
     changed = asyncio.Event()
     end: list[Refused | None] = []
@@ -91,10 +92,10 @@ async def _received(
 ) -> tuple[Message, list[memoryview]]:
     head = await _head(context)
     if head.WhichOneof("message") != "request":
-        raise _invalid("the head of a request has a ModelInferRequest")
+        raise _invalid("the head of a request must contain a ModelInferRequest")
     if head.request.raw_input_contents:
-        raise _invalid("raw contents come in the chunks after the head, not in it")
-    models.check_open()  # this and what follows: before anything large is taken
+        raise _invalid("raw contents must be sent in the chunks after the head, not in the head")
+    models.check_open()  # check this before allocating anything large
     models.find(head.request.model_name, head.request.model_version)
     sizes = _checked(head.sizes, limit)
     models.check_room(len(receiving))
@@ -103,20 +104,22 @@ async def _received(
     while (data := await _data(context)) is not None:
         if place + len(data) > len(buffer):
             raise _invalid(
-                f"the head speaks of {len(buffer)} bytes of raw contents, but at least {place + len(data)} came"
+                f"the head announced {len(buffer)} bytes of raw contents, but at least {place + len(data)} arrived"
             )
         buffer[place : place + len(data)] = data
         place += len(data)
     if place < len(buffer):
-        raise _invalid(f"the head speaks of {len(buffer)} bytes of raw contents, but {place} came")
+        raise _invalid(f"the head announced {len(buffer)} bytes of raw contents, but {place} arrived")
     return head.request, _split(buffer, sizes)
 
 
 def _checked(sizes: Sequence[int], limit: int) -> list[int]:
     if len(sizes) > _MAX_TENSORS:
-        raise _invalid(f"the head speaks of {len(sizes)} raw contents; {_MAX_TENSORS} are the most")
+        raise _invalid(f"the head announced {len(sizes)} raw contents; the maximum is {_MAX_TENSORS}")
     if sum(sizes) > limit:
-        raise Refused("RESOURCE_EXHAUSTED", f"the request's tensors are {sum(sizes)} bytes; the server takes {limit}")
+        raise Refused(
+            "RESOURCE_EXHAUSTED", f"the request's tensors have {sum(sizes)} bytes; the server accepts at most {limit}"
+        )
     return list(sizes)
 
 
@@ -131,17 +134,17 @@ def _split(buffer: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 async def _head(context: Context) -> Message:
     chunk = await _chunk(context)
     if chunk is None or chunk.WhichOneof("piece") != "head":
-        raise _invalid("the first chunk is the head")
+        raise _invalid("the first chunk must be the head")
     return chunk.head
 
 
 async def _data(context: Context) -> bytes | None:
-    """The next piece; None where there are no more."""
+    """Return the next piece of data, or None at the end."""
     chunk = await _chunk(context)
     if chunk is None:
         return None
     if chunk.WhichOneof("piece") != "data":
-        raise _invalid("after the head there is nothing but data")
+        raise _invalid("the chunks after the head must contain only data")
     data: bytes = chunk.data
     return data
 
@@ -154,15 +157,15 @@ async def _chunk(context: Context) -> Message | None:
         if len(message) > grpc_codec.LARGE and not _is_data(message):
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"the head is {len(message)} bytes, the server takes {grpc_codec.LARGE}; contents come in the chunks after it",
+                f"the head has {len(message)} bytes, the server accepts at most {grpc_codec.LARGE}; send contents in the chunks after it",
             )
         return Chunk.FromString(message)
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no Chunk: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid Chunk: {bounded(str(error))}") from None
 
 
 def _is_data(message: bytes) -> bool:
-    """And nothing else: to read that is to copy it."""
+    """Whether the message contains data and nothing else, checked without a copy."""
     tag, _, _, end = next(fields(message, 1))
     return tag == _DATA and end == len(message)
 
@@ -175,7 +178,7 @@ def _invalid(message: str) -> Refused:
 
 
 def pieces(head: Message, outputs: Sequence[Output]) -> Iterator[bytes]:
-    """An answer's chunks, the head first."""
+    """Yield the chunks of a response, the head first."""
     contents = [grpc_codec.flat(output.tensor.data) for output in outputs]
     first = Chunk()
     first.head.response.CopyFrom(head)

@@ -1,6 +1,6 @@
-"""What the server says about itself and its models, as the protocol's messages; `tree` is how HTTP shows them.
+"""Server and model metadata, statistics and control as the protocol's messages; `tree` converts them for HTTP.
 
-Both front ends answer from here, so that they say the same. The words of refusals are Triton's.
+HTTP and gRPC both use this module, so that they return the same. Error messages are Triton's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ EXTENSIONS = (
     "statistics",
 )
 
-NO_CONTROL = "models cannot be loaded and unloaded from outside: the server was started without --allow-control"
+NO_CONTROL = "clients may not load and unload models: the server was started without --allow-control"
 
 
 def server_metadata(models: Models) -> Message:
@@ -56,12 +56,12 @@ def _add_specs(field: Any, specs: Sequence[TensorSpec]) -> None:
 
 
 def model_config(model: Model) -> Message:
-    """The ModelConfig itself."""
+    """Return the ModelConfig."""
     return model.config
 
 
 def statistics(models: Models, name: str = "", version: str = "") -> Message:
-    """Of one model, or of all that are ready."""
+    """Return the statistics of one model, or of all models that are ready."""
     if name:
         return ModelStatisticsResponse(model_stats=[_ready_one(models, name, version).statistics()])
     ready = [models.find(entry.name, entry.version) for entry in models.index(only_ready=True)]
@@ -87,14 +87,14 @@ def repository_index(models: Models, ready: bool = False) -> Message:
 
 
 def check_load(parameters: Iterable[str]) -> None:
-    """What a load request has besides its model's name: the configuration, and nothing else."""
+    """Check the parameters of a load request: the configuration is the only one supported."""
     for name in sorted(parameters):
         if name.startswith("file:"):
             raise Refused(
-                "UNIMPLEMENTED", "this server loads models from its repository alone, not files out of requests"
+                "UNIMPLEMENTED", "this server loads models only from its repository, not from files in requests"
             )
         if name != "config":
-            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is not known: there is 'config'")
+            raise Refused("INVALID_ARGUMENT", f"load parameter '{name:.60}' is unknown: only 'config' is supported")
 
 
 # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def shared_memory_status(models: Models, name: str = "") -> Message:
 
 
 def cuda_status(name: str = "") -> Message:
-    """There is no CUDA shared memory here, so nothing is ever registered."""
+    """Return an empty status: CUDA shared memory is not supported, so nothing is ever registered."""
     if name:
         raise Refused("NOT_FOUND", f"Unable to find cuda shared memory region: '{name}'")
     return CudaSharedMemoryStatusResponse()
@@ -119,7 +119,7 @@ def cuda_status(name: str = "") -> Message:
 def refuse_cuda(name: str) -> Refused:
     return Refused(
         "INVALID_ARGUMENT",
-        f"failed to register CUDA shared memory region '{name}': this server has none; use system shared memory",
+        f"failed to register CUDA shared memory region '{name}': CUDA shared memory is not supported; use system shared memory",
     )
 
 
@@ -144,11 +144,11 @@ _LOG: dict[str, bool | int | str] = {
 
 
 def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -> Message:
-    """`asked` are those that the client wants changed: none can be."""
+    """Return the trace settings. `asked` are those that the client wants to change, which is not supported."""
     if model and not models.is_ready(model):
         raise Refused("INVALID_ARGUMENT", f"Request for unknown model : {model}")
     if asked:
-        raise Refused("UNIMPLEMENTED", "this server has no traces: trace settings cannot be changed")
+        raise Refused("UNIMPLEMENTED", "this server does not trace: trace settings cannot be changed")
     made = TraceSettingResponse()
     for name, values in _TRACE.items():
         made.settings[name].value.extend(values)
@@ -157,7 +157,7 @@ def trace_settings(models: Models, model: str = "", asked: Sequence[str] = ()) -
 
 def log_settings(asked: Sequence[str] = ()) -> Message:
     if asked:
-        raise Refused("UNIMPLEMENTED", "this server keeps no log of its own: log settings cannot be changed")
+        raise Refused("UNIMPLEMENTED", "this server does not write Triton's log: log settings cannot be changed")
     made = LogSettingsResponse()
     for name, value in _LOG.items():
         kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
@@ -169,10 +169,11 @@ def log_settings(asked: Sequence[str] = ()) -> Message:
 
 
 def tree(message: Message, empty: bool = True) -> dict[str, Any]:
-    """As Triton's HTTP prints it: the .proto's names in its order, 64-bit integers as numbers, enums by name.
+    """Convert a message to JSON types as Triton's HTTP does: names and order of the .proto, 64-bit integers as numbers,
+    enums by name.
 
-    `empty`: zeros, empty texts, lists and maps are there as well; messages that are not set and choices that were not made
-    never are. (Triton prints the repository's index without them.)
+    With `empty`, zeros, empty strings, lists and maps are included; unset messages and oneofs never are. (Triton prints
+    the repository index without empty values.)
     """
     return {
         field.name: _value(message, field, empty)

@@ -1,7 +1,7 @@
-"""Triton's generate extension, the server's side: keys of a JSON object are inputs by name, and outputs are keys of another.
+"""Triton's generate extension: the keys of a JSON object are inputs by name, and outputs are the keys of another.
 
-A value is a scalar or a list; the model says its datatype and shape. Keys that are no inputs are parameters, and so are those
-within `parameters`. An output of one element is a scalar, of several a list.
+A value is a scalar or a list; the model determines its datatype and shape. Keys that are not inputs are parameters, as
+are the keys in `parameters`. An output with one element is a scalar, otherwise a list.
 """
 
 import math
@@ -73,7 +73,7 @@ def _count(values: list[Any]) -> int:
 
 
 def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
-    """The model's, with a batch of one and the free dimension as large as it must be."""
+    """Return the model's shape with a batch of one and the free dimension as large as required."""
     dims = list(spec.shape[1:] if has_batch else spec.shape)
     free = [place for place, size in enumerate(dims) if size < 0]
     fixed = math.prod(size for size in dims if size >= 0)
@@ -91,7 +91,7 @@ def _shape(spec: TensorSpec, count: int, has_batch: bool) -> tuple[int, ...]:
 
 
 def answer(model: str, version: str, id: str, outputs: tuple[Output, ...]) -> bytes:
-    """An answer as JSON, its keys in their order."""
+    """Encode a response as JSON, preserving the order of its keys."""
     tree: dict[str, Any] = {"model_name": model, "model_version": version}
     if id:
         tree["id"] = id

@@ -1,6 +1,6 @@
-"""The gRPC server: the KServe service, our own, health and reflection on one port, in the running event loop.
+"""The gRPC server: the KServe service, our own service, health and reflection on one port, in the running event loop.
 
-Nothing is generated: methods are functions from bytes to bytes, found by their paths (guard.py).
+There is no generated code: methods are functions from bytes to bytes, looked up by path (handlers.py).
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from inferometer.serve.settings import GRPC_MOST, Limits, Settings, Tls
 
 _GOODBYE_S = 0.1
 _LONGEST_GOODBYE_S = 1.0
-"""For some call again and again."""
+"""Limit for clients that keep calling."""
 _LOOK_S = 0.01
 _OVER = 1000
-"""Calls of a connection that are answered and whose memory gRPC still has, besides those under way. With none, as it has it
-otherwise, a client that waited until a call was over would see the next one refused."""
+"""Additional calls per connection that are finished but still occupy gRPC's memory. With gRPC's default of none, a
+client that waited for the end of a call could see its next one refused."""
 _PENDING = 100_000
-"""Calls that came and that we have not begun: from 1000 on gRPC would cancel some, at random and without a word. That may be
-many more than --max-requests, which is for the models to say: questions are answered beyond it."""
+"""Calls that arrived and have not started: from 1000 on, gRPC would cancel some at random without an error. This may be
+far more than --max-requests, which applies to inferences only; other calls are served beyond it."""
 
 
 async def start(models: Models, settings: Settings) -> "GrpcServer":
-    """Listen at settings.grpc (0, or none given: any free port); UserError where that cannot be."""
+    """Listen on settings.grpc (0 or None: any free port); raises UserError if that fails."""
     free_always()
     server = GrpcServer(models, settings)
     await server.start()
@@ -48,13 +48,13 @@ async def start(models: Models, settings: Settings) -> "GrpcServer":
 
 
 class GrpcServer:
-    """`port` is where it listens; `health` is what health checks are answered from."""
+    """The running gRPC server. `port` is where it listens; `health` holds the state that health checks report."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
         self._streams: set[Stream] = set()
         self._receiving: set[Context] = set()
-        """Calls of InferChunked whose requests are not complete."""
+        """InferChunked calls whose requests are incomplete."""
         self.health = Health(models.is_ready, models.is_known)
         reflection = Reflection((KSERVE_SERVICE, OWN_SERVICE, HEALTH_SERVICE))
         services = [
@@ -81,7 +81,7 @@ class GrpcServer:
     def _listen(self, settings: Settings) -> int:
         port = settings.grpc or 0
         credentials = None if settings.tls is None else _credentials(settings.tls)
-        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not tell why it cannot
+        with bound(settings.host, port, "--grpc") as tried:  # gRPC itself does not report the reason
             host = tried.getsockname()[0]
         address = place(host, port)
         try:
@@ -89,22 +89,25 @@ class GrpcServer:
                 return int(self._server.add_insecure_port(address))
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise UserError(f"{host} port {port} cannot be listened on", "choose another with --grpc") from None
+            raise UserError(
+                f"{host} port {port} is not available for gRPC", "choose another port with --grpc"
+            ) from None
 
     async def start(self) -> None:
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, let those under way end for `grace` seconds, then cancel them. (The models refuse already.)"""
+        """Refuse new calls, let those in progress end for `grace` seconds, then cancel them. (The models already
+        refuse.)"""
         if grace:
-            await self._until_nobody_calls()
+            await self._until_no_calls_are_pending()
         self.health.close()
         for stream in list(self._streams):
             stream.end_input()
         await self._server.stop(grace)
 
-    async def _until_nobody_calls(self) -> None:
-        """Calls that gRPC has and that we have not begun, it would cancel without a word."""
+    async def _until_no_calls_are_pending(self) -> None:
+        """Wait until no call is pending in gRPC: it would cancel those without an error."""
         begun, since = self._handlers.begun, time.monotonic()
         end = since + _LONGEST_GOODBYE_S
         while (at := time.monotonic()) < end and at - since < _GOODBYE_S:
@@ -138,7 +141,7 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
 
 
 def _credentials(tls: Tls) -> Any:
-    check_tls(tls)  # gRPC itself would find out only when a client comes
+    check_tls(tls)  # gRPC itself would only notice when a client connects
     authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
     pair = Path(tls.key).read_bytes(), Path(tls.cert).read_bytes()
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

@@ -1,12 +1,12 @@
-"""What gRPC takes for a batch of operations is given back, however the batch ends.
+"""Frees the memory of gRPC operation batches, however they end.
 
-A batch is what grpcio asks of its core at once: await a message, send one, send the status. It takes memory for that and gives
-it back when the batch succeeded and somebody still waits for it. Where a client cancels, or a deadline does, neither is so: 80
-bytes and more stayed for good, and after a read that we gave up the whole message if it still came
-(https://github.com/grpc/grpc/issues/43360).
+A batch is a set of operations that grpcio starts in its core at once: receive a message, send one, send the status.
+grpcio frees its memory when the batch succeeded and the caller still waits for it. If a client cancels or a deadline
+expires, neither is the case: 80 bytes and more leaked, and after an abandoned read also the whole message if it still
+arrived (https://github.com/grpc/grpc/issues/43360).
 
-So grpcio's own function for it is carried on by the core's answer, not by who waits. It is none of grpcio's public ones, hence
-only in the version that this was tried with; others are left as they are, and keep what they keep.
+So grpcio's internal function is driven to its end by the core's completion, not by the waiting caller. It is not public
+API, hence this is only done for the version it was tested with; other versions are left as they are, and leak.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Execute = Callable[[Any, tuple[Any, ...], Any], Coroutine[Any, Any, None]]
 
 
 def free_always() -> None:
-    """From now on, in this process; it may be called again."""
+    """Enable this for the whole process; may be called repeatedly."""
     if _version() == KNOWN and not hasattr(cygrpc.execute_batch, "frees_always"):
         cygrpc.execute_batch = freeing(cygrpc.execute_batch)
 
@@ -34,14 +34,14 @@ def _version() -> tuple[int, int]:
 
 
 def freeing(execute: Execute) -> Callable[..., "asyncio.Future[None]"]:
-    """As grpcio's `execute_batch`, but that it comes to its end, where it frees, even if nobody waits any more."""
+    """Like grpcio's `execute_batch`, but runs to its end, where it frees memory, even if the caller stopped waiting."""
 
     def execute_batch(
         call: Any, operations: tuple[Any, ...], loop: asyncio.AbstractEventLoop
     ) -> "asyncio.Future[None]":
         batch = _Batch(loop)
         batch.running = running = execute(call, operations, batch)
-        running.send(None)  # it has begun, and waits for the core
+        running.send(None)  # it has started and waits for the core
         return batch.over
 
     execute_batch.frees_always = execute  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def freeing(execute: Execute) -> Callable[..., "asyncio.Future[None]"]:
 
 
 class _Batch:
-    """To grpcio it is the loop, of which it wants a future, and that future, which it waits for and which the core's answer sets."""
+    """Stands in for both the loop that grpcio asks for a future, and that future, which the core's completion sets."""
 
     __slots__ = ("_loop", "over", "running")
 
@@ -58,13 +58,13 @@ class _Batch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.over: asyncio.Future[None] = loop.create_future()
-        """For who really waits, and may stop doing so."""
+        """Future for the real caller, who may stop waiting."""
 
     def create_future(self) -> "_Batch":
         return self
 
     def call_soon_threadsafe(self, tell: Callable[..., None], *told: Any) -> None:
-        """The core has answered, and some loop has seen it: this one mostly, and then it is told at once."""
+        """Called when the core has completed and some loop has noticed: usually this one, which then resumes at once."""
         if asyncio._get_running_loop() is self._loop:
             tell(*told)
         else:
@@ -86,7 +86,7 @@ class _Batch:
             running.send(None)
         except StopIteration:
             pass
-        except Exception as why:  # a message for which there is no memory
+        except Exception as why:  # for example not enough memory for the message
             error = why
         if self.over.done():
             return

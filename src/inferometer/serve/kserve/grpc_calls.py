@@ -1,4 +1,4 @@
-"""One inference by a gRPC call: the way from the request's bytes to `Models.submit`, and ModelInfer, the plainest of them."""
+"""One inference per gRPC call: from the request's bytes to `Models.submit`, and ModelInfer, the simplest method."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ Ended = Callable[[Refused | None], None]
 
 
 def is_decoupled(models: Models, request: Message) -> bool:
-    """Whether the model may give any number of answers; Refused where there is no such model."""
+    """Whether the model may send any number of responses; raises Refused if there is no such model."""
     return models.find(request.model_name, request.model_version).decoupled
 
 
@@ -49,16 +49,16 @@ def inference(
 
 
 def let_go(one: Inference) -> None:
-    """It is over. Functions that know it, and that it knew, are a circle no more: its tensors are freed at once."""
-    one.answer = one.ended = _nobody
+    """Break reference cycles after the end, so that the tensors are freed at once."""
+    one.answer = one.ended = _ignore
 
 
 def anew(refused: Refused) -> Refused:
-    """To be raised: an exception knows the frames that it goes through, and those should not know it."""
+    """Return a copy to raise: an exception references the frames it passes through, which should not reference it."""
     return Refused(refused.code, refused.message)
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -68,9 +68,9 @@ def deadline(context: Context, now: int) -> int:
 
 
 async def prepare(context: Context) -> None:
-    """An answer is compressed where the client asks for it with the metadata `accept-encoding`.
+    """Set up the call. A response is compressed if the client requests it with the metadata `accept-encoding`.
 
-    (What the request was compressed with, gRPC tells nobody; and every client says that it could take gzip.)
+    (gRPC does not reveal the request's own compression, and every client claims to accept gzip.)
     """
     for key, value in context.invocation_metadata() or ():
         if key == "accept-encoding":
@@ -78,7 +78,7 @@ async def prepare(context: Context) -> None:
             chosen = next((name for name in names if name in _COMPRESSIONS), None)
             if chosen is not None:
                 context.set_compression(_COMPRESSIONS[chosen])
-                await context.send_initial_metadata(())  # it is forgotten in the answers of unary calls otherwise
+                await context.send_initial_metadata(())  # otherwise compression is ignored in responses of unary calls
             return
 
 
@@ -91,7 +91,7 @@ def say_times(context: Context, queue_ns: int, compute_ns: int) -> None:
 
 
 class _Waiting:
-    """For the one answer of an inference."""
+    """Waits for the single response of an inference."""
 
     __slots__ = ("future", "outputs", "over", "refused")
 
@@ -100,7 +100,7 @@ class _Waiting:
         self.refused: Refused | None = None
         self.over = False
         self.future: asyncio.Future[None] | None = None
-        """Only where the end did not come at once."""
+        """Set only if the end did not come at once."""
 
     def answer(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs
@@ -139,7 +139,7 @@ async def model_infer(models: Models, data: bytes, context: Context) -> bytes:
     if waiting.refused is not None:
         raise anew(waiting.refused)
     if waiting.outputs is None:
-        raise Refused("INTERNAL", f"model '{one.model}' ended without an answer")
+        raise Refused("INTERNAL", f"model '{one.model}' ended without a response")
     say_times(context, one.queue_ns, one.compute_ns)
     made = grpc_codec.head(one.model, one.version, one.id, waiting.outputs, (one.queue_ns, one.compute_ns))
     return grpc_codec.joined(made, waiting.outputs)

@@ -1,8 +1,8 @@
-"""ModelInferRequest to the pieces of an Inference, and outputs to a ModelInferResponse.
+"""Converts ModelInferRequest to the parts of an Inference, and outputs to a ModelInferResponse.
 
-Raw contents are cut out of a request's bytes and put behind an answer's by hand: protobuf would copy each of them twice.
-All that a request can do wrong by itself is refused here, in Triton's words; what the model has to say against it is said
-by `Models.submit`.
+Raw contents are cut out of the request's bytes and appended to the response's bytes directly: protobuf would copy each
+of them twice. Errors of the request itself are reported here, in Triton's words; `Models.submit` reports mismatches
+with the model.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,18 +23,18 @@ from inferometer.wire.failures import bounded
 T = TypeVar("T")
 Raw = Sequence[bytes | memoryview]
 Typed = Mapping[int, list[memoryview]]
-"""Typed contents that were cut out of the message, by the input's number."""
+"""Typed contents cut out of the message, by the input's index."""
 
 _INPUT = 0x2A  # field 5, length-delimited
 _RAW_INPUT = 0x3A  # field 7
 _RAW_OUTPUT = 0x32  # field 6
 _INFER_RESPONSE = 0x12  # field 2 of ModelStreamInferResponse
 _LARGE = 16 << 10
-"""Bytes of a message from which on cutting by hand is faster than protobuf's copies."""
+"""Message size from which cutting is faster than protobuf's copies."""
 LARGE = 64 << 10
-"""Bytes of a message, its raw contents aside, from which on its typed contents are cut out: below, protobuf needs 2 ms at most."""
+"""Message size without raw contents from which typed contents are cut out; below, protobuf needs at most 2 ms."""
 _MOST_BYTES = 1 << 20
-"""Of all the rest."""
+"""Maximum size of everything else."""
 _NOTHING_TYPED: Typed = {}
 
 
@@ -42,7 +42,7 @@ _NOTHING_TYPED: Typed = {}
 
 
 def parse(data: bytes) -> tuple[Message, Raw, Typed]:
-    """The request, its raw contents, and typed ones that are still to be read."""
+    """Return the request, its raw contents, and typed contents that are still to be parsed."""
     try:
         if len(data) < _LARGE:
             request = ModelInferRequest.FromString(data)
@@ -50,11 +50,11 @@ def parse(data: bytes) -> tuple[Message, Raw, Typed]:
         rest, raw, typed = _cut(data)
         return ModelInferRequest.FromString(rest), raw, typed
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(str(error))}") from None
 
 
 def _cut(data: bytes) -> tuple[bytes, Raw, Typed]:
-    """The message without its raw contents, and without its typed ones where it is large; and those."""
+    """Return the message without its raw contents (and without typed ones if it is large), and those contents."""
     view = memoryview(data)
     raw: list[memoryview] = []
     rest: list[Field] = []
@@ -72,13 +72,14 @@ def _cut(data: bytes) -> tuple[bytes, Raw, Typed]:
     if len(left) > _MOST_BYTES:
         raise Refused(
             "RESOURCE_EXHAUSTED",
-            f"the request is {len(left)} bytes without its inputs' contents; the server takes {_MOST_BYTES}",
+            f"the request has {len(left)} bytes without its inputs' contents; the server accepts at most {_MOST_BYTES}",
         )
     return left, raw, typed
 
 
 def _cut_typed(view: memoryview, rest: list[Field], most: int) -> tuple[bytes, Typed]:
-    """The fields of `rest` without the typed contents of inputs, which have `most` fields in all; and those."""
+    """Return the fields of `rest` without the typed contents of inputs, which have at most `most` fields, and those
+    contents."""
     left: list[bytes | memoryview] = []
     typed: dict[int, list[memoryview]] = {}
     number = 0
@@ -104,8 +105,8 @@ _INPUT_TAG = bytes((_INPUT,))
 
 
 def inputs(request: Message, raw: Raw, typed: Typed, regions: Regions) -> tuple[Tensors, dict[str, Unread]]:
-    """Raw, typed, or in shared memory, and of which of them the data is still to be got. The raw ones come in the order of
-    those inputs that are not in shared memory."""
+    """Return the inputs (raw, typed, or in shared memory), and those whose data is still to be read. Raw contents are
+    in the order of the inputs that are not in shared memory."""
     found: Tensors = {}
     unread: dict[str, Unread] = {}
     given, count = 0, len(raw)
@@ -152,7 +153,7 @@ def inputs(request: Message, raw: Raw, typed: Typed, regions: Regions) -> tuple[
 def _turned(
     turn: Callable[[str, str, T], bytes | memoryview], name: str, datatype: str, contents: T, model: str
 ) -> bytes | memoryview:
-    """Typed contents as raw ones."""
+    """Convert typed contents to raw ones."""
     try:
         return turn(name, datatype, contents)
     except grpc_typed.Mismatch as error:
@@ -206,7 +207,7 @@ def _parameter(name: str, one: Message) -> Parameter:
 
 
 def _placed(parameters: Any, tensor: str) -> Placed | None:
-    """Where a tensor is to be found in, or to be written to, shared memory; None where it is not."""
+    """Return a tensor's location in shared memory, or None."""
     if "shared_memory_region" not in parameters:
         return None
     if "shared_memory_byte_size" not in parameters:
@@ -231,7 +232,7 @@ def _of_kind(parameters: Any, name: str, kind: str, tensor: str) -> Any:
 
 
 def wanted(request: Message) -> tuple[Wanted, ...]:
-    """The outputs that were asked for, each once."""
+    """Return the requested outputs, each once."""
     if not request.outputs:
         return ()
     found: dict[str, Wanted] = {}
@@ -252,7 +253,9 @@ def _wanted(one: Message) -> Wanted:
         if classes < 0:
             raise _invalid("invalid value for 'classification' parameter, expected >= 0")
         if classes and placed is not None:
-            raise _invalid(f"output '{one.name}': classes cannot be written into shared memory; ask for one of the two")
+            raise _invalid(
+                f"output '{one.name}': classes cannot be written to shared memory; request only one of the two"
+            )
     return Wanted(one.name, classes, placed)
 
 
@@ -266,7 +269,7 @@ def _invalid(message: str) -> Refused:
 def head(
     model: str, version: str, id: str, outputs: Iterable[Output], times: tuple[int, int], final: bool | None = None
 ) -> Message:
-    """A ModelInferResponse without its raw contents. `final`: what a stream says of whether more follow."""
+    """Return a ModelInferResponse without its raw contents. `final` is the stream's final-response flag."""
     made = ModelInferResponse(model_name=model, model_version=version, id=id)
     said = made.parameters
     said["queue_ns"].int64_param, said["compute_ns"].int64_param = times
@@ -279,12 +282,12 @@ def head(
 
 
 def joined(made: Message, outputs: Iterable[Output]) -> bytes:
-    """The whole ModelInferResponse, to the byte as protobuf would write it."""
+    """Return the complete ModelInferResponse, byte for byte as protobuf would write it."""
     return b"".join(_parts(made, outputs))
 
 
 def in_stream(made: Message, outputs: Iterable[Output]) -> bytes:
-    """The same in a ModelStreamInferResponse."""
+    """Return the same inside a ModelStreamInferResponse."""
     parts = _parts(made, outputs)
     return b"".join((bytes((_INFER_RESPONSE,)), length(sum(map(len, parts))), *parts))
 
@@ -301,7 +304,7 @@ _RAW_OUTPUT_TAG = bytes((_RAW_OUTPUT,))
 
 
 def flat(data: bytes | memoryview) -> bytes | memoryview:
-    """So that its length is its bytes."""
+    """Return a view whose length is its size in bytes."""
     if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
         return data.cast("B")
     return data

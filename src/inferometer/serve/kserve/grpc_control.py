@@ -1,4 +1,4 @@
-"""The questions about server and models, and the orders to them, as gRPC methods: each a request message to a response message."""
+"""Metadata and control methods over gRPC: each maps a request message to a response message."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,9 @@ def _unary(name: str, method: Method) -> Unary:
         try:
             request = kind.FromString(data)
         except DecodeError as error:
-            raise Refused("INTERNAL", f"the message is no {kind.DESCRIPTOR.name}: {bounded(str(error))}") from None
+            raise Refused(
+                "INTERNAL", f"the message is not a valid {kind.DESCRIPTOR.name}: {bounded(str(error))}"
+            ) from None
         answer = method(request)
         made: bytes = (await answer if inspect.isawaitable(answer) else answer).SerializeToString()
         return made
@@ -105,7 +107,7 @@ def _check_control(settings: Settings) -> None:
 
 
 def _config(asked: Message) -> str:
-    """The configuration that is to be put over the model's own."""
+    """Return the configuration that overrides the model's own."""
     control.check_load(asked.parameters)
     if "config" not in asked.parameters:
         return ""

@@ -1,7 +1,7 @@
-"""The fields of a protobuf message, found without reading what is in them.
+"""Finds the fields of a protobuf message without parsing their contents.
 
-protobuf reads all that it is given at once, and no other thread goes on before it has: what is large is found here and taken out
-of the message first. It has the last word about what is left in; a message that is malformed between its fields raises its
+protobuf parses a whole message at once and blocks all other threads meanwhile, so large fields are found here and
+removed from the message first. protobuf validates what remains; a message that is malformed between its fields raises
 DecodeError.
 """
 
@@ -12,20 +12,21 @@ from google.protobuf.message import DecodeError
 from inferometer.serve.models.types import Refused
 
 MOST = 10_000
-"""Fields of a message that are looked at, which is some milliseconds of work."""
+"""Maximum fields examined per message, which takes some milliseconds."""
 Field = tuple[int, int, int, int]
-"""The tag; where the field begins, where its value does, and where both end."""
+"""The tag, where the field begins, where its value begins, and where both end."""
 
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
 _FIRST = 1 << 3
-"""The least tag."""
+"""The smallest valid tag."""
 _LONGEST_LENGTH = 5
 _LONGEST_NUMBER = 10
-"""Bytes of a varint."""
+"""Maximum bytes of a varint."""
 
 
 def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
-    """Each of them, known or not; Refused where they are more than `most`. Groups, which nobody has sent for long, are none."""
+    """Yield all fields, known or not; raises Refused if there are more than `most`. The obsolete groups are not
+    supported."""
     place, end = 0, len(data)
     try:
         while place < end:
@@ -34,7 +35,7 @@ def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
             if tag >= 0x80:
                 tag, place = varint(data, begin)
             if tag < _FIRST:
-                raise DecodeError("a field has no number")
+                raise DecodeError("a field has the number 0")
             kind = tag & 7
             if kind == _SIZED:
                 size = data[place]
@@ -47,16 +48,16 @@ def fields(data: bytes | memoryview, most: int) -> Iterator[Field]:
             elif kind in _FIXED:
                 after = place + _FIXED[kind]
             else:
-                raise DecodeError(f"a field has the wire type {kind}, which is not read")
+                raise DecodeError(f"a field has the unsupported wire type {kind}")
             if after > end:
-                raise DecodeError("it ends in a field")
+                raise DecodeError("truncated field")
             most -= 1
             if most < 0:
                 raise Refused("INVALID_ARGUMENT", f"the message has more than {MOST} fields")
             yield tag, begin, place, after
             place = after
     except IndexError:
-        raise DecodeError("it ends in a field") from None
+        raise DecodeError("truncated field") from None
 
 
 _FIXED = {_EIGHT: 8, _FOUR: 4}
@@ -66,18 +67,18 @@ def _behind_number(data: bytes | memoryview, place: int) -> int:
     for after in range(place, place + _LONGEST_NUMBER):
         if data[after] < 0x80:
             return after + 1
-    raise DecodeError("a number has no end")
+    raise DecodeError("truncated number")
 
 
 def varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """A tag or a length, and where it ends; IndexError where the data does before it."""
+    """Return a tag or length, and where it ends; raises IndexError if the data ends before it."""
     value = 0
     for i in range(_LONGEST_LENGTH):
         byte = data[place + i]
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             return value, place + i + 1
-    raise DecodeError("a length has no end")
+    raise DecodeError("truncated length")
 
 
 def length(size: int) -> bytes:

@@ -1,7 +1,8 @@
-"""Typed contents of a ModelInferRequest's inputs (InferTensorContents), turned into raw ones.
+"""Converts typed contents of a ModelInferRequest's inputs (InferTensorContents) to raw ones.
 
-Small ones come as protobuf has read them. Those of a large message are cut out of it unread (`cut`) and read in a thread, a piece
-at a time: protobuf lets no other thread go on before it has read all that it is given, and each of a million strings is an object.
+Small ones are parsed by protobuf with the message. Those of a large message are cut out of it (`cut`) and parsed in a
+thread, a piece at a time: protobuf blocks all other threads until it has parsed a message, and each of a million
+strings is an object.
 """
 
 import struct
@@ -18,13 +19,13 @@ from inferometer.tensors import DATATYPES, from_numpy
 from inferometer.wire.failures import bounded
 
 Filled = Sequence[tuple[Any, Sequence[Any]]]
-"""The fields of an InferTensorContents that have elements, as its ListFields has them."""
+"""The non-empty fields of an InferTensorContents, as returned by ListFields."""
 Data = bytes | memoryview
 
 _PIECE = 4096
-"""Strings that are turned at a time."""
+"""Strings converted at a time."""
 _PIECE_BYTES = 32 * 1024
-"""Bytes of contents that protobuf reads at a time."""
+"""Bytes of contents that protobuf parses at a time."""
 _FIELDS = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT16", "INT8"),
@@ -37,21 +38,22 @@ _FIELDS = {
 }
 _CONTENTS = 0x2A  # field 5 of InferInputTensor, length-delimited
 _TAGS = {number << 3 | 2: field for number, field in enumerate(_FIELDS, start=1)}
-"""Strings and packed numbers."""
+"""Tags of strings and packed numbers."""
 _AS_THEY_ARE = {"fp32_contents": 4, "fp64_contents": 8}
-"""Numbers that protobuf packs as raw bytes, of this size."""
+"""Sizes of the numbers that protobuf packs as raw bytes."""
 _LENGTH = struct.Struct("<I")
 
 
-class Mismatch(Exception):  # noqa: N818  (told to the client in other words)
-    """The contents are those of another datatype: this one."""
+class Mismatch(Exception):  # noqa: N818  (reported to the client in other words)
+    """The contents belong to another datatype, which is the exception's text."""
 
 
 # --- as protobuf has read them ---------------------------------------------------------------------------------------
 
 
 def raw(name: str, datatype: str, filled: Filled) -> Data:
-    """The elements of the one field that is filled, as raw bytes. Mismatch, or UserError where one does not fit."""
+    """Return the elements of the single non-empty field as raw bytes. Raises Mismatch, or UserError if an element does
+    not fit."""
     for field, _ in filled:
         if datatype not in _FIELDS[field.name]:
             raise Mismatch(_FIELDS[field.name][0])
@@ -60,7 +62,7 @@ def raw(name: str, datatype: str, filled: Filled) -> Data:
 
 def _turned(name: str, datatype: str, field: str, values: Sequence[Any]) -> Iterator[Data]:
     dtype = DATATYPES[datatype].dtype
-    if dtype is not None:  # whole: numpy takes protobuf's numbers as they lie, and a slice would be a list
+    if dtype is not None:  # all at once: numpy reads protobuf's numbers in place, but a slice would be a list
         wide = np.int64 if field in ("int_contents", "uint_contents") else dtype
         yield from_numpy(name, np.array(values, wide), datatype).data
         return
@@ -79,8 +81,8 @@ def _joined(parts: list[Data]) -> Data:
 
 
 def cut(view: memoryview, most: int) -> tuple[list[memoryview], list[memoryview], int]:
-    """An InferInputTensor without its contents, and those: where there are several, protobuf merges them. And how many fields
-    it has, of which there may be `most`."""
+    """Return an InferInputTensor without its contents, those contents (several are merged, as in protobuf), and its
+    number of fields, which may be at most `most`."""
     rest: list[memoryview] = []
     contents: list[memoryview] = []
     for tag, begin, start, end in fields(view, most):
@@ -92,15 +94,15 @@ def cut(view: memoryview, most: int) -> tuple[list[memoryview], list[memoryview]
 
 
 def raw_of_sent(name: str, datatype: str, contents: list[memoryview]) -> Data:
-    """As `raw`, of contents that were cut out; Refused where they are none."""
+    """Like `raw`, for contents that were cut out; raises Refused if they are invalid."""
     try:
         return _joined([part for one in contents for part in _parts(name, datatype, one) if part])
     except DecodeError as error:
-        raise Refused("INTERNAL", f"the message is no ModelInferRequest: {bounded(str(error))}") from None
+        raise Refused("INTERNAL", f"the message is not a valid ModelInferRequest: {bounded(str(error))}") from None
 
 
 def _parts(name: str, datatype: str, sent: memoryview) -> Iterator[Data]:
-    """Small fields are read together, large ones by themselves."""
+    """Yield small fields together and large ones individually."""
     place = 0
     for tag, begin, start, end in fields(sent, len(sent)):
         if end - start > _PIECE_BYTES and tag in _TAGS:
@@ -128,13 +130,13 @@ def _parts_of_one(name: str, datatype: str, tag: int, value: memoryview) -> Iter
         for piece in _packed(tag, value):
             yield _read(name, datatype, piece)
     elif len(value) % _AS_THEY_ARE[field]:
-        raise DecodeError("packed numbers end in one")
+        raise DecodeError("truncated packed numbers")
     else:
         yield value
 
 
 def _packed(tag: int, numbers: memoryview) -> Iterator[bytes]:
-    """The numbers as messages of their own; each ends with a byte below 0x80."""
+    """Yield the numbers as separate messages; each number ends with a byte below 0x80."""
     place, end = 0, len(numbers)
     while place < end:
         after = min(place + _PIECE_BYTES, end)

@@ -1,7 +1,7 @@
-"""Who is let in, and what failures become: every method of the gRPC server is wrapped here.
+"""Wraps every method of the gRPC server with access control and error handling.
 
-A Refused is the call's status; whatever else is raised is INTERNAL with one line, so that nothing is ever printed and the
-server goes on. Methods take and give bytes: a message that is none is then ours to refuse, too.
+A Refused becomes the call's status; any other exception becomes INTERNAL with one line, so that nothing is printed and
+the server continues. Methods take and return bytes, so that invalid messages are handled here, too.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ Context = Any
 """A grpc.aio.ServicerContext whose messages are bytes."""
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 Streaming = Callable[[Context], Awaitable[None]]
-"""Reads with context.read() and writes with context.write()."""
+"""A method that reads with context.read() and writes with context.write()."""
 
 _MAX_DETAILS = 1000
-"""Characters of a status message: it travels in the trailers, and clients take no more than a few kB of those."""
+"""Maximum length of a status message: it is sent in the trailers, which clients limit to a few kB."""
 
 
 class Service(msgspec.Struct, frozen=True):
-    """A service's methods by name. No token is asked for by those that are `open`."""
+    """A service's methods by name. Methods in `open` require no token."""
 
     name: str
     unary: Mapping[str, Unary] = {}
@@ -39,11 +39,11 @@ class Service(msgspec.Struct, frozen=True):
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
-    """The methods of all services, by their paths."""
+    """The methods of all services, by path."""
 
     def __init__(self, services: Sequence[Service], token: str | None = None, log: bool = False) -> None:
         self.begun = 0
-        """Calls, whatever became of them."""
+        """Number of calls started, whatever their outcome."""
         self._token, self._is_logged = token, log
         self._open: set[str] = set()
         self._handlers: dict[str, Any] = {}
@@ -64,10 +64,10 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
             if why:
                 return self._turning_away(path, Refused("UNAUTHENTICATED", why))
         found = self._handlers.get(path)
-        return found or self._turning_away(path, Refused("UNIMPLEMENTED", f"there is no method {path}"))
+        return found or self._turning_away(path, Refused("UNIMPLEMENTED", f"unknown method {path}"))
 
     def _turning_away(self, path: str, refused: Refused) -> Any:
-        """Whatever it was called with: nothing of it is read."""
+        """Refuse the call without reading anything of it."""
 
         async def turned_away(context: Context) -> None:
             raise refused
@@ -100,7 +100,7 @@ def _unary(call: Unary) -> tuple[Callable[[Handle], Any], Handle]:
 
 
 def _streaming(call: Streaming) -> tuple[Callable[[Handle], Any], Handle]:
-    """Whatever the method's kind: to the server a client that sends one message is a stream of one."""
+    """Handle all kinds of methods alike: to the server, a client that sends one message is a stream of one."""
 
     async def handle(_: Any, context: Context) -> None:
         try:
@@ -116,30 +116,30 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
         raise error
     refused = refusal(error)
     error.__traceback__ = error.__context__ = (
-        None  # gRPC keeps the call's last exception: without the frames, and their data
+        None  # gRPC keeps the call's last exception: drop its frames and their data
     )
-    if isinstance(error, grpc.aio.InternalError):  # the client is gone, and gRPC would not free what it took to tell it
+    if isinstance(error, grpc.aio.InternalError):  # the client is gone, and gRPC would leak the memory of an error
         raise asyncio.CancelledError from None
     try:
         await context.abort(grpc.StatusCode[refused.code], shown(refused.message))
-    except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone: there is nobody to tell
+    except (grpc.aio.UsageError, grpc.aio.InternalError):  # the client is gone
         raise asyncio.CancelledError from None
     raise AssertionError("abort raises")
 
 
 def refusal(error: Exception) -> Refused:
-    """What a client is told."""
+    """Convert an exception to the error that the client receives."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, UserError):
         return Refused("INVALID_ARGUMENT", str(error))
     if isinstance(error, MemoryError):
-        return Refused("RESOURCE_EXHAUSTED", "the server has not enough memory for this request")
+        return Refused("RESOURCE_EXHAUSTED", "the server does not have enough memory for this request")
     return Refused("INTERNAL", f"{type(error).__name__}: {error}")
 
 
 def shown(message: str) -> str:
-    """One line, of bounded length, that can be sent."""
+    """Return one line of bounded length that can be sent."""
     line = " ".join(message.split()).encode("utf-8", "replace").decode()
     return line if len(line) <= _MAX_DETAILS else line[: _MAX_DETAILS - 3] + "..."
 
@@ -150,7 +150,7 @@ def shown(message: str) -> str:
 def _logged(path: str, handle: Handle) -> Handle:
     async def logged(first: Any, context: Context) -> Any:
         start, status = time.monotonic_ns(), "CANCELLED"
-        client = client_of(context.peer())  # of a call that is over, gRPC tells no more
+        client = client_of(context.peer())  # gRPC no longer reports it once the call is over
         try:
             answer = await handle(first, context)
             status = "OK"
@@ -167,5 +167,5 @@ def _logged(path: str, handle: Handle) -> Handle:
 
 
 def client_of(peer: str) -> str:
-    """HOST:PORT out of gRPC's ipv4:HOST:PORT and ipv6:%5BHOST%5D:PORT."""
+    """Return HOST:PORT for gRPC's ipv4:HOST:PORT and ipv6:%5BHOST%5D:PORT."""
     return unquote(peer).partition(":")[2] or "-"

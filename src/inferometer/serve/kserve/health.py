@@ -1,4 +1,4 @@
-"""grpc.health.v1: Check and Watch, of the whole server, of its services, and of each model by its name."""
+"""grpc.health.v1: Check and Watch for the server, its services, and each model by name."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _Request = _SCHEMA.message("grpc.health.v1.HealthCheckRequest")
 _Response = _SCHEMA.message("grpc.health.v1.HealthCheckResponse")
 
 _LOOK_S = 0.5
-"""How often a watched model is looked at: models come and go without telling."""
+"""Interval for polling a watched model: models come and go without notification."""
 
 
 class Health:
-    """`set_serving` is heard by all who watch, at once."""
+    """The health service. `set_serving` notifies all watchers at once."""
 
     def __init__(self, is_ready: Callable[[str], bool], is_known: Callable[[str], bool]) -> None:
         self._is_ready, self._is_known = is_ready, is_known
@@ -42,7 +42,7 @@ class Health:
         self._tell()
 
     def close(self) -> None:
-        """Not serving any more; who watches is told so, and the call ends."""
+        """Report NOT_SERVING to all watchers and end their calls."""
         self._closed, self._serving = True, False
         self._tell()
 
@@ -61,13 +61,13 @@ class Health:
         service = _asked(data)
         status = self.status(service)
         if status == SERVICE_UNKNOWN:
-            raise Refused("NOT_FOUND", f"there is no service and no model '{service}'")
+            raise Refused("NOT_FOUND", f"unknown service or model '{service}'")
         return _message(status)
 
     async def _watch(self, context: Context) -> None:
         data = await context.read()
         if data is grpc.aio.EOF:
-            raise Refused("INVALID_ARGUMENT", "the call has no request")
+            raise Refused("INVALID_ARGUMENT", "the call contains no request")
         service, said = _asked(data), -1
         changed = asyncio.Event()
         self._changed.add(changed)
@@ -97,7 +97,7 @@ def _asked(data: bytes) -> str:
     try:
         return str(_Request.FromString(data).service)
     except DecodeError:
-        raise Refused("INTERNAL", "the message is no HealthCheckRequest") from None
+        raise Refused("INTERNAL", "the message is not a valid HealthCheckRequest") from None
 
 
 def _message(status: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Inference over HTTP, the server's side: requests out of bytes, and the bytes of answers. Sans-IO.
+"""Inference over HTTP: parses request bodies and builds response bodies. Sans-IO.
 
-A body is a JSON object, and with the binary extension the raw tensors after it, in the JSON's order; the header
-Inference-Header-Content-Length says where the JSON ends. Tensors behind the JSON are views of the body, and those of an answer
-are sent from where they lie. What is wrong with a request raises Refused, in Triton's words as far as it has any.
+A body is a JSON object and, with the binary extension, raw tensors behind it, in the JSON's order; the header
+Inference-Header-Content-Length says where the JSON ends. Binary tensors are views of the body, and those of a response
+are sent without a copy. Invalid requests raise Refused, in Triton's words wherever Triton has any.
 """
 
 import json
@@ -32,7 +32,7 @@ from inferometer.tensors import DATATYPES, Tensor, elements, from_json, from_num
 
 Data = bytes | memoryview
 Find = Callable[[str, int, int], RegionSlice]
-"""find(region, byte_size, offset): the place in a registered region of shared memory."""
+"""find(region, byte_size, offset): returns the location in a registered shared memory region."""
 
 _OWN = ("binary_data_output",)
 _INT64 = 2**63 - 1
@@ -40,23 +40,23 @@ _NOT_IN_JSON = ("FP16", "BF16")
 _FLOATS = ("FP32", "FP64")
 _RESERVED = "triton_"
 _GROWTH = 4
-"""Bytes of JSON for a byte of a tensor, roughly."""
+"""Approximate bytes of JSON per byte of a tensor."""
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 
 
 class TooLarge(Refused):
-    """The request, unpacked, is over the limit."""
+    """The decompressed request exceeds the limit."""
 
 
 class InferRequestBody(msgspec.Struct, frozen=True):
-    """What a request's body says."""
+    """The contents of a request body."""
 
     inputs: Tensors
     id: str = ""
     wanted: tuple[Wanted, ...] = ()
     parameters: Parameters = {}
     binary: bool = False
-    """Answers as binary data, where no outputs are named."""
+    """Whether outputs are sent as binary data if no outputs are named."""
     unread: dict[str, Unread] = {}
     """Inputs in shared memory."""
 
@@ -99,9 +99,9 @@ class _InferJson(msgspec.Struct):
 _decode = msgspec.json.Decoder(_InferJson).decode
 _values = msgspec.json.Decoder(Any).decode
 _PIECE = 32 * 1024
-"""Bytes of JSON that are read at a time."""
+"""Bytes of JSON parsed at a time."""
 _PIECE_OUT = 4096
-"""Elements that are written at a time."""
+"""Elements written at a time."""
 _FLATTENED = bytes.maketrans(b"[]", b"  ")
 _encode = msgspec.json.encode
 
@@ -109,7 +109,7 @@ _encode = msgspec.json.encode
 
 
 def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSignature | None = None) -> InferRequestBody:
-    """`header` is the value of Inference-Header-Content-Length, "" where it is missing."""
+    """Parse a request body. `header` is the value of Inference-Header-Content-Length, "" if missing."""
     end = json_length(header, len(body))
     if not end:
         return _raw(body, model, facts)
@@ -145,7 +145,7 @@ def request(body: Data, header: bytes, model: str, find: Find, facts: ModelSigna
 
 
 def parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Those of a request, as far as they can be any."""
+    """Return the parameters of a request, checked for valid names and types."""
     if not given:
         return {}
     for name, value in given.items():
@@ -182,12 +182,13 @@ _WORDS = {int | str: "a number or a text", bool: "true or false", int: "a whole 
 
 
 def json_length(header: bytes, size: int) -> int:
-    """Bytes of JSON at the start of a body of `size` bytes."""
+    """Return the bytes of JSON at the start of a body of `size` bytes."""
     if not header:
         return size
     if not header.isdigit():
         raise Refused(
-            "INVALID_ARGUMENT", f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, not a number"
+            "INVALID_ARGUMENT",
+            f"Inference-Header-Content-Length is {header.decode('latin-1')!r:.40}, which is not a number",
         )
     if len(header) > 18 or int(header) > size:
         raise Refused(
@@ -206,7 +207,7 @@ def _parsed(data: memoryview) -> _InferJson:
 
 
 def _with_nan(data: memoryview, error: Exception) -> _InferJson:
-    """JSON has no NaN and no Infinity; Triton and Python's json write and read them all the same."""
+    """Parse JSON with NaN and Infinity: JSON lacks them, but Triton and Python's json write and read them."""
     why = f"failed to parse the request JSON buffer: {error}"
     text = bytes(data)
     if b"NaN" not in text and b"Infinity" not in text:
@@ -224,7 +225,7 @@ def _with_nan(data: memoryview, error: Exception) -> _InferJson:
 
 
 def _float(text: str) -> float:
-    """Not what is beyond all floats: Python's json would make Infinity of it, which nobody said."""
+    """Refuse numbers beyond all floats: Python's json would make Infinity of them."""
     if math.isinf(value := float(text)):
         raise Refused("INVALID_ARGUMENT", f"Unable to parse the request: {text:.40} does not fit into FP64")
     return value
@@ -234,7 +235,7 @@ def _binary_size(given: _Input) -> int:
     places = given.parameters
     size = places.binary_data_size
     if isinstance(size, int) and given.data is msgspec.UNSET and places.shared_memory_region is msgspec.UNSET:
-        return size  # by far the most
+        return size  # the common case
     set_ = [
         name
         for name, value in (
@@ -288,8 +289,8 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: msgspec.R
 
 
 def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) -> Tensor | None:
-    """From a long array of numbers, a piece at a time: Python lets no other thread go on before a piece is read. None where
-    it does not come apart at its commas."""
+    """Parse a long array of numbers, a piece at a time: Python blocks all other threads while it parses a piece. Return
+    None if it cannot be split at its commas."""
     if b'"' in text:
         return None
     parts: list[Data] = []
@@ -310,7 +311,7 @@ def _from_pieces(name: str, datatype: str, shape: tuple[int, ...], text: bytes) 
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[Any]) -> Tensor:
-    """A tensor from JSON's values, flat or nested."""
+    """Build a tensor from JSON values, flat or nested."""
     if datatype in _NOT_IN_JSON:
         raise Refused(
             "INVALID_ARGUMENT",
@@ -318,9 +319,9 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: list[A
         )
     try:
         if datatype == "BOOL" and _has_int(values):
-            raise UserError(f"tensor {name}: a number is not what BOOL wants, but true or false")
+            raise UserError(f"tensor {name}: BOOL data must be true or false (got a number)")
         if datatype in _FLOATS and set(map(type, values)) == {float} and len(values) == elements(shape):
-            floats = from_numpy(name, np.array(values, np.float64), datatype)  # as from_json has it, without its loops
+            floats = from_numpy(name, np.array(values, np.float64), datatype)  # like from_json, without its loops
             return Tensor(name, datatype, shape, floats.data)
         return from_json(name, datatype, shape, values)
     except UserError as error:
@@ -349,7 +350,8 @@ def _wanted(given: _Output) -> Wanted:
 
 
 def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBody:
-    """Triton's raw binary request: no JSON, and the body is the one input's data, whose shape follows from its size."""
+    """Parse Triton's raw binary request: no JSON; the body is the data of the only input, whose shape follows from its
+    size."""
     if facts is None or len(facts.inputs) != 1:
         count = len(facts.inputs) if facts is not None else 0
         raise Refused(
@@ -368,7 +370,7 @@ def _raw(body: Data, model: str, facts: ModelSignature | None) -> InferRequestBo
     if elements(shape) * DATATYPES[spec.datatype].size != len(body):
         raise Refused(
             "INVALID_ARGUMENT",
-            f"the {len(body)} bytes of the raw request are no {spec.datatype} {shown(spec.shape)} for input '{spec.name}'",
+            f"the {len(body)} bytes of the raw request do not match {spec.datatype} {shown(spec.shape)} of input '{spec.name}'",
         )
     return InferRequestBody({spec.name: Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body))}, binary=True)
 
@@ -380,7 +382,7 @@ _BOTH_FORMATS = zlib.MAX_WBITS | 32
 
 
 def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
-    """The body in plain, at most `limit` bytes of it."""
+    """Decompress the body, to at most `limit` bytes."""
     if not encoding:
         return body
     how = encoding.strip().lower().decode("latin-1")
@@ -392,19 +394,17 @@ def unpacked(body: Data, encoding: bytes, limit: int) -> Data:
     try:
         plain = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(
-            "INVALID_ARGUMENT", f"the body says that it is compressed with {how}, but it is not: {error}"
-        ) from None
+        raise Refused("INVALID_ARGUMENT", f"the body is not valid {how} data: {error}") from None
     if len(plain) > limit:
-        raise TooLarge("RESOURCE_EXHAUSTED", f"the body, unpacked, is over {limit} bytes")
+        raise TooLarge("RESOURCE_EXHAUSTED", f"the decompressed body is larger than {limit} bytes")
     if not stream.eof or stream.unused_data:
-        where = "is cut short" if not stream.eof else "has bytes after its end"
-        raise Refused("INVALID_ARGUMENT", f"the body, compressed with {how}, {where}")
+        where = "is truncated" if not stream.eof else "has data after its end"
+        raise Refused("INVALID_ARGUMENT", f"the {how} body {where}")
     return plain
 
 
 def packing(accepted: bytes) -> str:
-    """How an answer may be compressed, by the header Accept-Encoding; "" for not at all."""
+    """Return how a response may be compressed, from the header Accept-Encoding; "" for not at all."""
     best, best_quality = "", 0.0
     if not accepted:
         return best
@@ -435,16 +435,18 @@ def packed(parts: Sequence[Data], how: str) -> bytes:
 
 
 class InferReply(msgspec.Struct, frozen=True):
+    """The body of an infer response."""
+
     head: bytes
     """The JSON."""
     parts: list[Data]
-    """The tensors after it."""
+    """The tensors behind it."""
 
 
 def answer(
     model: str, version: str, id: str, outputs: Sequence[Output], binary: bool, said: Mapping[str, Parameter]
 ) -> InferReply:
-    """The answer's body. Refused where an output cannot be JSON and is asked for as such."""
+    """Build the response body. Raises Refused if an output is requested as JSON but cannot be expressed in it."""
     parts: list[Data] = []
     trees = [_output(output, binary, parts) for output in outputs]
     tree: dict[str, Any] = {"id": id} if id else {}
@@ -475,7 +477,7 @@ def _output(output: Output, binary: bool, parts: list[Data]) -> dict[str, Any]:
 
 
 def to_values(tensor: Tensor) -> msgspec.Raw:
-    """The elements as a flat JSON array."""
+    """Return the elements as a flat JSON array."""
     if tensor.datatype in _NOT_IN_JSON:
         raise Refused(
             "INVALID_ARGUMENT",
@@ -489,7 +491,7 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
         except UnicodeDecodeError:
             raise Refused(
                 "INVALID_ARGUMENT",
-                f"output '{tensor.name}' is not UTF-8 text, and JSON has nothing else for BYTES. Please use the binary data "
+                f"output '{tensor.name}' is not valid UTF-8 and cannot be sent as JSON. Please use the binary data "
                 "format",
             ) from None
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -499,7 +501,7 @@ def to_values(tensor: Tensor) -> msgspec.Raw:
 
 
 def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspec.Raw:
-    """A JSON array, made in pieces for the same reason as it is read in some."""
+    """Build a JSON array in pieces, for the same reason as it is parsed in pieces."""
     if len(array) <= _PIECE_OUT:
         return msgspec.Raw(encode(array.tolist()))
     pieces = [encode(array[at : at + _PIECE_OUT].tolist())[1:-1] for at in range(0, len(array), _PIECE_OUT)]
@@ -507,7 +509,7 @@ def _joined(array: NDArray[Any], encode: Callable[[list[Any]], bytes]) -> msgspe
 
 
 def turned(output: Output, binary: bool, is_packed: bool) -> int:
-    """About how many bytes have to be turned into others for it: into JSON, or packed."""
+    """Return roughly how many bytes have to be converted to JSON or compressed."""
     if output.wanted is not None:
         if output.wanted.placed is not None:
             return 0
@@ -521,5 +523,5 @@ def error(message: str) -> bytes:
 
 
 def timing(queue_ns: int, compute_ns: int) -> bytes:
-    """The header Server-Timing."""
+    """Return the header Server-Timing."""
     return b"Server-Timing: queue;dur=%.6f, compute;dur=%.6f\r\n" % (queue_ns / 1e6, compute_ns / 1e6)

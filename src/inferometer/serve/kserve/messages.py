@@ -1,14 +1,14 @@
-"""The protocol's messages as classes: one schema for the whole server, since a message of one pool does not fit into another's."""
+"""The protocol's message classes: one schema for the whole server, since descriptor pools cannot be mixed."""
 
 from typing import Any
 
 from inferometer.wire import protobuf
 
 SCHEMA = protobuf.bundled("inferometer")
-"""inferometer.proto with what it imports: kserve.proto and model_config.proto."""
+"""inferometer.proto with its imports: kserve.proto and model_config.proto."""
 
 Message = Any
-"""Of a class that exists at run time only."""
+"""An instance of a class that exists only at run time."""
 
 KSERVE_SERVICE = "inference.GRPCInferenceService"
 OWN_SERVICE = "inferometer.Inference"

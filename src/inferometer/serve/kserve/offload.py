@@ -1,7 +1,7 @@
-"""Large bodies are read and written in a thread: the loop goes on with the others meanwhile.
+"""Processes large bodies in a thread, so that the event loop can serve other requests meanwhile.
 
-The connection is busy for as long, so that answers keep their order and the end of the server waits for it. If the client
-goes away, or the server ends, before the thread is done, what it makes is dropped.
+The connection stays busy, so that responses keep their order and the server's shutdown waits for it. If the client goes
+away or the server stops before the thread is done, its result is dropped.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from inferometer.serve.kserve.routes import Kserve
 
 LARGE = 64 * 1024
-"""Bytes of JSON, or of what is to be compressed, from which a thread costs less than others would wait: 1 to 3 ms of work."""
+"""Size of JSON, or of data to be compressed, from which a thread costs less than blocking others: 1 to 3 ms of work."""
 THREADS = 2
-"""Python computes in one thread at a time, but while one unpacks or packs, another can."""
+"""Python computes in one thread at a time, but others can compress and decompress meanwhile."""
 
 
 class Aside:
-    """A request whose body, or whose answer's, is in a thread's hands."""
+    """A request whose body, or response body, is being processed in a thread."""
 
     __slots__ = ("_connection", "_is_over", "_request", "_then", "_web")
 
@@ -39,7 +39,7 @@ class Aside:
         self._connection.gone = self._gone
 
     def refuse(self, why: Refused) -> None:
-        """It is not waited for any longer."""
+        """Stop waiting and refuse the request."""
         if self._end():
             self._web.refuse(self._connection, self._request, why)
 
@@ -59,7 +59,7 @@ class Aside:
             self._connection.finish(keep_alive=False)
 
     def _end(self) -> bool:
-        """False where it has ended before."""
+        """Mark it as ended; return False if it was already."""
         if self._is_over:
             return False
         self._is_over = True

@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha (whose messages are the same): the server describes its own services."""
+"""Server reflection, v1 and v1alpha (with identical messages): the server describes its own services."""
 
 import contextlib
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ _Response = _SCHEMA.message("grpc.reflection.v1.ServerReflectionResponse")
 
 
 class Reflection:
+    """Answers reflection requests from the server's own descriptors."""
+
     def __init__(self, services: Sequence[str]) -> None:
         self._services = sorted({*services, *SERVICES})
         self._pool = descriptor_pool.DescriptorPool()
@@ -41,7 +43,7 @@ class Reflection:
             try:
                 request = _Request.FromString(data)
             except DecodeError:
-                raise Refused("INTERNAL", "the message is no ServerReflectionRequest") from None
+                raise Refused("INTERNAL", "the message is not a valid ServerReflectionRequest") from None
             await context.write(self.answer(request).SerializeToString())
 
     def answer(self, request: Any) -> Any:
@@ -60,15 +62,15 @@ class Reflection:
             if self._is_message(name):
                 made.all_extension_numbers_response.base_type_name = name
             else:
-                _error(made, grpc.StatusCode.NOT_FOUND, f"there is no message {name!r}")
+                _error(made, grpc.StatusCode.NOT_FOUND, f"unknown message {name!r}")
         elif kind == "file_containing_extension":
-            _error(made, grpc.StatusCode.NOT_FOUND, "the services have no extensions")
+            _error(made, grpc.StatusCode.NOT_FOUND, "extensions are not supported")
         else:
-            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request asks for nothing")
+            _error(made, grpc.StatusCode.INVALID_ARGUMENT, "the request is empty")
         return made
 
     def _file_of(self, symbol: str) -> str:
-        """The file that has a message, a field, an enum, a service or a method; "" where none has."""
+        """Return the file that defines a message, field, enum, service or method, or ""."""
         for find in (self._pool.FindFileContainingSymbol, self._file_of_method):
             with contextlib.suppress(KeyError):
                 return str(find(symbol.removeprefix(".")).name)
@@ -85,9 +87,9 @@ class Reflection:
         return True
 
     def _describe(self, made: Any, name: str, what: str) -> None:
-        """The file, and after it those that it imports."""
+        """Return the file, followed by its imports."""
         if name not in self._files:
-            _error(made, grpc.StatusCode.NOT_FOUND, f"there is no {what}")
+            _error(made, grpc.StatusCode.NOT_FOUND, f"unknown {what}")
             return
         wanted = [name]
         for file in wanted:

@@ -1,7 +1,7 @@
-"""An inference over HTTP from its submission to its answer: one for /infer, one for /generate, one for /generate_stream.
+"""From an inference to its HTTP response: one class each for /infer, /generate and /generate_stream.
 
-An `UnderWay` hears the answers and the end of its inference, and writes to the connection that it is for. It ends exactly
-once, whether the client is still there or not.
+An `UnderWay` receives the responses and the end of its inference, and writes to its connection. It ends exactly once,
+whether the client is still connected or not.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _BINARY = b"application/octet-stream"
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
-    """An answer's, and what its head says of it."""
+    """A response body with its headers."""
 
     parts: list[bytes | memoryview]
     headers: bytes
@@ -46,7 +46,7 @@ def _body(made: http_codec.InferReply, headers: bytes, how: str) -> ResponseBody
 
 
 class UnderWay:
-    """An inference and whom it is for."""
+    """An inference in progress with its connection."""
 
     __slots__ = ("_asked", "_connection", "_outputs", "_request", "_web", "inference")
 
@@ -66,13 +66,13 @@ class UnderWay:
         try:
             self._finish(refused)
         except BaseException:
-            self._connection.hang_up()  # or the client would wait for ever, and the end of the server for it
+            self._connection.hang_up()  # otherwise the client, and the server's shutdown, would wait forever
             raise
         finally:
             self.let_go()
 
     def let_go(self) -> None:
-        """The inference knows this one, and this one the inference: without the circle, tensors are freed at once."""
+        """Break the reference cycle with the inference, so that its tensors are freed at once."""
         del self.inference, self._outputs, self._asked
 
     def _finish(self, refused: Refused | None) -> None:
@@ -92,7 +92,7 @@ class UnderWay:
             self._web.refuse_for(self._connection, self._request, why)
 
     def _made(self) -> tuple[Callable[[], ResponseBody], int]:
-        """What makes the answer's body, in whatever thread, and about how many bytes have to be turned for it."""
+        """Return a function that builds the response body in any thread, and roughly how many bytes it has to convert."""
         raise NotImplementedError
 
     def _reply(self, body: ResponseBody) -> None:
@@ -112,7 +112,7 @@ class UnderWay:
 
 
 class Infer(UnderWay):
-    """infer: the tensors of one answer."""
+    """/infer: the tensors of one response."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class Infer(UnderWay):
 
 
 class Generate(UnderWay):
-    """generate: one answer, as JSON. A second one is the end of it: the model may never come to one."""
+    """/generate: one response as JSON. A second one is an error, reported at once: the model may never end."""
 
     __slots__ = ()
 
@@ -157,7 +157,7 @@ class Generate(UnderWay):
 
 
 class GenerateStream(UnderWay):
-    """generate_stream: an event for each answer."""
+    """/generate_stream: an event per response."""
 
     __slots__ = ("_has_begun", "_is_unread")
 
@@ -200,12 +200,12 @@ class GenerateStream(UnderWay):
         self._connection.write(data)
 
     def _head(self, status: int) -> bytes:
-        """Of the server's times, only the queue's is known by now."""
+        """Return the headers; of the server's times, only the queue time is known by now."""
         extra = b"Server-Timing: queue;dur=%.6f\r\n" % (self.inference.queue_ns / 1e6)
         return answers.events_head(status, keep_alive=self._request.keep_alive, extra=extra)
 
 
 def unexpected(error: BaseException) -> Refused:
-    """An error of ours, in one line."""
+    """Describe an internal error in one line."""
     line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Refused("INTERNAL", f"the server failed here: {line:.300}")
+    return Refused("INTERNAL", f"internal server error: {line:.300}")

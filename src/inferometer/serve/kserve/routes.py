@@ -1,8 +1,8 @@
-"""KServe v2 with Triton's extensions over HTTP: /v2 and what is below it.
+"""KServe v2 with Triton's extensions over HTTP: the paths under /v2.
 
-`handle` finds what a path and a method mean; what they are answered with comes from control.py (which gRPC answers from, too)
-or from an inference, whose answer is written when it ends (under_way.py). A client that goes away cancels its inference. What
-is wrong is `{"error": "..."}` with the status of its code.
+`handle` looks up path and method. Responses come from control.py (shared with gRPC) or from an inference, whose
+response is written when it ends (responders.py). A client that disconnects cancels its inference. Errors are `{"error":
+"..."}` with the HTTP status of their code.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _encode = msgspec.json.encode
 
 
 class Declined(Exception):  # noqa: N818  (an answer)
-    """There is nothing of the kind at that path, whatever the models are."""
+    """There is nothing at that path, whatever the models are."""
 
     def __init__(self, status: int, message: str, extra: bytes = b"") -> None:
         super().__init__(message)
@@ -43,6 +43,8 @@ class Declined(Exception):  # noqa: N818  (an answer)
 
 
 class Kserve:
+    """Handles all requests under /v2."""
+
     def __init__(self, models: Models, settings: Settings) -> None:
         self.models = models
         self.draining = False
@@ -50,7 +52,7 @@ class Kserve:
         self._control = settings.control
         self.threads = Threads(asyncio.get_running_loop(), THREADS, "bodies")
         self.aside: set[Aside] = set()
-        """Requests whose bodies are being read or written in a thread."""
+        """Requests whose bodies are being processed in a thread."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -70,18 +72,18 @@ class Kserve:
         self._reply(connection, request, status, http_codec.error(refused.message))
 
     def refuse_for(self, connection: Connection, request: Request, error: BaseException) -> None:
-        """Whatever went wrong, in words."""
+        """Respond with the error that describes an exception."""
         if isinstance(error, Refused):
             self.refuse(connection, request, error)
-        elif isinstance(error, UserError):  # an output that is not what it says
+        elif isinstance(error, UserError):  # an invalid output
             self.refuse(connection, request, Refused("INTERNAL", error.what))
-        else:  # the server goes on
+        else:  # keep serving
             self.refuse(connection, request, unexpected(error))
 
     def refuse_rest(self) -> int:
         rest = list(self.aside)
         for one in rest:
-            one.refuse(Refused("UNAVAILABLE", "the server has stopped"))
+            one.refuse(Refused("UNAVAILABLE", "the server stopped before the request was complete"))
         return len(rest)
 
     def close(self) -> None:
@@ -136,7 +138,7 @@ class Kserve:
         if is_ready and not self.draining:
             self._reply(connection, request, 200)
         else:
-            self._reply(connection, request, 400, http_codec.error(why_not))  # the status that Triton has for it
+            self._reply(connection, request, 400, http_codec.error(why_not))  # Triton's status for this
 
     def _load(self, connection: Connection, request: Request, name: str, what: bytes) -> None:
         if not self._control:
@@ -150,11 +152,11 @@ class Kserve:
         control.check_load(given)
         config = given.get("config", "")
         if not isinstance(config, str):
-            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration's JSON as a text")
+            raise Refused("INVALID_ARGUMENT", "Unable to parse 'config': expected the configuration as a JSON string")
         self._later(connection, request, self.models.load(name, config))
 
     def _later(self, connection: Connection, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Answer when it is done."""
+        """Respond when the work is done."""
 
         async def run() -> None:
             try:
@@ -163,7 +165,7 @@ class Kserve:
                 self.refuse(connection, request, refused)
             except UserError as error:
                 self.refuse(connection, request, Refused("INTERNAL", str(error)))
-            except Exception as error:  # the server goes on
+            except Exception as error:  # keep serving
                 self.refuse(connection, request, unexpected(error))
             else:
                 self._reply(connection, request, 200)
@@ -239,7 +241,7 @@ class Kserve:
             case [b"generate_stream"]:
                 _only(request, b"POST")
                 if request.http10:
-                    raise Refused("INVALID_ARGUMENT", "streaming needs HTTP/1.1")
+                    raise Refused("INVALID_ARGUMENT", "streaming requires HTTP/1.1")
                 self._generate(connection, request, name, version, GenerateStream)
             case []:
                 _only(request, b"GET")
@@ -292,7 +294,7 @@ class Kserve:
         parse: Callable[[Data], InferRequestBody],
         submit: Callable[[InferRequestBody, bool], None],
     ) -> None:
-        """Submit what the body says. A large one is unpacked and parsed in a thread."""
+        """Submit the inference in the body. A large body is decompressed and parsed in a thread."""
         encoding, limit = request.headers.get(b"content-encoding", b""), self._limit
         body = _small(request.body, encoding, json_length, limit)
         if body is not None:
@@ -304,7 +306,7 @@ class Kserve:
 
     def _find(self, request: Request, name: str, version: str) -> Model:
         if self.draining and not request.was_let_in:
-            raise Refused("UNAVAILABLE", "the server is shutting down and takes no new requests")
+            raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
         return self.models.find(name, version)
 
     def _submit(
@@ -361,7 +363,7 @@ def _registration(request: Request) -> _Registration:
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """The body of a control request: a JSON object, or nothing."""
+    """Return the body of a control request: a JSON object, or empty."""
     if not len(request.body):
         return {}
     try:
@@ -374,7 +376,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _small(body: Data, encoding: bytes, json_length: bytes, limit: int) -> Data | None:
-    """The body in plain; None where that, or its JSON, is so large that it should not hold up the others."""
+    """Return the decompressed body, or None if it or its JSON is large enough to block other requests."""
     if not encoding:
         return body if http_codec.json_length(json_length, len(body)) <= LARGE else None
     if len(body) > LARGE:

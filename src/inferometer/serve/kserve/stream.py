@@ -1,8 +1,8 @@
-"""Inference over streams: ModelStreamInfer, many requests and their answers; InferStream, one request and its answers.
+"""Inference over gRPC streams: ModelStreamInfer (many requests and their responses) and InferStream (one request).
 
-As Triton does it, the answers of ordinary models come in the order of their requests, those of decoupled models as soon as
-they are there, and a refusal is a message of its own, after which the stream goes on. What waits to be sent is bounded: a
-client that does not read its answers is not read from either.
+As in Triton, responses of ordinary models are sent in the order of their requests, those of decoupled models as soon as
+they are available, and an error is a message of its own, after which the stream continues. The amount of unsent data is
+bounded: the server stops reading from a client that does not read its responses.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from inferometer.serve.models.types import Inference, Output, Refused
 
 _MAX_PENDING = 1024
 _MAX_WAITING = 64 << 20
-"""Requests under way, and bytes of answers not yet taken, from which on a stream is not read from."""
+"""Requests in progress, and bytes of unsent responses, from which on the stream is not read."""
 
 
 def _stopping() -> Refused:
-    return Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+    return Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
 
 class Outbox:
-    """Messages on their way to a client, and what waits for room or for the last of them."""
+    """Messages to be sent to a client."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -49,7 +49,7 @@ class Outbox:
             self.has_overflown = True
 
     def complete(self) -> None:
-        """Nothing more will be put in."""
+        """Note that no more messages will be added."""
         self._is_complete = True
         self._changed.set()
 
@@ -58,7 +58,7 @@ class Outbox:
         return self._bytes <= _MAX_WAITING
 
     async def send(self, sent: asyncio.Event | None = None) -> None:
-        """Write until all is written; `sent` is set after each message."""
+        """Write until all messages are written; `sent` is set after each one."""
         while True:
             while self._waiting:
                 message = self._waiting.popleft()
@@ -79,7 +79,7 @@ class Outbox:
 async def infer_stream(models: Models, context: Context) -> None:
     data = await context.read()
     if data is grpc.aio.EOF:
-        raise Refused("INVALID_ARGUMENT", "the call has no request")
+        raise Refused("INVALID_ARGUMENT", "the call contains no request")
     now = time.monotonic_ns()
     request, raw, typed = grpc_codec.parse(data)
     outbox, end = Outbox(context), _End()
@@ -119,7 +119,7 @@ class _End:
 
 
 class _Request:
-    """One of a stream's requests."""
+    """One request of a stream."""
 
     __slots__ = ("decoupled", "empty_final", "id", "inference", "model", "over", "ready")
 
@@ -128,19 +128,19 @@ class _Request:
         self.decoupled = self.empty_final = self.over = False
         self.inference: Inference | None = None
         self.ready: list[bytes] = []
-        """Answers that wait for their turn."""
+        """Responses that wait for their turn."""
 
 
 class Stream:
-    """A call of ModelStreamInfer."""
+    """One call of ModelStreamInfer."""
 
     def __init__(self, models: Models, context: Context) -> None:
         self._models, self._context = models, context
         self._outbox = Outbox(context)
         self._in_order: deque[_Request] = deque()
-        """Requests whose answers are not yet out, but for those to decoupled models."""
+        """Requests whose responses are not sent yet, except those to decoupled models."""
         self._held = 0
-        """Bytes of their answers that wait for those of an earlier one."""
+        """Bytes of responses that wait for those of an earlier request."""
         self._pending: set[_Request] = set()
         self._moved = asyncio.Event()
         """Set when a request ended or a message was sent."""
@@ -148,7 +148,7 @@ class Stream:
         self._is_read = False
         self._refused: Refused | None = None
         self._queue_ns = self._compute_ns = 0
-        """Of all its requests together; each answer has its own."""
+        """Queue time of all requests together; each response has its own."""
 
     async def run(self) -> None:
         await prepare(self._context)
@@ -165,7 +165,7 @@ class Stream:
             raise anew(self._refused)
 
     def end_input(self) -> None:
-        """Take no more requests: the stream ends when those under way are answered."""
+        """Accept no more requests; the stream ends when those in progress have their responses."""
         if self._reader is not None and not self._is_read:
             self._refused = self._refused or _stopping()
             self._reader.cancel()
@@ -178,7 +178,7 @@ class Stream:
                 while not self._has_room():
                     self._moved.clear()
                     await self._moved.wait()
-        except Exception as error:  # not even a refused request ends a stream: this is the connection
+        except Exception as error:  # refused requests do not end a stream, so this is the connection
             self._refused = refusal(error)
         finally:
             self._is_read = True
@@ -246,9 +246,9 @@ class Stream:
         self._over(request)
 
     def _over(self, request: _Request) -> None:
-        """Its last messages go out, or wait for those of the requests before it."""
+        """Send the last messages of a request, or hold them until the requests before it are done."""
         request.over = True
-        request.inference = None  # which knows this one: without the circle, its tensors are freed at once
+        request.inference = None  # break the reference cycle, so that its tensors are freed at once
         self._pending.discard(request)
         if request.decoupled:
             self._send(request)

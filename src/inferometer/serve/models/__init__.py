@@ -1,1 +1,1 @@
-"""What lies between protocols and backends: the repository, queues and batches, instances, statistics, shared memory."""
+"""Between protocols and backends: the model repository, queues and batches, instances, statistics, shared memory."""

@@ -1,4 +1,4 @@
-"""Calls at absolute instants, on one timer that does not round."""
+"""Calls functions at absolute times, with one timer that does not round."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from inferometer.timing.timer import deadline_timer
 
 
 class Alarms:
+    """Pending calls, ordered by time."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._calls: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
@@ -17,7 +19,7 @@ class Alarms:
         self._timer = deadline_timer(loop, self._fired)
 
     def at(self, deadline: int, call: Callable[[], None]) -> None:
-        """Call at `deadline` (monotonic ns); those of one instant in the order in which they were asked for."""
+        """Call at `deadline` (monotonic ns); calls for the same time run in the order in which they were added."""
         self._order += 1
         heappush(self._calls, (deadline, self._order, call))
         self._arm()

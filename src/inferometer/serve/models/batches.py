@@ -1,7 +1,7 @@
-"""Requests joined into a batch, and the batch's outputs split into theirs.
+"""Joins requests into a batch, and splits the batch's outputs again.
 
-Row-major bytes: a batch is the requests' bytes one after the other. Nothing is copied for a single request, and what is
-split are views.
+Tensors are row-major bytes, so a batch is the concatenation of its requests. A single request is not copied, and the
+parts of a split are views.
 """
 
 import struct
@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def join(batch: Sequence[Inference]) -> Tensors:
-    """The inputs of all; they have the same names, datatypes and shapes but for the rows."""
+    """Return the joined inputs of requests with the same names, datatypes and shapes except for the rows."""
     first = batch[0].inputs
     if len(batch) == 1:
         return first
@@ -31,7 +31,7 @@ def join(batch: Sequence[Inference]) -> Tensors:
 
 
 def split(outputs: Tensors, rows: Sequence[int]) -> list[Tensors]:
-    """Each request's share of the outputs, by its rows; all of them together are the outputs' first dimension."""
+    """Return each request's part of the outputs, by its rows, which add up to the outputs' first dimension."""
     shares: list[Tensors] = [{} for _ in rows]
     for name, tensor in outputs.items():
         pieces = _strings(tensor, rows) if tensor.datatype == "BYTES" else _even(tensor, rows)
@@ -61,5 +61,5 @@ def _strings(tensor: Tensor, rows: Sequence[int]) -> Iterator[memoryview]:
         except struct.error:
             place = len(view) + 1
         if place > len(view):
-            raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape says")
+            raise Refused("INTERNAL", f"output '{tensor.name}' has fewer strings than its shape requires")
         yield view[begin:place]

@@ -1,8 +1,8 @@
-"""Is a request what the model takes? Checked before it is queued; the messages are Triton's, with the expected and the given
-after them where it leaves one out.
+"""Checks a request against the model before it is queued; the messages are Triton's, with the expected and the actual
+value appended where Triton omits them.
 
-`check` never takes long. What may is left to `read`, which is called in a thread where `takes_long` says so: many strings have to
-be walked through one by one, and large inputs may still lie in shared memory.
+`check` is always fast. Slow checks are left to `read`, which runs in a thread if `takes_long` says so: long lists of
+strings have to be walked one by one, and large inputs may still be in shared memory.
 """
 
 import math
@@ -25,9 +25,9 @@ NOT_FOR_THE_MODEL = frozenset(
         "triton_enable_empty_final_response",
     }
 )
-"""Parameters that are the server's business: requests may share a batch although they differ in these."""
+"""Parameters for the server: requests may share a batch even if they differ in these."""
 MANY = 4096
-"""Strings that are looked at at once: some 2 ms of work."""
+"""Strings that are checked without a thread: about 2 ms of work."""
 _LENGTH = struct.Struct("<I")
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
@@ -37,16 +37,16 @@ _BATCH_NOTE = (
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What a model takes and gives, laid out for the check of a request."""
+    """A model's inputs and outputs, prepared for checking requests."""
 
     model: str
     max_batch: int
-    """0: it knows no batches."""
+    """0 if the model does not support batches."""
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     required: frozenset[str]
     keyed: bool
-    """Requests may be joined: `Inference.key` is wanted."""
+    """Whether requests may be joined, so that `Inference.key` is needed."""
 
 
 def taken(model: str, max_batch: int, facts: ModelSignature, keyed: bool) -> Taken:
@@ -61,7 +61,7 @@ def taken(model: str, max_batch: int, facts: ModelSignature, keyed: bool) -> Tak
 
 
 def check(inference: Inference, model: Taken) -> bool:
-    """Fills in `rows` and `key`, or raises Refused. False where `read` has to look at the inputs, too."""
+    """Set `rows` and `key`, or raise Refused. Return False if `read` has to check the inputs, too."""
     inputs, specs = inference.inputs, model.inputs
     if not (model.required <= inputs.keys() <= specs.keys()):
         _wrong_names(inference, model)
@@ -86,7 +86,7 @@ def check(inference: Inference, model: Taken) -> bool:
 
 
 def takes_long(inference: Inference) -> bool:
-    """To `read` it, of which `check` has found that it has to be."""
+    """Whether `read` takes long for this request, which `check` found to need it."""
     sizes = [unread.size for unread in inference.unread.values()]
     return (
         min(sizes, default=0) < 0
@@ -96,7 +96,7 @@ def takes_long(inference: Inference) -> bool:
 
 
 def read(inference: Inference, model: Taken) -> Tensors:
-    """The inputs, all of them there and looked at; or Refused. The request is left as it is."""
+    """Return the inputs, all read and checked, or raise Refused. The request is not modified."""
     inputs = dict(inference.inputs)
     for name, unread in inference.unread.items():
         tensor = inputs[name]
@@ -109,7 +109,7 @@ def read(inference: Inference, model: Taken) -> Tensors:
 
 
 def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorSpec) -> bool:
-    """False where there is more to look at."""
+    """Return False if there is more to check."""
     shape = tensor.shape
     if tensor.datatype != spec.datatype:
         _refuse(
@@ -137,7 +137,7 @@ def _check_one(inference: Inference, model: Taken, tensor: Tensor, spec: TensorS
 
 
 def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) -> None:
-    """`given` bytes; -1: nobody knows yet."""
+    """Check `given` bytes; -1 if not known yet."""
     expected, size = math.prod(tensor.shape), DATATYPES[tensor.datatype].size
     if given < 0:
         return
@@ -147,16 +147,16 @@ def _check_size(inference: Inference, model: Taken, tensor: Tensor, given: int) 
             f"input byte size mismatch for input '{tensor.name}' for model '{model.model}'. Expected {expected * size}, "
             f"got {given}",
         )
-    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least its length
+    if not size and expected > MANY and expected * _LENGTH.size > given:  # each string has at least a length prefix
         _refuse(
             inference,
             f"unexpected number of string elements for inference input '{tensor.name}' for model '{model.model}', expecting "
-            f"{expected}: {given} bytes hold no more than {given // _LENGTH.size}",
+            f"{expected}: {given} bytes hold at most {given // _LENGTH.size}",
         )
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Each size is the expected one, or any where that is -1."""
+    """Whether each size equals the expected one, or the expected one is -1."""
     if len(shape) != len(expected):
         return False
     for i, size in enumerate(shape):  # noqa: SIM110  (a generator costs more than what it looks at, and so does zip)
@@ -186,7 +186,7 @@ def _check_strings(inference: Inference, model: Taken, tensor: Tensor) -> None:
         place += size
         found += 1
         if not found % MANY and inference.is_over:
-            return  # nobody waits any longer
+            return  # the request was cancelled
     if found != expected:
         more = " or more" if place < end else ""
         _refuse(

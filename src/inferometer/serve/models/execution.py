@@ -1,8 +1,8 @@
-"""A batch on an instance: begun in the loop or run in a thread, answered, ended.
+"""Runs a batch on an instance, in the event loop or in a thread, and sends its responses.
 
-Whatever a model raises is an answer to its requests (INTERNAL, in one line); the instance takes the next batch. The requests
-of a batch that fails in a thread, or whose outputs are not what they should be, are tried again, each alone: only the one that
-it is about fails.
+Whatever a model raises becomes the response to its requests (INTERNAL, one line); the instance then takes the next
+batch. If a batch fails in a thread or has invalid outputs, its requests are run again one by one, so that only the
+faulty one fails.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from inferometer.timing.clock import now
 
 Job = Callable[[], None]
 Compute = tuple[int, int, int]
-"""Nanoseconds of joining the inputs, inferring, splitting the outputs."""
+"""Nanoseconds of joining the inputs, inferring, and splitting the outputs."""
 Shares = list[tuple[Output, ...] | Refused]
-"""For each request of a batch."""
+"""One entry per request of a batch."""
 _AHEAD = 256
-"""Answers that a model may be ahead of the loop."""
+"""Responses that a model may be ahead of the loop."""
 _LARGE = 16 << 10
-"""Bytes that may be so many strings that it takes some ms to find them."""
+"""Size from which finding the strings in a batch may take some ms."""
 _LENGTH = 1000
-"""Characters of a reason."""
+"""Maximum length of an error message."""
 
 
 class ExecutingModel(Protocol):
-    """The model, as an execution knows it."""
+    """The part of the model that an execution uses."""
 
     labels: Mapping[str, tuple[str, ...]]
     batched: bool
     decoupled: bool
     facts: ModelSignature
     aside: Threads
-    """One: answers keep their order."""
+    """A single thread, so that responses keep their order."""
 
     def answered(self, inference: Inference, outputs: tuple[Output, ...]) -> None: ...
     def succeeded(self, inference: Inference, compute: Compute) -> None: ...
@@ -54,7 +54,7 @@ class ExecutingModel(Protocol):
 
 
 class Instance:
-    """A loaded model with the threads that run it; `begin` needs none."""
+    """A loaded model with the threads that run it; models with `begin` need no threads."""
 
     def __init__(self, loaded: Loaded, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self.loaded, self.loop = loaded, loop
@@ -62,12 +62,12 @@ class Instance:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads = 0
         self._idle = 0
-        """Threads that wait for a job; counted in the loop, so that it may be too small for an instant."""
+        """Threads that wait for a job; counted in the loop, so it may be too small for a moment."""
         self._left = 0
         self._lock = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """RuntimeError where the system gives no more threads."""
+        """Start a job; raises RuntimeError if the system cannot create a thread."""
         if self._idle:
             self._idle -= 1
         else:
@@ -76,11 +76,11 @@ class Instance:
         self._jobs.put(job)
 
     def done(self) -> None:
-        """One of the threads is idle again."""
+        """Note that a thread is idle again."""
         self._idle += 1
 
     def close(self) -> None:
-        """The last thread closes what was loaded, once it has done what it was given."""
+        """Stop the threads after their current jobs; the last one closes what was loaded."""
         self._left = self._threads
         for _ in range(self._threads):
             self._jobs.put(None)
@@ -90,7 +90,7 @@ class Instance:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # or it would keep its tensors until the next one comes
+            del job  # otherwise its tensors would be kept until the next job
         with self._lock:
             self._left -= 1
             is_last = not self._left
@@ -99,7 +99,7 @@ class Instance:
 
 
 def _quietly(close: Job) -> None:
-    """A model that fails at its end has nobody left to tell."""
+    """Ignore errors of a model that is being closed: nobody is left to report them to."""
     with suppress(Exception):
         close()
 
@@ -108,6 +108,8 @@ def _quietly(close: Job) -> None:
 
 
 class Execution:
+    """One batch on one instance, from its start to the end of its last request."""
+
     __slots__ = (
         "_answered",
         "_aside",
@@ -129,9 +131,9 @@ class Execution:
         self._is_over = False
         self._answered = False
         self._aside = 0
-        """Answers that a thread is at."""
+        """Responses that are being processed in a thread."""
         self._last: tuple[Refused | None] | None = None
-        """What it is to finish with once they are there."""
+        """The arguments to finish with once those are done."""
         self._began = self._joined = self._computed = self._split = 0
 
     def start(self) -> None:
@@ -152,11 +154,13 @@ class Execution:
             return
         if not self._is_over:
             self._cancel = cancel
-            if cancel is not None and all(inference.is_over for inference in self.batch):  # while it began
+            if cancel is not None and all(
+                inference.is_over for inference in self.batch
+            ):  # all were cancelled meanwhile
                 self.cancel()
 
     def cancel(self) -> None:
-        """Nobody waits for it any longer. A thread sees it at its next answer."""
+        """Stop, because no request waits any longer. A thread notices at its next response."""
         if self._cancel is not None and not self._is_over:
             cancel, self._cancel = self._cancel, None
             try:
@@ -183,7 +187,7 @@ class Execution:
         self._answer(made)
 
     def _takes_long(self, outputs: Tensors) -> bool:
-        """To find many strings in a batch, to order a large output's classes or to copy it: in a thread, the loop goes on."""
+        """Whether to use a thread so that the loop can go on: to find many strings, or to sort or copy a large output."""
         if len(self.batch) == 1 and not self.batch[0].wanted:
             return False
         size = max([len(tensor.data) for tensor in outputs.values()], default=0)
@@ -215,7 +219,7 @@ class Execution:
             self._last = (why,)
             return
         if why is None and not self._answered and not self.owner.decoupled:
-            why = Refused("INTERNAL", "the model gave no answer")
+            why = Refused("INTERNAL", "the model returned no response")
         if self.owner.decoupled or not self._split:
             self._computed = self._split = now()
         self._end(why, (self._joined - self._began, self._computed - self._joined, self._split - self._computed))
@@ -227,7 +231,7 @@ class Execution:
         compute: Compute = (0, 0, 0)
         try:
             compute = self._compute()
-        except BaseException as error:  # even a model that wants to exit: the thread is needed
+        except BaseException as error:  # even SystemExit: the thread is still needed
             why = reason(error)
         self._tell(self._ran, why, compute)
 
@@ -240,14 +244,14 @@ class Execution:
         if made is not None:
             self._iterate(made)
             return joined - begin, now() - joined, 0
-        for inference in self.batch:  # by now, what the failure held is freed: it may have been short of memory
+        for inference in self.batch:  # what the failure held is freed by now: it may have been out of memory
             if not inference.is_over:
                 self._tell(self._answer_alone, inference, self._alone(inference), (joined - begin, now() - joined, 0))
         return joined - begin, now() - joined, 0
 
     def _together(self) -> tuple[Shares | Iterator[Tensors] | None, int, int]:
-        """What the model makes of the batch, None where it fails with more than one request; when it began with it and when it
-        was done."""
+        """Run the whole batch. Return its outputs (None if it fails and has more than one request), and when computing
+        began and ended."""
         assert self.instance.loaded.run is not None
         joined = now()
         try:
@@ -266,29 +270,29 @@ class Execution:
         return None, joined, joined
 
     def _misses_some(self, outputs: Tensors, made: Shares) -> bool:
-        """Outputs that a request should have had."""
+        """Whether outputs that a request should have are missing."""
         return len(outputs) < len(self.owner.facts.outputs) and any(isinstance(share, Refused) for share in made)
 
     def _alone(self, inference: Inference) -> tuple[Output, ...] | Refused:
-        """A request of a batch that failed: what is wrong with one of them is no reason to refuse the others."""
+        """Run one request of a failed batch: what is wrong with one is no reason to refuse the others."""
         assert self.instance.loaded.run is not None
         try:
             outputs = self.instance.loaded.run(join([inference]), inference.parameters)
             if not isinstance(outputs, dict):
-                return Refused("INTERNAL", "the model answers like a decoupled one, and is not configured as one")
+                return Refused("INTERNAL", "the model returned several responses, but is not configured as decoupled")
             return self._shares(outputs, [inference])[0]
         except BaseException as error:
             return reason(error)
 
     def _answer_alone(self, inference: Inference, made: tuple[Output, ...] | Refused, compute: Compute) -> None:
-        """It need not wait for the others."""
+        """Respond to one request without waiting for the others."""
         self._answered = True
         self._give(inference, made, now())
         if not inference.is_over:
             self.owner.succeeded(inference, compute)
 
     def _iterate(self, answers: Iterator[Tensors]) -> None:
-        """Answers as they come; closed after the first that nobody wants."""
+        """Send responses as they come; closed after the first one that no request wants."""
         room = threading.Semaphore(_AHEAD)
         try:
             for outputs in answers:
@@ -308,17 +312,17 @@ class Execution:
     def _ran(self, why: Refused | None, compute: Compute) -> None:
         self.instance.done()
         if why is None and not self._answered and not self.owner.decoupled:
-            why = Refused("INTERNAL", "the model gave no answer")
+            why = Refused("INTERNAL", "the model returned no response")
         self._end(why, compute)
 
     def _tell(self, call: Callable[..., None], *words: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
+        with suppress(RuntimeError):  # the loop is closed
             self.instance.loop.call_soon_threadsafe(call, *words)
 
     # --- both ---
 
     def _shares(self, outputs: Tensors, batch: list[Inference]) -> Shares:
-        """Each request's outputs, as it wants them; one's trouble with its shared memory is not the others'."""
+        """Return each request's outputs as it wants them; one request's shared-memory error does not affect the others."""
         owner, rows = self.owner, [inference.rows for inference in batch]
         check(outputs, owner.facts.outputs, sum(rows) if owner.batched else None)
         if len(batch) == 1:
@@ -349,7 +353,7 @@ class Execution:
         if isinstance(outputs, Refused):
             self.owner.failed(inference, outputs)
             return
-        if not inference.compute_ns:  # the first answer
+        if not inference.compute_ns:  # the first response
             inference.compute_ns = t - inference.started
         self.owner.answered(inference, outputs)
 
@@ -366,20 +370,20 @@ class Execution:
 
 
 def reason(error: BaseException) -> Refused:
-    """An exception as an answer, in one line; without the frames that it came through, and the tensors that they hold."""
+    """Convert an exception to an error of one line, without its frames and the tensors that they hold."""
     try:
         return _shown(error)
-    except BaseException:  # a model's own may raise as it is shown; whoever waits for an answer is to get one
-        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be shown)")
+    except BaseException:  # str() of a model's own exception may raise; the client must get a response
+        return Refused("INTERNAL", f"{type(error).__name__} (its message cannot be displayed)")
 
 
 def _shown(error: BaseException) -> Refused:
     if isinstance(error, Refused):
         if error.code in tuple(HTTP_STATUS):
             return Refused(error.code, error.message)
-        return Refused("INTERNAL", f"{error.message} (refused with {error.code!r:.60}, which is no code)")
+        return Refused("INTERNAL", f"{error.message} (raised with the unknown code {error.code!r:.60})")
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     text = " ".join(text.split())
-    if len(text) > _LENGTH:  # libraries tell the cause at the end of what may be long
+    if len(text) > _LENGTH:  # libraries put the cause at the end of long messages
         text = f"{text[: _LENGTH // 2]} ... {text[-_LENGTH // 2 :]}"
     return Refused("INTERNAL", text)

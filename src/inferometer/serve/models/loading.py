@@ -1,6 +1,6 @@
-"""From a definition to a model that is ready: loaded once for each instance, completed, warmed up.
+"""From a definition to a model that is ready: loads it once per instance, completes its configuration, warms it up.
 
-Loading happens in a thread, so that the models that are there go on. A model that does not load says why (UserError).
+Loading runs in a thread, so that other models continue. A model that fails to load raises UserError with the reason.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def bring_up(
     for text in overrides if definition.loader is None else ():
         override(config, text)
     if config.max_batch_size < 0:
-        raise UserError(f"the model {definition.name}: max_batch_size is {config.max_batch_size}", "0 or more")
+        raise UserError(f"model {definition.name}: max_batch_size must be at least 0 (got {config.max_batch_size})")
     loaded: list[Loaded] = []
     try:
         for i, place in enumerate(configs.devices(config, device)):
@@ -75,7 +75,7 @@ def _load(definition: Definition, loading: Loading) -> Loaded:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"the model {loading.name} does not load: {reason(error).message}") from None
+        raise UserError(f"model {loading.name} failed to load: {reason(error).message}") from None
 
 
 def _labels(definition: Definition, loaded: list[Loaded]) -> Mapping[str, tuple[str, ...]]:
@@ -83,7 +83,7 @@ def _labels(definition: Definition, loaded: list[Loaded]) -> Mapping[str, tuple[
 
 
 def _complete(definition: Definition, config: Any, device: str) -> None:
-    """What Triton's configurations have although nobody wrote it."""
+    """Add the defaults that Triton's configurations contain."""
     config.name = definition.name
     if not config.backend:
         config.backend = definition.backend
@@ -102,8 +102,8 @@ def _complete(definition: Definition, config: Any, device: str) -> None:
 
 
 async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
-    """One execution with zeros. Not where text is needed: nobody knows which the model takes; and what is begun in the loop
-    has nothing to warm up."""
+    """Run one execution with zeros. Skipped for models with text inputs, because valid text is unknown, and for models
+    that run in the loop, which have nothing to warm up."""
     if loaded.run is None or any(spec.datatype == "BYTES" and not spec.optional for spec in facts.inputs):
         return
     specs = [spec for spec in facts.inputs if spec.datatype != "BYTES"]
@@ -113,15 +113,15 @@ async def _warm_up(name: str, loaded: Loaded, facts: ModelSignature) -> None:
         await in_thread(_run, loaded, specs)
     except Exception as error:
         why = reason(error)
-        if why.code != "INVALID_ARGUMENT":  # to refuse zeros is an answer, too
+        if why.code != "INVALID_ARGUMENT":  # refusing zeros is a valid response
             raise UserError(
-                f"the model {name} fails at its warm-up: {why.message}",
-                "parameters.warmup=0 goes without one",
+                f"model {name} failed its warm-up: {why.message}",
+                "parameters.warmup=0 disables the warm-up",
             ) from None
 
 
 def _run(loaded: Loaded, specs: list[TensorSpec]) -> None:
-    """Of a stream, the first answer will do."""
+    """Run once; the first response of a stream is enough."""
     assert loaded.run is not None
     inputs = {
         spec.name: zeros(spec.name, spec.datatype, [size if size >= 0 else 1 for size in spec.shape]) for spec in specs

@@ -1,4 +1,4 @@
-"""A version of a model that is loaded: its queue, its instances, what it counted. Lives in the loop's thread."""
+"""A loaded version of a model: its queue, instances and statistics. Used in the event loop's thread only."""
 
 import asyncio
 from collections import deque
@@ -22,13 +22,13 @@ _REASONS: dict[str, Reason] = {
     "INTERNAL": "BACKEND",
 }
 _THREADS = 64
-"""Of an instance without a limit of its own."""
+"""Maximum threads of an instance without its own limit."""
 _READERS = 2
-"""Threads that read large inputs. Python computes in one at a time, but while one copies, another can."""
+"""Threads that read large inputs. Python computes in one thread at a time, but others can copy meanwhile."""
 
 
 class _Reading:
-    """What has an inference while its inputs are read in a thread."""
+    """The current owner of an inference while its inputs are read in a thread."""
 
     __slots__ = ("owner",)
 
@@ -37,6 +37,8 @@ class _Reading:
 
 
 class Model:
+    """A loaded version of a model."""
+
     def __init__(
         self,
         *,
@@ -77,7 +79,7 @@ class Model:
 
     @property
     def pending(self) -> int:
-        """Requests that wait."""
+        """Number of queued requests."""
         return len(self._queue.waiting)
 
     def statistics(self) -> Any:
@@ -97,14 +99,14 @@ class Model:
         self._accept(inference)
 
     def _read(self, inference: Inference) -> None:
-        """In a thread: what is still to be read or looked at of its inputs. It is accepted, or ends, after that."""
+        """Read and check the rest of the inputs in a thread; the request is then accepted or refused."""
         try:
             self._readers.do(
                 lambda: None if inference.is_over else checks.read(inference, self._taken),
                 lambda inputs, error: self._was_read(inference, inputs, error),
             )
         except RuntimeError as error:
-            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"its inputs cannot be read: {error}")) from None
+            raise Refused("RESOURCE_EXHAUSTED", named(inference, f"cannot read the inputs: {error}")) from None
         inference.place = _Reading(self)
         self._reading.add(inference)
 
@@ -190,8 +192,10 @@ class Model:
             self._trouble(error)
 
     def _trouble(self, error: Exception) -> None:
-        """A front end that fails must not take the batch with it."""
-        self._instances[0].loop.call_exception_handler({"message": "a request's callback failed", "exception": error})
+        """Handle an error in a front end's callback, which must not affect the batch."""
+        self._instances[0].loop.call_exception_handler(
+            {"message": "the callback of a request failed", "exception": error}
+        )
 
     def _end(self, inference: Inference) -> None:
         inference.is_over = True
@@ -211,7 +215,7 @@ class Model:
     # --- its end ---
 
     async def drained(self) -> None:
-        """All requests that it was given are over, and no thread computes any longer."""
+        """Wait until all of its requests are done and no thread computes any longer."""
         if self._drained is None:
             self._drained = asyncio.get_running_loop().create_future()
         self._check_drained()
@@ -224,7 +228,7 @@ class Model:
             instance.close()
 
     def refuse_all(self, why: Refused) -> None:
-        """Ends what is under way."""
+        """End all requests with an error."""
         waiting = [*self._queue.waiting, *self._reading]
         self._queue.waiting.clear()
         self._reading.clear()
@@ -248,7 +252,7 @@ def _slots(instance: Instance) -> int:
 
 
 def _timeout_of(inference: Inference) -> int:
-    """The request's own, in ns; 0: it has none."""
+    """Return the request's own timeout in ns, or 0."""
     if not inference.parameters:
         return 0
     timeout = inference.parameters.get("timeout", 0)
@@ -258,6 +262,6 @@ def _timeout_of(inference: Inference) -> int:
         microseconds = -1
     if not 0 <= microseconds < NEVER // 1000:
         raise Refused(
-            "INVALID_ARGUMENT", named(inference, f"timeout is a number of microseconds, not {str(timeout)[:40]}")
+            "INVALID_ARGUMENT", named(inference, f"timeout must be a number of microseconds (got {str(timeout)[:40]})")
         )
     return microseconds * 1000

@@ -1,5 +1,5 @@
-"""Is what a model gave what its configuration says, and what of it does a request get: the outputs that it asked for, as they
-are, as classes, or in shared memory."""
+"""Checks a model's outputs against its configuration, and prepares what a request wants of them: the requested outputs
+as tensors, as classes, or in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Labels = Mapping[str, Sequence[str]]
 
 
 def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> None:
-    """Each is as it is configured, and has the batch's rows; None: the model knows no batches."""
+    """Check that each output is as configured and has the batch's rows (None: the model does not support batches)."""
     known = 0
     for spec in specs:
         tensor = tensors.get(spec.name)
@@ -27,26 +27,27 @@ def check(tensors: Tensors, specs: Sequence[TensorSpec], rows: int | None) -> No
         if rows is not None and (not shape or shape[0] != rows):
             raise Refused(
                 "INTERNAL",
-                f"output '{name}' of a batch of {rows} has the shape {shown(shape)}: the first dimension is the batch",
+                f"output '{name}' has the shape {shown(shape)}: the first dimension must be the batch size, {rows}",
             )
         if not fits(shape, spec.shape):
             raise Refused(
                 "INTERNAL",
-                f"the model gave output '{name}' with the shape {shown(shape)}, its configuration says {shown(spec.shape)}",
+                f"the model returned output '{name}' with shape {shown(shape)}; its configuration says {shown(spec.shape)}",
             )
     if known < len(tensors):
         names = {spec.name for spec in specs}
         other = next(name for name in tensors if name not in names)
-        raise Refused("INTERNAL", f"the model gave an output '{other:.60}', which its configuration does not have")
+        raise Refused("INTERNAL", f"the model returned an output '{other:.60}' that its configuration does not list")
 
 
 def check_complete(tensors: Tensors, inference: Inference, facts: ModelSignature) -> None:
-    """All outputs are there; but a request that asked for some gets no others, and one that left out inputs may miss some."""
+    """Check that all outputs are there; a request may name fewer, and one that omitted inputs may miss some."""
     if inference.wanted or len(inference.inputs) < len(facts.inputs):
         return
     missing = [spec.name for spec in facts.outputs if spec.name not in tensors]
     raise Refused(
-        "INTERNAL", f"the model gave no output {', '.join(repr(name) for name in missing)}, which its configuration has"
+        "INTERNAL",
+        f"the model did not return output {', '.join(repr(name) for name in missing)}, which its configuration lists",
     )
 
 
@@ -57,7 +58,7 @@ def select(tensors: Tensors, inference: Inference, labels: Labels, batched: bool
     for each in inference.wanted:
         tensor = tensors.get(each.name)
         if tensor is None:
-            raise Refused("INTERNAL", f"the model gave no output '{each.name}', which was asked for")
+            raise Refused("INTERNAL", f"the model did not return output '{each.name}', which was requested")
         if each.classes > 0:
             tensor = classify(tensor, each.classes, labels.get(each.name, ()), batched)
         elif each.placed is not None:
@@ -67,7 +68,7 @@ def select(tensors: Tensors, inference: Inference, labels: Labels, batched: bool
 
 
 def classify(tensor: Tensor, classes: int, labels: Sequence[str], batched: bool) -> Tensor:
-    """The best so many of each row, best first, as "value:index:label"; without a label where there is none."""
+    """Return the best classes of each row, best first, as "value:index:label"; without the label if there is none."""
     values = to_numpy(tensor)
     rows = values.reshape(values.shape[0], -1) if batched and values.ndim else values.reshape(1, -1)
     best = min(classes, rows.shape[1])
@@ -79,7 +80,7 @@ def classify(tensor: Tensor, classes: int, labels: Sequence[str], batched: bool)
 
 
 def _order(row: NDArray[Any]) -> NDArray[Any]:
-    """Indices, the largest value first; equal ones as they come, and what is no number last."""
+    """Return indices in descending order of their values; equal values in their order, NaN last."""
     if row.dtype.kind == "f":
         return np.argsort(-row, kind="stable")
     return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]

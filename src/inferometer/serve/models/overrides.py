@@ -1,5 +1,6 @@
-"""KEY=VALUE put over a model's configuration: max_batch_size=8, dynamic_batching.max_queue_delay_microseconds=500,
-instance_group.count=2, parameters.delay=5ms. A key is a path of the configuration's own field names.
+"""Overrides fields of a model's configuration with KEY=VALUE: max_batch_size=8,
+dynamic_batching.max_queue_delay_microseconds=500, instance_group.count=2, parameters.delay=5ms. A key is a path of
+field names.
 """
 
 import difflib
@@ -18,20 +19,20 @@ _WHOLE = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-_EXAMPLE = "write KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
+_EXAMPLE = "use KEY=VALUE, such as max_batch_size=8 or dynamic_batching.max_queue_delay_microseconds=500"
 
 
 def override(config: Any, text: str) -> None:
-    """Put one KEY=VALUE into `config`; UserError where there is no such field or the value does not fit it."""
+    """Set one KEY=VALUE in `config`; raises UserError if there is no such field or the value does not fit."""
     key, is_given, value = text.partition("=")
     key = key.strip()
     if not is_given or not key:
-        raise UserError(f"the configuration {text!r} has no value", _EXAMPLE)
+        raise UserError(f"--config {text!r} has no value", _EXAMPLE)
     _put(config, key.split("."), value.strip(), key)
 
 
 def check(overrides: tuple[str, ...]) -> None:
-    """Whether they fit any configuration at all."""
+    """Raise UserError if the overrides do not fit any configuration."""
     for text in overrides:
         override(ModelConfig(), text)
 
@@ -42,12 +43,12 @@ def _put(message: Any, path: list[str], value: str, key: str) -> None:
         names = [each.name for each in message.DESCRIPTOR.fields]
         near = difflib.get_close_matches(path[0], names)
         raise UserError(
-            f"the configuration {key}: there is no {path[0]!r} in {message.DESCRIPTOR.name}",
-            f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(names)}",
+            f"--config {key}: {message.DESCRIPTOR.name} has no field {path[0]!r}",
+            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}",
         )
     if field.message_type is None:
         if len(path) > 1:
-            raise UserError(f"the configuration {key}: {field.name} is a value and has no {path[1]!r}")
+            raise UserError(f"--config {key}: {field.name} is a plain value and has no field {path[1]!r}")
         _put_value(message, field, value, key)
     elif field.message_type.GetOptions().map_entry:
         _put_entry(message, field, path[1:], value, key)
@@ -74,22 +75,24 @@ def _put_value(message: Any, field: FieldDescriptor, value: str, key: str) -> No
 
 def _put_entry(message: Any, field: FieldDescriptor, path: list[str], value: str, key: str) -> None:
     if not path:
-        raise UserError(f"the configuration {key}: which of the {field.name}?", f"write {field.name}.NAME=VALUE")
+        raise UserError(
+            f"--config {key}: the name of one of the {field.name} is missing", f"use {field.name}.NAME=VALUE"
+        )
     assert field.message_type is not None
     entry = field.message_type.fields_by_name["value"]
     name: Any = ".".join(path)
     if field.message_type.fields_by_name["key"].cpp_type != FieldDescriptor.CPPTYPE_STRING:
-        raise UserError(f"the configuration {key} cannot be given here", "write it into the model's config.pbtxt")
+        raise UserError(f"--config {key}: this field cannot be overridden", "set it in the model's config.pbtxt")
     if entry.message_type is None:
         getattr(message, field.name)[name] = _value(entry, value, key)
     elif "string_value" in entry.message_type.fields_by_name:
         getattr(message, field.name)[name].string_value = value
     else:
-        raise UserError(f"the configuration {key} cannot be given here", "write it into the model's config.pbtxt")
+        raise UserError(f"--config {key}: this field cannot be overridden", "set it in the model's config.pbtxt")
 
 
 def _put_whole(message: Any, field: FieldDescriptor, value: str, key: str) -> None:
-    """dynamic_batching={} switches it on with all that it has by default."""
+    """Set a whole message: dynamic_batching={} enables it with its defaults."""
     try:
         is_empty = json.loads(value or "{}") == {}
     except ValueError:
@@ -98,7 +101,8 @@ def _put_whole(message: Any, field: FieldDescriptor, value: str, key: str) -> No
         assert field.message_type is not None
         names = [each.name for each in field.message_type.fields]
         raise UserError(
-            f"the configuration {key} has parts of its own", f"write {key}.PART=VALUE; there is {', '.join(names)}"
+            f"--config {key}: the name of one of its fields is missing",
+            f"use {key}.FIELD=VALUE with one of {', '.join(names)}",
         )
     getattr(message, field.name).SetInParent()
 
@@ -109,23 +113,23 @@ def _value(field: FieldDescriptor, value: str, key: str) -> Any:
         try:
             number = int(value)
         except ValueError:
-            raise UserError(f"the configuration {key} is a whole number, not {value!r}") from None
+            raise UserError(f"--config {key} must be a whole number (got {value!r})") from None
         if not least <= number <= most:
-            raise UserError(f"the configuration {key}={value} is not between {least} and {most}")
+            raise UserError(f"--config {key} must be from {least} to {most} (got {value})")
         return number
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if value.lower() not in (*_TRUE, *_FALSE):
-            raise UserError(f"the configuration {key} is true or false, not {value!r}")
+            raise UserError(f"--config {key} must be true or false (got {value!r})")
         return value.lower() in _TRUE
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         assert field.enum_type is not None
         names = {each.name: each.number for each in field.enum_type.values}
         if value not in names:
-            raise UserError(f"the configuration {key} is one of {', '.join(names)}, not {value!r}")
+            raise UserError(f"--config {key} must be one of {', '.join(names)} (got {value!r})")
         return names[value]
     if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         try:
             return float(value)
         except ValueError:
-            raise UserError(f"the configuration {key} is a number, not {value!r}") from None
+            raise UserError(f"--config {key} must be a number (got {value!r})") from None
     return value

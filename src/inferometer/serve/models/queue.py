@@ -1,10 +1,10 @@
-"""A model's queue: first come, first served, in batches where the model takes them.
+"""A model's queue: first come, first served, in batches if the model supports them.
 
-It knows neither threads nor tensors: it decides which requests go together and when. A batch is made of requests that
-stand one after the other and have equal keys. It goes as soon as a slot is free and
-  - it has one of the preferred sizes, or is as large as it can get (the next request does not fit), or
-  - its oldest request has waited for the delay; without a delay whatever is there goes.
-A request whose deadline passes while it waits is dropped.
+It uses neither threads nor tensors: it only decides which requests go together and when. A batch consists of
+consecutive requests with equal keys. It starts as soon as a slot is free and
+  - it has one of the preferred sizes, or cannot grow (the next request does not fit), or
+  - its oldest request has waited for the delay; without a delay, the queued requests start at once.
+A request whose deadline passes while it is queued is dropped.
 """
 
 from collections import OrderedDict
@@ -20,20 +20,26 @@ UNLIMITED = 1 << 40
 
 
 class QueueClock(Protocol):
+    """Calls the queue back at a deadline."""
+
     def at(self, deadline: int, call: Callable[[], None]) -> None: ...
 
 
 class Policy(msgspec.Struct, frozen=True):
+    """How requests are queued and batched."""
+
     max_rows: int = 1
-    """Of a batch; without batching each request goes alone, whatever its rows."""
+    """Maximum rows of a batch; without batching, each request goes alone, whatever its rows."""
     batching: bool = False
     preferred: frozenset[int] = frozenset()
     delay_ns: int = 0
     limit: int = 0
-    """Requests that may wait; 0: any number."""
+    """Maximum queued requests; 0: no limit."""
 
 
 class Queue:
+    """The queued requests of a model; calls `start` with each batch and `expired` with requests that were dropped."""
+
     def __init__(
         self,
         policy: Policy,
@@ -46,16 +52,17 @@ class Queue:
     ) -> None:
         self.policy = policy
         self.owner = owner
-        """The model, for whoever has only the request."""
+        """The model, for callers that only have the request."""
         self.free = slots
         """Batches that may start now."""
         self.waiting: OrderedDict[Inference, int] = OrderedDict()
-        """Those that wait, with the number of their deadline; 0: they have none."""
+        """Queued requests, with the number of their deadline; 0: no deadline."""
         self._clock, self._now, self._start, self._expired = clock, now, start, expired
         self._armed = NEVER
         self._is_dispatching = False
         self._deadlines: list[tuple[int, int]] = []
-        """A heap of instants and numbers. Some are of requests that are gone: it holds no request, and so no tensors."""
+        """A heap of deadlines and numbers. Some are of requests that are gone: it does not reference requests, and so
+        no tensors."""
         self._by_number: dict[int, Inference] = {}
         self._number = 0
 
@@ -64,7 +71,7 @@ class Queue:
         return 0 < self.policy.limit <= len(self.waiting)
 
     def put(self, inference: Inference) -> None:
-        if self.free and not self.waiting and not self.policy.batching:  # the short way
+        if self.free and not self.waiting and not self.policy.batching:  # fast path
             self.free -= 1
             self._start([inference])
             return
@@ -79,7 +86,7 @@ class Queue:
             self._wake_at(inference.deadline)
 
     def remove(self, inference: Inference) -> None:
-        """It waits no longer; those behind it may go now."""
+        """Remove a request; those behind it may start now."""
         if inference not in self.waiting:
             return
         self._leave(inference)
@@ -87,13 +94,13 @@ class Queue:
             self.dispatch()
 
     def release(self) -> None:
-        """A slot is free again."""
+        """Note that a slot is free again."""
         self.free += 1
         if self.waiting:
             self.dispatch()
 
     def dispatch(self) -> None:
-        if self._is_dispatching:  # a batch that was over at once: the loop below goes on
+        if self._is_dispatching:  # called from a batch that ended at once: the loop below continues
             return
         self._is_dispatching = True
         try:
@@ -110,7 +117,7 @@ class Queue:
     # --- batches ---
 
     def _gather(self) -> list[Inference] | None:
-        """The batch that goes now; None where it should wait, an empty one where requests were dropped instead."""
+        """Return the batch that starts now; None if it should wait, an empty one if requests were dropped instead."""
         t, policy = self._now(), self.policy
         batch, is_closed = self._compatible()
         late = [one for one in batch if one.deadline <= t]
@@ -128,7 +135,7 @@ class Queue:
         return batch
 
     def _compatible(self) -> tuple[list[Inference], bool]:
-        """The requests at the head that may go together, and whether that is all there can be."""
+        """Return the requests at the head that may go together, and whether the batch cannot grow further."""
         batch: list[Inference] = []
         rows = 0
         for one in self.waiting:
@@ -141,7 +148,7 @@ class Queue:
         return batch, rows >= self.policy.max_rows
 
     def _preferred(self, batch: list[Inference]) -> int:
-        """How many of them make the largest preferred size; 0: none do."""
+        """Return how many of them make the largest preferred size; 0: none do."""
         found = rows = 0
         if self.policy.preferred:
             for i, one in enumerate(batch, 1):
@@ -170,12 +177,12 @@ class Queue:
             self._wake_at(self._deadlines[0][0])
 
     def _drop(self, inference: Inference) -> None:
-        if inference in self.waiting:  # the end of another may have been the end of this one
+        if inference in self.waiting:  # the end of another may have ended this one, too
             self._leave(inference)
             self._expired(inference)
 
     def _leave(self, inference: Inference) -> None:
         self._by_number.pop(self.waiting.pop(inference), None)
-        if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them are of requests that are gone
+        if len(self._deadlines) > 64 + 2 * len(self.waiting):  # most of them belong to requests that are gone
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_number]
             heapify(self._deadlines)

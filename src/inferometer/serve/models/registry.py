@@ -1,4 +1,4 @@
-"""All models of the server: loaded, found by name, given requests, unloaded. Everything here is called in the loop's thread."""
+"""All models of the server: loads, finds and unloads them, and submits requests. Used in the event loop's thread only."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -21,6 +21,8 @@ __all__ = ["IndexEntry", "Model", "Models"]
 
 
 class IndexEntry(NamedTuple):
+    """One line of the repository index."""
+
     name: str
     version: str
     state: str
@@ -29,6 +31,8 @@ class IndexEntry(NamedTuple):
 
 
 class Models:
+    """All models of the server, by name."""
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -45,14 +49,14 @@ class Models:
         self._repositories: list[Path] = []
         self._alarms = Alarms(loop)
         self._retired: set[Model] = set()
-        """Replaced or unloaded, with requests that are not over yet."""
+        """Replaced or unloaded models with requests in progress."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Loading, unloading and retiring."""
+        """Tasks that load, unload and retire models."""
         self._is_started = self._is_closed = self._is_leaving = self._refuses = False
         self._drained: asyncio.Future[None] | None = None
 
     def add(self, source: str) -> None:
-        """A built-in model's name, a model file, a model folder or a repository."""
+        """Add a built-in model's name, a model file, a model folder or a repository."""
         found, root = repository.sources(source)
         for each in found:
             self._add(each)
@@ -60,18 +64,19 @@ class Models:
             self._repositories.append(root)
 
     def add_own(self, name: str, config: str, loader: Loader) -> None:
-        """A model that the server brings along: its configuration as text, and what loads it. No overrides touch it."""
+        """Add a model of the server itself: its configuration as text, and its loader. Overrides do not apply to it."""
         self._add(ModelSource(name, config=config, loader=loader))
 
     def _add(self, source: ModelSource) -> None:
         name = sendable(source.name)
         if name in self._entries:
-            where = source.path or "the server's own"
-            raise UserError(f"two models are called {name}: the second is {where}", "rename one of them")
+            where = source.path or "built into the server"
+            raise UserError(f"two models have the name {name}; the second one is {where}", "rename one of them")
         self._entries[name] = _Entry(source)
 
     async def start(self) -> None:
-        """Load and warm up all. One that does not load is in the index with its reason, unless it is the only one."""
+        """Load and warm up all models. One that fails to load is in the index with its reason, unless it is the only
+        one."""
         for entry in self._entries.values():
             try:
                 await self._bring_up(entry)
@@ -87,11 +92,11 @@ class Models:
         return self._is_started and not self._is_leaving
 
     def names(self) -> list[str]:
-        """Those that are served."""
+        """Names of the models that are ready."""
         return sorted(name for name, entry in self._entries.items() if entry.model is not None)
 
     def is_known(self, name: str) -> bool:
-        """Served or not: whether it is loaded, or was, or was to be."""
+        """Whether the model is loaded, was loaded, or was to be loaded."""
         return name in self._entries
 
     def find(self, name: str, version: str = "") -> Model:
@@ -115,7 +120,7 @@ class Models:
         return not self._is_leaving
 
     def index(self, only_ready: bool = False) -> list[IndexEntry]:
-        """Also what lies in a repository and was never loaded."""
+        """List all models, including those in a repository that were never loaded."""
         entries = [
             IndexEntry(name, entry.model.version if entry.model else entry.version, entry.state, entry.reason)
             for name, entry in sorted(self._entries.items())
@@ -132,8 +137,10 @@ class Models:
     # --- requests ---
 
     def submit(self, inference: Inference, was_let_in: bool = False) -> None:
-        """Check and queue it, or raise Refused (then `ended` is not called). A model that is quick enough (identity) calls
-        `answer` and `ended` before this returns. One that `was_let_in` came before new ones were refused."""
+        """Check and queue the inference, or raise Refused (without calling `ended`). A model that is quick enough
+        (identity) calls `answer` and `ended` before this returns. One that `was_let_in` arrived before new ones were
+        refused.
+        """
         self.check_open(was_let_in)
         model = self.find(inference.model, inference.version)
         self.check_room()
@@ -142,24 +149,24 @@ class Models:
         try:
             model.submit(inference)
         except BaseException:
-            if inference.place is None and not inference.is_over:  # nobody has it who would say that it is over
+            if inference.place is None and not inference.is_over:  # nothing holds it that would end it
                 self._over()
             raise
 
     def check_open(self, was_let_in: bool = False) -> None:
-        """Refused where the server takes no new requests; where it has closed, not even one that `was_let_in`."""
+        """Raise Refused if the server accepts no new requests; once closed, not even one that `was_let_in`."""
         if self._is_closed or (self._refuses and not was_let_in):
-            raise Refused("UNAVAILABLE", "the server is stopping and takes no new requests")
+            raise Refused("UNAVAILABLE", "the server is shutting down and does not accept new requests")
 
     def check_room(self, others: int = 0) -> None:
-        """Refused where the server has all the requests that it may have, with `others` that are not submitted yet."""
+        """Raise Refused if the server has its maximum of requests, counting `others` that are not submitted yet."""
         if self.in_flight + others >= self._limit:
             raise Refused(
-                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests under way"
+                "RESOURCE_EXHAUSTED", f"Exceeds maximum queue size: the server has {self._limit} requests in progress"
             )
 
     def cancel(self, inference: Inference) -> None:
-        """It ends with CANCELLED unless it is over."""
+        """End the inference with CANCELLED unless it is over."""
         if inference.is_over:
             return
         if inference.place is not None:
@@ -173,16 +180,17 @@ class Models:
     # --- loading and unloading ---
 
     async def load(self, name: str, config: str = "") -> None:
-        """As it is on disk now, or with `config` (JSON) instead of its file; what runs goes on until the new one is ready."""
+        """Load the model from disk, with `config` (JSON) instead of its file if given; the old one serves until the new
+        one is ready."""
         await asyncio.shield(self._task(self._load(name, config)))
 
     async def unload(self, name: str) -> None:
-        """It takes no more requests; this returns when those it has are over. One that is not there is unloaded: Triton has
-        no complaint either."""
+        """Stop accepting requests for the model; returns when its requests are done. Unloading an unknown model is not
+        an error, as in Triton."""
         await asyncio.shield(self._task(self._unload(name)))
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that is done to its end, though who asked for it may have gone by then."""
+        """Run work to its end, even if the caller goes away."""
         self._tasks.add(task := asyncio.get_running_loop().create_task(work))
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_heard)
@@ -248,14 +256,14 @@ class Models:
     # --- the end ---
 
     def say_not_ready(self) -> None:
-        """From now on; requests are still taken, of those who have not heard."""
+        """Report not ready from now on; requests are still accepted from clients that have not noticed."""
         self._is_leaving = True
 
     def refuse_new(self) -> None:
         self._is_leaving = self._refuses = True
 
     async def drained(self) -> None:
-        """No request is under way any longer."""
+        """Wait until no request is in progress."""
         if not self.in_flight:
             return
         if self._drained is None or self._drained.done():
@@ -263,11 +271,11 @@ class Models:
         await asyncio.shield(self._drained)
 
     async def close(self) -> None:
-        """Whatever is under way is refused."""
+        """Refuse everything that is in progress."""
         if self._is_closed:
             return
         self._is_closed = self._is_leaving = self._refuses = True
-        why = Refused("UNAVAILABLE", "the server has stopped")
+        why = Refused("UNAVAILABLE", "the server stopped before the request was complete")
         models = [entry.model for entry in self._entries.values() if entry.model is not None]
         for model in [*models, *self._retired]:
             model.refuse_all(why)
@@ -288,16 +296,16 @@ class _Entry:
 
 
 def _why(name: str, error: Exception) -> UserError:
-    """Whatever a model does not load for is a matter of that model."""
+    """Convert any exception while loading to a UserError about that model."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError):
-        return UserError(f"the model {name} cannot be read: {error}")
-    return UserError(f"the model {name} does not load: {reason(error).message}")
+        return UserError(f"cannot read model {name}: {error}")
+    return UserError(f"model {name} failed to load: {reason(error).message}")
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """What it failed with was told to who asked, if anybody is still there: asyncio need not print it."""
+    """Mark the exception as retrieved: the caller got it if it is still there, and asyncio need not print it."""
     if not task.cancelled():
         task.exception()
 

@@ -1,10 +1,10 @@
-"""Where models come from: a repository, a model's folder, a model's file, or what is built in.
+"""Finds models: in a repository, a model folder, a model file, or built in.
 
-    REPOSITORY/MODEL/config.pbtxt (or config.yaml)      may be missing: the loader completes it
+    REPOSITORY/MODEL/config.pbtxt (or config.yaml)      optional: the loader completes it
     REPOSITORY/MODEL/VERSION/model.onnx, ...            the newest version is served
 
-A folder without numbered versions is a version itself. Nothing outside a repository can be reached: names are single
-names, and links that leave it are refused.
+A folder without numbered versions is itself a version. Nothing outside a repository can be reached: names are single
+path components, and links that leave it are refused.
 """
 
 import os
@@ -25,20 +25,20 @@ _SHOWN = 200
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """Where a model is found again when it is to be loaded once more."""
+    """Where a model can be found again when it is reloaded."""
 
     name: str
     path: Path | None = None
-    """None: built in."""
+    """None if built in."""
     root: Path | None = None
-    """The repository that it must not leave; None where the path was given by itself."""
+    """The repository that it must not leave; None if the path was given by itself."""
     config: str = ""
-    """In protobuf's text format, of a model that the server brings along with its `loader`."""
+    """Configuration in protobuf's text format, for a model that is part of the server, with its `loader`."""
     loader: Loader | None = None
 
 
 class Definition(msgspec.Struct, frozen=True):
-    """A model as it is found on disk."""
+    """A model as found on disk."""
 
     name: str
     version: str
@@ -48,14 +48,14 @@ class Definition(msgspec.Struct, frozen=True):
     file: Path | None = None
     labels: dict[str, tuple[str, ...]] = {}
     loader: Loader | None = None
-    """None: the backend's."""
+    """None for the backend's loader."""
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
 def sources(given: str) -> tuple[list[ModelSource], Path | None]:
-    """The models that `given` names, and the repository where it is one."""
+    """Return the models that `given` names, and the repository if it is one."""
     if given in backends.BUILTIN:
         return [ModelSource(given)], None
     path = Path(given)
@@ -63,22 +63,22 @@ def sources(given: str) -> tuple[list[ModelSource], Path | None]:
         return [_file_source(path)], None
     if not path.is_dir():
         raise UserError(
-            f"there is no model {given}",
-            f"give a model file, a folder or a repository, or one of {', '.join(sorted([*backends.BUILTIN, backends.SIMULATOR]))}",
+            f"no such model: {given}",
+            f"use a model file, a model folder, a repository, or one of {', '.join(sorted([*backends.BUILTIN, backends.SIMULATOR]))}",
         )
     if _is_model(path):
         return [ModelSource(path.resolve().name, path)], None
     found = [ModelSource(name, path / name, path) for name in _names(path)]
     if not found:
         raise UserError(
-            f"{given} is neither a model nor a repository of models",
-            "a model's folder has a config.pbtxt, a model file or numbered versions",
+            f"{given} is neither a model nor a model repository",
+            "a model folder contains a config.pbtxt, a model file, or numbered version folders",
         )
     return found, path
 
 
 def listed(repository: Path) -> list[str]:
-    """The names of its models, as they can be sent."""
+    """Return the names of a repository's models, in a form that can be sent."""
     return [sendable(name) for name in _names(repository)]
 
 
@@ -89,13 +89,15 @@ def _names(repository: Path) -> list[str]:
 
 
 def is_name(name: str) -> bool:
-    """That of something right inside a folder."""
+    """Whether this is a single path component."""
     return bool(name) and not name.startswith(".") and not any(sign in name for sign in ("/", "\\", "\0"))
 
 
 def _file_source(path: Path) -> ModelSource:
     if path.suffix not in _SUFFIXES:
-        raise UserError(f"{path} is not a model file that is known", f"it ends with one of {', '.join(_SUFFIXES)}")
+        raise UserError(
+            f"unknown kind of model file: {path}", f"the file name must end with one of {', '.join(_SUFFIXES)}"
+        )
     name = path.stem
     if name == "model":
         folder = path.resolve().parent
@@ -106,7 +108,7 @@ def _file_source(path: Path) -> ModelSource:
 def _is_model(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir()}
-    except OSError:  # why it cannot be read is said when it is loaded
+    except OSError:  # loading it reports why it cannot be read
         return True
     return bool(
         names & {*configs.FILES, _TRANSFORMERS}
@@ -119,7 +121,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def define(source: ModelSource, config_json: str = "") -> Definition:
-    """What is there now; `config_json` instead of the configuration's file."""
+    """Return the model's current definition, with `config_json` instead of the configuration file if given."""
     given = configs.from_json(config_json) if config_json else None
     if source.path is None:
         config = given or configs.from_pbtxt(source.config or backends.BUILTIN[source.name])
@@ -127,16 +129,17 @@ def define(source: ModelSource, config_json: str = "") -> Definition:
         backend = config.backend if source.loader else backends.backend_of(config)
         return Definition(source.name, "1", config, backend, loader=source.loader)
     if source.name != sendable(source.name):
-        raise UserError(f"the name of {source.path} is not UTF-8 text, and no client could ask for it", "rename it")
+        raise UserError(f"the name of {source.path} is not valid UTF-8, so no client could request it", "rename it")
     if not source.path.exists():
-        raise UserError(f"{source.path} is not there any more")
+        raise UserError(f"{source.path} no longer exists")
     if source.path.is_file():
         return _of_file(source, given)
     _check_inside(source)
     config = given or _config(source.path)
     if config.name not in ("", source.name):
         raise UserError(
-            f"{source.path}: its configuration calls it {config.name}", "the name is that of the folder, or left out"
+            f"{source.path}: the name in its configuration, {config.name}, is not that of its folder",
+            "remove the name, or make it equal to the folder's",
         )
     config.name = source.name
     version, folder = _newest(source.path, config)
@@ -171,7 +174,7 @@ def _newest(folder: Path, config: Any) -> tuple[str, Path]:
     if wanted:
         versions = {number: path for number, path in versions.items() if number in wanted}
         if not versions:
-            raise UserError(f"{folder} has none of the versions {sorted(wanted)} that its version_policy names")
+            raise UserError(f"{folder} contains none of the versions {sorted(wanted)} of its version_policy")
     if not versions:
         return "1", folder
     newest = max(versions)
@@ -188,19 +191,21 @@ def _guess(folder: Path) -> str:
     if len(found) == 1:
         return found.pop()
     raise UserError(
-        f"{folder}: what kind of model this is cannot be seen",
-        f"call its file model.onnx, model.pt or model.py, or name the backend in config.pbtxt: {', '.join(backends.LOADERS)}",
+        f"{folder}: cannot tell which backend this model needs",
+        f"name its file model.onnx, model.pt or model.py, or set backend in config.pbtxt to one of {', '.join(backends.LOADERS)}",
     )
 
 
 def _model_file(folder: Path, backend: str, config: Any) -> Path | None:
-    """The file by its usual name, by the one that the configuration has, or the only one of the backend's kind."""
+    """Return the file with its usual name, the configured name, or the only file of the backend's kind."""
     if config.default_model_filename:
         if not is_name(config.default_model_filename):
-            raise UserError(f"default_model_filename {config.default_model_filename!r:.{_SHOWN}} is not a file's name")
+            raise UserError(
+                f"default_model_filename {config.default_model_filename!r:.{_SHOWN}} must be a plain file name"
+            )
         file: Path = folder / config.default_model_filename
         if not file.is_file():
-            raise UserError(f"{file} is not there", "default_model_filename in the configuration names it")
+            raise UserError(f"{file} does not exist", "correct default_model_filename in the configuration")
         return file
     suffixes = [suffix for suffix, name in _SUFFIXES.items() if name == backend]
     if backend == "torch":
@@ -219,27 +224,30 @@ def _labels(folder: Path, config: Any) -> dict[str, tuple[str, ...]]:
             continue
         file = folder / output.label_filename
         if Path(output.label_filename).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"the label_filename {output.label_filename!r:.{_SHOWN}} is outside of {folder}")
+            raise UserError(f"label_filename {output.label_filename!r:.{_SHOWN}} must be inside {folder}")
         try:
             if file.exists() and not file.is_file():
                 raise UserError(
-                    f"the labels {file} are not in a file", "label_filename names a text, a line for each class"
+                    f"the label file {file} is not a regular file",
+                    "label_filename names a text file with one line per class",
                 )
             labels[output.name] = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"the labels {file} cannot be read: {error}") from None
+            raise UserError(f"cannot read the label file {file}: {error}") from None
     return labels
 
 
 def _check_inside(source: ModelSource) -> None:
-    """No link in a repository's model leads out of the repository."""
+    """Raise UserError if a link in a repository's model leads out of the repository."""
     if source.root is None or source.path is None:
         return
     root, seen = source.root.resolve(), set[Path]()
     for folder, folders, files in os.walk(source.path, followlinks=True):
         for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise UserError(f"{path} is a link that leaves the repository {source.root}", "copy the file instead")
+                raise UserError(
+                    f"{path} is a link to a target outside the repository {source.root}", "copy the file instead"
+                )
         there = {name: Path(folder, name).resolve() for name in folders}
-        folders[:] = [name for name, place in there.items() if place not in seen]  # links may go round in circles
+        folders[:] = [name for name, place in there.items() if place not in seen]  # links may form cycles
         seen.update(there.values())

@@ -1,8 +1,9 @@
-"""System shared memory that clients registered: inputs are read from it and outputs written to it, and nothing on the wire.
+"""System shared memory registered by clients: inputs are read from it and outputs written to it, instead of sending
+them.
 
-A key is the name of a POSIX shared memory object, which is a file in /dev/shm: no other folder can be reached with it. It is
-read and written as a file and never mapped: a client may make it smaller at any instant, and to touch a mapping of what is
-gone would end the process. The messages are Triton's.
+A key is the name of a POSIX shared memory object, which is a file in /dev/shm; no other folder can be reached with it.
+It is read and written as a file and never mapped: a client may truncate it at any time, and touching a mapping of what
+is gone would end the process. The messages are Triton's.
 """
 
 import errno
@@ -17,15 +18,15 @@ from inferometer.serve.models.types import Refused, Wanted
 
 FOLDER = Path("/dev/shm")
 AT_ONCE = 1 << 20
-"""Bytes that are copied in the time that it takes to have a thread do it."""
+"""Size up to which copying takes no longer than handing the work to a thread."""
 _MOST = 4 << 30
-"""Bytes of an input: an object may say that it is larger than all memory, and what is read needs some."""
+"""Maximum size of an input: an object may claim to be larger than all memory, and reading it needs memory."""
 _PIECE = 1 << 30
-"""Bytes at a time; the system has an end at twice that."""
+"""Bytes copied at a time; the system's limit is twice that."""
 
 
 class _File:
-    """Open until nobody knows it any longer: it may be unregistered while a request reads it."""
+    """An open file, until the last reference is gone: it may be unregistered while a request reads it."""
 
     __slots__ = ("_close", "number")
 
@@ -38,12 +39,14 @@ class _File:
 
 
 class Region(msgspec.Struct, frozen=True):
+    """A registered shared memory region."""
+
     name: str
     key: str
     offset: int
     byte_size: int
     file: _File
-    """The object that was registered, whoever has its name now; the region is `byte_size` bytes from `offset`."""
+    """The object that was registered, even if its name is reused; the region is `byte_size` bytes from `offset`."""
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
@@ -54,11 +57,11 @@ class RegionSlice(msgspec.Struct, frozen=True):
     byte_size: int
 
     def read(self) -> bytes:
-        """A copy: what the client does to its memory afterwards is nothing to the request."""
+        """Return a copy, so that later changes by the client do not affect the request."""
         if self.byte_size > _MOST:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"a tensor of {self.byte_size} bytes in shared memory region '{self.region.name}': {_MOST} are the most",
+                f"a tensor in shared memory region '{self.region.name}' must be at most {_MOST} bytes (got {self.byte_size})",
             )
         at, left = self.region.offset + self.offset, self.byte_size
         parts: list[bytes] = []
@@ -74,31 +77,33 @@ class RegionSlice(msgspec.Struct, frozen=True):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, data: bytes | memoryview) -> None:
-        """At its start; the rest, if there is any, stays as it is."""
+        """Write at the start; the rest stays as it is."""
         view, at = memoryview(data).cast("B"), self.region.offset + self.offset
         try:
-            # What is written behind an object's end would make it larger again.
+            # Writing past an object's end would enlarge it again.
             if at + len(view) > os.fstat(self.region.file.number).st_size:
                 raise self._smaller()
             while len(view):
                 written = os.pwrite(self.region.file.number, view[:_PIECE], at)
                 if not written:
-                    raise OSError(errno.EIO, "it takes no more bytes")
+                    raise OSError(errno.EIO, "no more bytes can be written")
                 at, view = at + written, view[written:]
         except OSError as error:
             raise self._refused("written", error) from None
 
     def _smaller(self) -> Refused:
         return Refused(
-            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was made smaller after it was registered"
+            "INVALID_ARGUMENT", f"shared memory region '{self.region.name}' was truncated after it was registered"
         )
 
     def _refused(self, done: str, error: OSError | MemoryError) -> Refused:
-        why = error.strerror if isinstance(error, OSError) else "there is not enough memory"
+        why = error.strerror if isinstance(error, OSError) else "not enough memory"
         return Refused("INTERNAL", f"shared memory region '{self.region.name}' cannot be {done}: {why}")
 
 
 class Regions:
+    """All registered regions, by name."""
+
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
         self._regions: dict[str, Region] = {}
@@ -109,7 +114,7 @@ class Regions:
         if byte_size < 1:
             raise Refused(
                 "INVALID_ARGUMENT",
-                f"failed to register shared memory region '{name}': its size must be at least 1 byte, not {byte_size}",
+                f"failed to register shared memory region '{name}': its size must be at least 1 byte (got {byte_size})",
             )
         file = self._open(key)
         if offset < 0 or offset + byte_size > os.fstat(file.number).st_size:
@@ -117,7 +122,8 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, file)
 
     def unregister(self, name: str = "") -> None:
-        """All of them where no name is given. The object stays open until requests under way are done with it."""
+        """Unregister a region, or all if no name is given. The object stays open until requests in progress are done
+        with it."""
         if name:
             self._regions.pop(name, None)
         else:
@@ -139,7 +145,7 @@ class Regions:
         return RegionSlice(found, offset, byte_size)
 
     def places(self, wanted: Sequence[Wanted]) -> dict[str, RegionSlice]:
-        """Of the outputs that are wanted in shared memory, by their names."""
+        """Return the locations of the outputs that are wanted in shared memory, by name."""
         return {
             each.name: self.find(each.placed.region, each.placed.byte_size, each.placed.offset)
             for each in wanted
@@ -151,7 +157,7 @@ class Regions:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'")
         try:
-            # Not through links, and without waiting for whoever may be at the other end of a pipe.
+            # Do not follow links, and do not block on the other end of a FIFO.
             file = _File(os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
         except (OSError, ValueError):
             raise Refused("INTERNAL", f"Unable to open shared memory region: '{key}'") from None

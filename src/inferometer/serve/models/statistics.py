@@ -1,7 +1,7 @@
-"""What a model counted since it was loaded, as Triton counts it.
+"""A model's statistics since it was loaded, counted as Triton does.
 
-Of a request: success or failure with its time from arrival to end; of a successful one the time in the queue and that of
-the execution it was part of (joining inputs, inferring, splitting outputs). Of a batch size: its executions.
+Per request: success or failure, and the time from arrival to end; for successful requests also the queue time and the
+times of the execution it was part of (joining inputs, inferring, splitting outputs). Per batch size: its executions.
 """
 
 import time
@@ -19,25 +19,27 @@ _SECONDS = (
 
 
 class Statistics:
+    """Counters and latency histograms of one model."""
+
     def __init__(self) -> None:
         self.success = [0, 0]
-        """Count and nanoseconds; so are the others."""
+        """Count and nanoseconds, as in the other fields."""
         self.failure = [0, 0]
         self.failures: dict[Reason, int] = {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
         self.queue_ns = 0
         self.compute_ns = [0, 0, 0]
-        """Joining, inferring, splitting; of successful requests."""
+        """Joining, inferring, splitting; for successful requests."""
         self.rows = 0
         self.executions = 0
         self.last_ms = 0
         self.batches: dict[int, list[int]] = {}
-        """Executions and the three times of the compute, by batch size."""
+        """Executions and the three compute times, by batch size."""
         self.request = Histogram(_SECONDS)
         self.queue = Histogram(_SECONDS)
         self.compute = Histogram(_SECONDS)
 
     def executed(self, rows: int, compute_ns: tuple[int, int, int]) -> None:
-        """An execution that the model did to its end."""
+        """Count an execution that the model completed."""
         self.executions += 1
         self.rows += rows
         self.last_ms = time.time_ns() // 1_000_000

@@ -1,8 +1,8 @@
-"""What passes between protocols, queues and backends.
+"""Types shared by protocols, queues and backends.
 
-A front end (kserve/) makes an `Inference` and submits it; it hears each answer and then, exactly once, the end. A backend
-(backends/) is a loader: from a `Loading` to a `Loaded`, once for each instance. All callbacks happen in the event loop's
-thread; only `Loaded.run` is called in a thread of its own.
+A front end (kserve/) creates an `Inference` and submits it; it is called with each response and then, exactly once,
+with the end. A backend (backends/) is a loader: from a `Loading` to a `Loaded`, once per instance. All callbacks run in
+the event loop's thread; only `Loaded.run` is called in a thread of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ Code = Literal[
     "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "UNAUTHENTICATED",
 ]  # fmt: skip
-"""gRPC's names; grpc.StatusCode[code] is the number."""
+"""Names of gRPC's status codes; grpc.StatusCode[code] is the number."""
 
 HTTP_STATUS: dict[Code, int] = {
     "CANCELLED": 499,
@@ -43,7 +43,7 @@ HTTP_STATUS: dict[Code, int] = {
 
 
 class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
-    """What a client is told instead of an answer: the code, and a message that names the expected and the given."""
+    """An error response: the status code, and a message with the expected and the actual value."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Refused(Exception):  # noqa: N818  (not an error of ours: an answer)
 
 
 def sendable(text: str) -> str:
-    """As UTF-8 can have it: half a character of UTF-16, as file names that are not UTF-8 have some, is written out."""
+    """Escape what UTF-8 cannot encode: lone surrogates, as in file names that are not valid UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -60,7 +60,7 @@ def sendable(text: str) -> str:
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where an output is to go: into a registered region of shared memory."""
+    """Where an output goes: into a registered shared memory region."""
 
     region: str
     byte_size: int
@@ -68,36 +68,36 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """An input's bytes that are still to be got, from shared memory or out of a message's typed contents, once all else is found
-    to be right; in a thread where they may be many."""
+    """Input data that is read later, from shared memory or from a message's typed contents, once everything else is
+    checked; in a thread if it may be large."""
 
     read: Callable[[], bytes | memoryview]
-    """In any thread; Refused where they are not what they should be."""
+    """Read the data in any thread; raises Refused if it is invalid."""
     size: int = -1
-    """Bytes that they will be, where that is known."""
+    """Size in bytes, if known."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """An output that was asked for."""
+    """A requested output."""
 
     name: str
     classes: int = 0
-    """Classification: the best so many, as "value:index:label"; 0: the tensor itself."""
+    """Classification: the number of best classes, sent as "value:index:label"; 0: the tensor itself."""
     placed: Placed | None = None
     binary: bool | None = None
-    """HTTP: as binary data or as JSON; None: as the request says for all outputs."""
+    """HTTP: as binary data or as JSON; None: the request's default for all outputs."""
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output of an answer. Where it was written to shared memory, the tensor's data is empty."""
+    """An output of a response. If it was written to shared memory, the tensor's data is empty."""
 
     tensor: Tensor
     wanted: Wanted | None = None
-    """None where no outputs were named: all are sent."""
+    """None if no outputs were named: all are sent."""
 
 
 class Inference:
-    """One request on its way: made by a front end, queued, batched, answered. Times are monotonic ns."""
+    """One request: created by a front end, queued, batched, and responded to. Times are monotonic ns."""
 
     __slots__ = (
         "answer", "arrived", "compute_ns", "deadline", "ended", "finished", "id", "inputs", "is_over", "key",
@@ -121,58 +121,58 @@ class Inference:
     ) -> None:
         self.model = model
         self.version = version
-        """"" for the newest; `submit` puts the one in that it chose."""
+        """"" for the newest; `submit` sets the one it chose."""
         self.id = id
         self.inputs = inputs
         self.unread = unread
-        """Of which inputs the data is not there yet (b"")."""
+        """Inputs whose data is not read yet (b"")."""
         self.wanted = wanted
         self.memory: Mapping[str, Any] = {}
-        """Where the outputs go that are wanted in shared memory: what their regions were when it was submitted."""
+        """Where outputs in shared memory go: the regions as they were when the inference was submitted."""
         self.parameters = parameters
         self.arrived = arrived
         self.deadline = deadline
-        """Not begun after this instant: it ends with DEADLINE_EXCEEDED then."""
+        """The inference is not started after this time; it ends with DEADLINE_EXCEEDED."""
         self.answer = answer
-        """Called with the outputs of each answer: once, or for decoupled models any number of times."""
+        """Called with the outputs of each response: once, or any number of times for decoupled models."""
         self.ended = ended
-        """Called once, after the last answer; with the reason where there is no (further) answer."""
+        """Called once, after the last response; with the reason if it failed."""
         self.rows = 1
-        """In the batch dimension; 1 for models without one."""
+        """Size of the batch dimension; 1 for models without one."""
         self.is_over = False
         self.started = -1
-        """When an instance took it; -1 while it waits."""
+        """When an instance took it; -1 while it is queued."""
         self.finished = -1
         self.queue_ns = 0
         self.compute_ns = 0
-        """Both are there when the (first) answer is."""
+        """Both are set when the first response is sent."""
         self.queued = -1
         """When it was accepted."""
         self.key: Any = None
-        """Requests of equal keys may share a batch."""
+        """Requests with equal keys may share a batch."""
         self.place: Any = None
-        """What has it now: a model's queue, then an execution."""
+        """What currently holds it: a model's queue, then an execution."""
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
 
 
 class Loading(msgspec.Struct, frozen=True):
-    """What a loader is given."""
+    """What a loader is called with."""
 
     name: str
     config: Any
     """The `inference.ModelConfig` message of proto/kserve.proto; a loader may fill in what is left open (inputs, outputs)."""
     folder: Path | None = None
-    """The version's folder (REPOSITORY/MODEL/1), or the folder of a model that is given by itself; None for built-in ones."""
+    """The version folder (REPOSITORY/MODEL/1), or the folder of a single model; None for built-in models."""
     file: Path | None = None
-    """The model's own file, where there is one."""
+    """The model's own file, if there is one."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     instance: int = 0
 
     def parameter(self, name: str, default: str = "") -> str:
-        """One of the config's `parameters`."""
+        """Return one of the configuration's `parameters`."""
         found = self.config.parameters
         return str(found[name].string_value) if name in found else default
 
@@ -180,31 +180,32 @@ class Loading(msgspec.Struct, frozen=True):
 Begin = Callable[
     [Tensors, Parameters, Callable[[Tensors], None], Callable[[Refused | None], None]], Callable[[], None] | None
 ]
-"""begin(inputs, parameters, emit, finish): in the loop's thread, never blocking. It calls `emit` for each answer and
-`finish` once, at once or later, and may return what cancels it."""
+"""begin(inputs, parameters, emit, finish): runs in the loop's thread and never blocks. It calls `emit` for each
+response and `finish` once, now or later, and may return a function that cancels it."""
 
 
 class Loaded(msgspec.Struct):
     """An instance of a model. It has either `run` or `begin`."""
 
     run: Callable[[Tensors, Parameters], Tensors | Iterator[Tensors]] | None = None
-    """Computes, in a thread of the instance's own; an iterator where the model is decoupled. Refused and UserError are
-    answers; whatever else it raises is INTERNAL, and the server goes on. A batch of several requests that fails is run again,
-    each of them alone."""
+    """Computes in one of the instance's threads; returns an iterator if the model is decoupled. Refused and UserError
+    become error responses; anything else it raises is INTERNAL, and the server continues. If a batch of several
+    requests fails, they are run again one by one.
+    """
     begin: Begin | None = None
     slots: int = 1
-    """Executions at the same time; 0: no limit."""
+    """Concurrent executions; 0: no limit."""
     labels: Mapping[str, tuple[str, ...]] = {}
-    """Of an output's classes, by index."""
+    """Labels of an output's classes, by index."""
     close: Callable[[], None] = lambda: None
 
 
 Loader = Callable[[Loading], Loaded]
-"""Raises UserError where the model cannot be loaded: what is wrong, and what to do (install an extra, fix the file)."""
+"""Raises UserError if the model cannot be loaded: what is wrong, and what to do (install an extra, fix the file)."""
 
 
 class ModelSignature(msgspec.Struct, frozen=True):
-    """A model's inputs and outputs as the metadata has them, with -1 for the batch where it takes one."""
+    """A model's inputs and outputs as in its metadata, with -1 for the batch dimension if it has one."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -1,9 +1,9 @@
-"""OpenAI endpoints on a simulator whose timing is known, which logs the ground truth.
+"""A simulator with OpenAI endpoints and known timing, which logs the ground truth.
 
-settings    what it is told                       openai, frames   what is asked, and the bytes of answers
-jobs        what a timing model promises          prompts          tokens in, words out
-fixed       TTFT and ITL as told                  answer           one answer under way
-batch, kv   a step-synchronous engine             faults, shaping  what goes wrong, on purpose
-clockwork   one timer drives it all               metrics          /metrics, with vLLM's names
-truth       its own stamps, a line a request      server           routes: from arrival to answer
+settings    its settings                             openai, frames   parsing requests, encoding responses
+jobs        the interface of timing models           prompts          counting prompt tokens, words of responses
+fixed       fixed TTFT and ITL                       answer           one response in progress
+batch, kv   a step-synchronous batch engine          faults, shaping  injected faults
+clockwork   one timer that drives everything         metrics          /metrics with vLLM's names
+truth       its timestamps, one line per request     server           routes, from arrival to response
 """

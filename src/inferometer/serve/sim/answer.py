@@ -1,8 +1,9 @@
-"""One answer under way: tokens from the timing model become bytes on a connection, stamped just before each send().
+"""One response in progress: tokens from the timing model become bytes on a connection, timestamped just before each
+send().
 
-The common case (a stream with no fault in it) is `emit`: a stamp, four pieces of bytes, one send(). Everything else (answers in
-one piece, usage in every chunk, faults in the middle) goes through `_careful`. The middle of an answer is when half of its
-tokens, and at least one, have been written. The last content and all that follows it go out in one send().
+The common case (a stream without a fault) is `emit`: a timestamp, four pieces of bytes, one send(). Everything else
+(non-streamed responses, usage in every chunk, faults halfway) goes through `_careful`. Halfway means that half of the
+tokens, and at least one, have been written. The last content and everything after it go out in one send().
 """
 
 from array import array
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from inferometer.serve.sim.server import Simulator
 
 IN_THE_MIDDLE = frozenset(("abort", "cut", "truncate", "error_frame", "garbage", "stall"))
-_FRAME_ERROR = frames.error_body("the simulator was told to fail here", "server_error", "injected")
+_FRAME_ERROR = frames.error_body("injected fault: request failed", "server_error", "injected")
 
 
 class SimResponse(Job):
+    """One response in progress."""
+
     __slots__ = (
         "_at", "_careful", "_connection", "_done", "_fault", "_finish", "_held", "_http10", "_id", "_keep_alive", "_prefix", "_server",
         "_stamps", "_style", "_trip", "_write", "_written", "ask", "ended",
@@ -56,7 +59,7 @@ class SimResponse(Job):
         self._fault = fault
         self._style = server.styles[ask.chat]
         self._prefix = self._style.prefix(n, server.created())
-        self._at = n * 7  # its place among the words
+        self._at = n * 7  # its position in the words
         self._stamps = array("q")
         self._written = 0
         self._done = 0
@@ -71,7 +74,8 @@ class SimResponse(Job):
             self._write, self._finish = shaped.write, shaped.finish
 
     def begin(self) -> None:
-        """It has been let in or queued: a stream's head goes out at once, and chat's empty role chunk with it."""
+        """Start the response once it is admitted or queued: a stream's headers are sent at once, with chat's empty role
+        chunk."""
         self._connection.gone = self.client_gone
         if self.ask.stream:
             head = answers.stream_head(self._keep_alive, self._promise())
@@ -95,7 +99,7 @@ class SimResponse(Job):
             self._end()
 
     def client_gone(self) -> None:
-        """The connection was lost: nothing more is made for it."""
+        """Stop, because the connection was lost."""
         if not self.ended:
             self._drop_from_model()
             self._end(aborted=True)
@@ -115,7 +119,7 @@ class SimResponse(Job):
                 self._whole()
 
     def _content(self, count: int) -> None:
-        """One content chunk, and what follows upon it: a fault in the middle, or the end."""
+        """Send one content chunk and what follows it: a fault halfway, or the end."""
         text = self._server.words.text(self._at + self._written, count)
         self._written += count
         if self.ask.running_usage:
@@ -133,7 +137,7 @@ class SimResponse(Job):
             self._end()
 
     def _strike(self) -> None:
-        """The fault in the middle of a stream."""
+        """Carry out the fault halfway through a stream."""
         assert self._fault is not None
         self._trip = NEVER
         kind = self._fault.kind
@@ -168,13 +172,13 @@ class SimResponse(Job):
         self._end_if_complete()
 
     def _end_if_complete(self) -> None:
-        """After a fault that struck with the last content: what was kept back then."""
+        """Send what was held back when a fault struck with the last content."""
         if self._written == self.n_out and not self.ended:
             self._write(self._style.finish(self._prefix, self._usage() if self.ask.usage else None))
             self._end()
 
     def _whole(self) -> None:
-        """An answer in one piece, with the fault in its middle if it has one."""
+        """Send a non-streamed response, with the fault halfway if it has one."""
         body = self._body()
         kind = self._fault.kind if self._fault is not None and self._trip != NEVER else ""
         if kind == "stall":
@@ -206,13 +210,13 @@ class SimResponse(Job):
         return frames.usage(self.n_in, self._written, self.cached)
 
     def _promise(self) -> bool:
-        """Whether the head says keep-alive outright, where HTTP/1.1 takes it for granted."""
+        """Whether to send an explicit keep-alive header, which HTTP/1.1 does not require."""
         return self._keep_alive and (self._http10 or (self._fault is not None and self._fault.kind == "close"))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _break_off(self, keep_alive: bool, reset: bool = False) -> None:
-        """End in the middle. The model is told in the loop's next round, since it may be what called us."""
+        """End halfway. The timing model is told in the next iteration of the loop, since it may be our caller."""
         self._careful = True
         self._server.loop.call_soon(self._drop_from_model)
         if reset:
@@ -235,7 +239,7 @@ class SimResponse(Job):
         self._server.ended(self, self._stamps, aborted)
 
     def row(self, aborted: bool) -> Row:
-        """Its line in the truth log."""
+        """Return its row of the truth log."""
         stamps = self._stamps
         return Row(
             id=self._id.decode("latin-1") if self._id is not None else None,

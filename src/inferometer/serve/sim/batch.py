@@ -1,17 +1,18 @@
-"""A step-synchronous batch engine, as LLM servers have: all running sequences move together, a step at a time.
+"""A step-synchronous batch engine, as in LLM servers: all running sequences advance together, one step at a time.
 
-A step starts when the one before was due to end, or when a request comes to an idle engine. At its start it is planned:
+A step starts when the previous one was due to end, or when a request arrives at an idle engine. It is planned at its
+start:
 
-1. Every sequence that decodes gets room for its next tokens, oldest first. Where there is none, the latest sequence is
-   preempted: it gives up its room, goes back to the head of the queue, and its prompt and what it has made are prefilled
+1. Every decoding sequence gets room for its next tokens, oldest first. If there is none, the latest sequence is
+   preempted: it gives up its room, returns to the head of the queue, and its prompt and generated tokens are prefilled
    again later.
-2. Prefills under way go on; then, unless something was preempted, waiting requests are let in, first come first served,
-   while the batch, the KV room and the step's token budget last. Decoding takes of the budget first. Without chunked
-   prefill there is no budget: whole prompts at once, and who decodes waits for the long step's end.
+2. Prefills in progress continue; then, unless something was preempted, queued requests are admitted in order of arrival
+   while the batch, the KV room and the step's token budget last. Decoding uses the budget first. Without chunked prefill
+   there is no budget: whole prompts are prefilled at once, and decoding sequences wait for the end of the long step.
 
-The step lasts as settings.Batch says, and at its end each sequence that decoded or whose prefill is complete gets its tokens:
-one, or a chunk's worth, as with speculative decoding. Room: a sequence that has made m tokens of its answer to a prompt of p
-holds p + m tokens while it makes the next.
+The duration of a step is described in settings.Batch. At its end, each sequence that decoded or completed its prefill
+gets its tokens: one, or a chunk's worth, as with speculative decoding. Room: a sequence that has generated m tokens for
+a prompt of p tokens holds p + m tokens while it generates the next.
 """
 
 from collections import deque
@@ -23,6 +24,8 @@ from inferometer.units import NS
 
 
 class BatchTiming:
+    """The batch engine as a timing model."""
+
     def __init__(self, spec: Batch, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         self.kv = KvCache(spec.kv_tokens, spec.block, spec.prefix_cache)
@@ -35,7 +38,7 @@ class BatchTiming:
         self._budget = spec.token_budget if spec.chunked_prefill else NEVER
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
-        self._step: list[tuple[Job, int]] = []  # the tokens that each prefills in this step; 0: it decodes
+        self._step: list[tuple[Job, int]] = []  # tokens that each prefills in this step; 0: it decodes
 
     @property
     def n_running(self) -> int:
@@ -69,7 +72,7 @@ class BatchTiming:
             self._begin(end)
 
     def pause(self, ns: int) -> None:
-        """The step under way takes that much longer."""
+        """Extend the current step by that much."""
         if self.due != NEVER:
             self.due += ns
 
@@ -110,7 +113,7 @@ class BatchTiming:
         return step
 
     def _make_room(self, job: Job) -> bool:
-        """For the next tokens of a sequence that decodes; False where it had to go itself, or had gone already."""
+        """Make room for the next tokens of a decoding sequence; return False if it was itself preempted."""
         while job.holding is not None:
             if self.kv.grow(_holding(job), job.n_in + job.made):
                 return True

@@ -1,8 +1,9 @@
-"""What drives the server: one timer on absolute deadlines for the timing model's next due and for alarms of our own.
+"""Drives the simulator: one timer with absolute deadlines, for the timing model's next due time and for other alarms.
 
-Nothing sleeps relatively. A turn does what is due, the model's tokens in order of their due times, and arms the timer for
-what comes next; when that is past already it comes with the loop's next round, so that readers get their turn between. A turn
-is short, for where more is due than can be made, doing all of it would take longer each time, and nobody be heard meanwhile.
+There are no relative sleeps. A turn does what is due, the model's tokens in order of their due times, and arms the
+timer for what comes next. If that is already past, it runs in the next iteration of the loop, so that sockets are read
+in between. A turn is short: if more is due than can be done, doing all of it would take longer each time and block
+everything else.
 """
 
 import asyncio
@@ -15,10 +16,12 @@ from inferometer.timing.timer import deadline_timer
 
 _TURN_NS = 2_000_000
 _SLICE_NS = 100_000
-"""What is due within so much is made before the clock is looked at again."""
+"""Tokens due within this time are produced before the clock is read again."""
 
 
 class Clockwork:
+    """The timer that drives a timing model."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, timing: Timing) -> None:
         self.timing = timing
         self._alarms: list[tuple[int, int, Callable[[], None]]] = []
@@ -27,13 +30,13 @@ class Clockwork:
         self._timer = deadline_timer(loop, self._fired)
 
     def at(self, deadline: int, call: Callable[[], None]) -> None:
-        """Call at `deadline` (monotonic ns); those of one instant in the order in which they were asked for."""
+        """Call at `deadline` (monotonic ns); calls for the same time run in the order in which they were added."""
         self._order += 1
         heappush(self._alarms, (deadline, self._order, call))
         self._arm()
 
     def changed(self) -> None:
-        """The model was given or lost something: do at once what was due first, and aim at what comes next."""
+        """Update after a change in the timing model: do what is due now, and arm the timer for what comes next."""
         self._advance(now(), 0)
         self._arm()
 
@@ -50,7 +53,7 @@ class Clockwork:
         self._arm()
 
     def _advance(self, t: int, turn: int) -> None:
-        """Make what is due at `t`, for so many ns."""
+        """Produce what is due at `t`, for at most `turn` ns."""
         timing, end = self.timing, t + turn
         while (due := timing.due) <= t:
             timing.advance(min(t, due + _SLICE_NS))

@@ -1,8 +1,8 @@
-"""Faults to inject: what goes wrong, and with which requests. Pure: parsing and picking; answer.py carries them out.
+"""Injected faults: which fault applies to which request. Parsing and selection only; answer.py carries them out.
 
     KIND[=ARG][@WHEN]        stall=2s@#7    reject=503@5%    reset@every=10    freeze=2s@t=5s
 
-See KINDS and WHENS for the words. Requests are counted from 1, completions and chat only.
+KINDS and WHENS describe the syntax. Requests are counted from 1; only completions and chat count.
 """
 
 import math
@@ -14,27 +14,27 @@ from inferometer.serve.sim.jobs import noise
 from inferometer.units import NS, parse_seconds
 
 KINDS = {
-    "reject": ("=STATUS", "an error response with that status (503)"),
-    "reset": ("", "RST before any byte of the answer"),
-    "error_body": ("", "status 200 with an error object as its body"),
-    "html": ("", "status 200 with an HTML page"),
-    "abort": ("", "RST in the middle of the answer"),
-    "cut": ("", "the connection is closed in the middle of the body"),
-    "truncate": ("", "the stream ends midway: no finish_reason and no [DONE]"),
-    "error_frame": ("", "an error object in the middle of the stream, which then ends"),
-    "garbage": ("", "a frame of malformed JSON in the middle of the stream"),
-    "stall": ("=TIME", "a pause midway (1s); what was due meanwhile comes at once"),
-    "slow": ("=TIME", "each write goes out in two halves, TIME apart (20ms)"),
-    "split": ("=BYTES", "each write goes out in segments of so many bytes (3)"),
-    "close": ("", "is closed after the answer, having promised keep-alive"),
-    "freeze": ("=TIME", "the whole server does nothing for so long (1s)"),
+    "reject": ("=STATUS", "respond with an error of this status (503)"),
+    "reset": ("", "reset the connection before the first byte of the response"),
+    "error_body": ("", "respond with status 200 and an error object as the body"),
+    "html": ("", "respond with status 200 and an HTML page"),
+    "abort": ("", "reset the connection halfway through the response"),
+    "cut": ("", "close the connection halfway through the body"),
+    "truncate": ("", "end the stream halfway, without finish_reason and [DONE]"),
+    "error_frame": ("", "send an error object halfway through the stream, then end it"),
+    "garbage": ("", "send an event with malformed JSON halfway through the stream"),
+    "stall": ("=TIME", "pause halfway (1s), then send what was due meanwhile at once"),
+    "slow": ("=TIME", "send each write in two halves, TIME apart (20ms)"),
+    "split": ("=BYTES", "send each write in segments of at most BYTES bytes (3)"),
+    "close": ("", "close after the response despite Connection: keep-alive"),
+    "freeze": ("=TIME", "pause the whole server (1s)"),
 }
 
 WHENS = {
-    "5%": "a random share of the requests, from --seed",
+    "5%": "a random share of the requests (see --seed)",
     "#7": "the 7th request",
     "every=10": "every 10th request",
-    "t=5s": "once, 5 s after the first request: freeze then, others at the next",
+    "t=5s": "once, 5 s after the first request, or at the next one after that",
     "(none)": "every request",
 }
 
@@ -44,12 +44,16 @@ _SHARE = 0x5EED
 
 
 class Fault(msgspec.Struct, frozen=True):
+    """A fault with its argument."""
+
     kind: str
     arg: int = 0
     """A status, a number of bytes, or ns."""
 
 
 class FaultRule(msgspec.Struct, frozen=True):
+    """A fault, and the requests that it applies to."""
+
     fault: Fault
     share: float = 0.0
     nth: int = 0
@@ -59,12 +63,12 @@ class FaultRule(msgspec.Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """`KIND[=ARG]`; UserError says what is wrong with it."""
+    """Parse `KIND[=ARG]`; raises UserError if it is invalid."""
     kind, equals, arg = text.partition("=")
     if kind not in KINDS:
-        raise UserError(f"unknown fault {kind!r}", "one of " + ", ".join(KINDS))
+        raise UserError(f"unknown fault {kind!r}", "use one of " + ", ".join(KINDS))
     if equals and kind not in _DEFAULTS:
-        raise UserError(f"fault {kind} takes no argument, got {arg!r}", _REMEDY)
+        raise UserError(f"fault {kind} takes no argument (got {arg!r})", _REMEDY)
     if kind not in _DEFAULTS:
         return Fault(kind)
     try:
@@ -79,7 +83,7 @@ def _argument(kind: str, arg: str) -> int:
         low, high = (400, 599) if kind == "reject" else (1, 1 << 20)
         if not low <= value <= high:
             raise ValueError(
-                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'}, got {arg!r}"
+                f"expected {'a status from 400 to 599' if kind == 'reject' else 'a number of bytes'} (got {arg!r})"
             )
         return value
     return _scaled(kind, parse_seconds(arg))
@@ -90,7 +94,7 @@ def _scaled(kind: str, value: float) -> int:
 
 
 def parse_rule(text: str) -> FaultRule:
-    """`KIND[=ARG][@WHEN]`"""
+    """Parse `KIND[=ARG][@WHEN]`; raises UserError if it is invalid."""
     what, at, when = text.partition("@")
     fault = parse_fault(what)
     try:
@@ -105,21 +109,21 @@ def parse_rule(text: str) -> FaultRule:
         if when.endswith("%"):
             share = float(when[:-1]) / 100
             if not 0 < share <= 1 or math.isnan(share):
-                raise ValueError(f"expected a share such as 5%, got {when!r}")
+                raise ValueError(f"expected a share such as 5% (got {when!r})")
             return FaultRule(fault, share=share)
-        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @, got {when!r}")
+        raise ValueError(f"expected {', '.join(w for w in WHENS if w[0] != '(')} after the @ (got {when!r})")
     except ValueError as error:
         raise UserError(f"fault {text!r}: {error}", _REMEDY) from None
 
 
 def _ordinal(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"expected a whole number from 1, got {text!r}")
+        raise ValueError(f"expected a whole number of at least 1 (got {text!r})")
     return int(text)
 
 
 class Faults:
-    """Which fault strikes which request; the first rule that fits wins."""
+    """Selects the fault of each request; the first matching rule wins."""
 
     def __init__(self, rules: tuple[str, ...], seed: int) -> None:
         self._rules = [parse_rule(rule) for rule in rules]
@@ -128,11 +132,11 @@ class Faults:
         self._first = 0
 
     def freezes(self) -> list[tuple[int, int]]:
-        """(ns after the first request, ns long) of the freezes that come by the clock."""
+        """Freezes at fixed times: (ns after the first request, duration in ns)."""
         return [(rule.after, rule.fault.arg) for rule in self._rules if rule.fault.kind == "freeze" and rule.after >= 0]
 
     def pick(self, n: int, arrived: int) -> Fault | None:
-        """The fault of the n-th request."""
+        """Return the fault of the n-th request."""
         if not self._rules:
             return None
         self._first = self._first or arrived

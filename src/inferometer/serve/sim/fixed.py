@@ -1,8 +1,8 @@
-"""The simplest timing: each request's TTFT and ITL exactly as told.
+"""The simplest timing model: fixed TTFT and ITL for each request.
 
-Token k is due at base + k x itl, where base = (instant it was let in) + ttft: each from the start and none from the token
-before, so lateness never adds up. With N tokens a chunk, a chunk is due with its first token. A request is let in when it
-arrives or, at the limit, when the earlier one's last token was due (not when we came to write it).
+Token k is due at base + k x itl, where base = (time of admission) + ttft: relative to the start and not to the previous
+token, so lateness does not accumulate. With N tokens per chunk, a chunk is due with its first token. A request is
+admitted when it arrives or, at the limit, when an earlier one's last token was due (not when it was written).
 """
 
 from collections import deque
@@ -14,6 +14,8 @@ from inferometer.units import NS
 
 
 class FixedTiming:
+    """Fixed TTFT and ITL as a timing model."""
+
     def __init__(self, spec: Fixed, *, seed: int = 0, tokens_per_chunk: int = 1, max_queue: int | None = None) -> None:
         self.due = NEVER
         self.n_running = 0
@@ -45,7 +47,7 @@ class FixedTiming:
         if job.started < 0:
             self._waiting.remove(job)
         elif job.made < job.n_out:
-            self._leave(at)  # its place in the heap is cleared when its turn comes
+            self._leave(at)  # its entry in the heap is removed when it is due
 
     def advance(self, now: int) -> None:
         heap, per_chunk, plain = self._heap, self._per_chunk, not self._jitter
@@ -66,7 +68,7 @@ class FixedTiming:
         self.due = heap[0][0] if heap else NEVER
 
     def pause(self, ns: int) -> None:
-        """Dues stay as told: what was due meanwhile is late, the rest is on time."""
+        """Keep the due times: what was due meanwhile is late, the rest is on time."""
 
     def _let_in(self, job: Job, at: int) -> None:
         job.started = at

@@ -1,7 +1,7 @@
-"""The bytes of answers: heads, JSON bodies and SSE chunks in HTTP chunk framing, prebuilt as far as they go.
+"""The bytes of responses: headers, JSON bodies and SSE chunks in HTTP chunk framing, prebuilt as far as possible.
 
-A content chunk is four pieces: the size line for the text's length, the stream's prefix, the text, the tail. Ids have a
-fixed width, so that all streams of a kind share the size lines. No JSON is encoded per token.
+A content chunk has four pieces: the size line for the text's length, the stream's prefix, the text, the tail. Ids have
+a fixed width, so that all streams of a kind share the size lines. No JSON is encoded per token.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from inferometer.serve.http.answers import LAST_CHUNK, chunk
 
 DONE = b"data: [DONE]\n\n"
 _TABLE = 4096
-"""Text lengths whose size lines are prebuilt."""
+"""Text lengths with prebuilt size lines."""
 
 json_bytes = msgspec.json.encode
 
@@ -37,28 +37,28 @@ class Style:
         self._fixed = fixed
 
     def prefix(self, n: int, created: int) -> bytes:
-        """What stands before the text in each chunk of a stream."""
+        """Return what precedes the text in each chunk of a stream."""
         return self._head % (n, created) + self.open
 
     def size_line(self, length: int) -> bytes:
         return self._sizes[length] if length < _TABLE else b"%x\r\n" % (self._fixed + length)
 
     def content(self, prefix: bytes, text: bytes) -> bytes:
-        """A content chunk, framed. The text is JSON-escaped already."""
+        """Return a framed content chunk. The text is already JSON-escaped."""
         return self.size_line(len(text)) + prefix + text + self.tail
 
     def content_with_usage(self, prefix: bytes, text: bytes, usage: bytes) -> bytes:
         return chunk(prefix + text + self.shut + b',"usage":' + usage + b"}\n\n")
 
     def role(self, prefix: bytes) -> bytes:
-        """Chat: the chunk that carries no token."""
+        """Return chat's first chunk, which carries no token."""
         head = prefix.removesuffix(self.open)
         return chunk(
             head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         )
 
     def finish(self, prefix: bytes, usage: bytes | None) -> bytes:
-        """All that comes after the content: the finish chunk, the usage chunk, [DONE], the end of the body."""
+        """Return everything after the content: the finish chunk, the usage chunk, [DONE], the end of the body."""
         head = prefix.removesuffix(self.open)
         empty = b'"delta":{}' if self.chat else b'"text":""'
         events = head + b'{"index":0,' + empty + b',"logprobs":null,"finish_reason":"length"}]}\n\n'
@@ -68,7 +68,7 @@ class Style:
         return framed + chunk(DONE) + LAST_CHUNK
 
     def whole(self, model: str, n: int, created: int, text: bytes, usage: bytes) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of a non-streamed response."""
         start = b'{"id":"%b%016x","object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
             self.id,
             n,

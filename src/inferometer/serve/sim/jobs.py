@@ -1,13 +1,13 @@
-"""What a timing model knows of a request, and what it promises.
+"""The interface between requests and timing models.
 
-A model is pure: no IO and no clock of its own. It is told the instants (`add`, `drop`, `advance`), and hands out tokens
-through `Job.emit` with the instant at which they were due. Nobody calls back into a model from within `emit`.
+A timing model is pure: no IO and no clock of its own. Times are passed in (`add`, `drop`, `advance`), and it emits
+tokens through `Job.emit` with the time at which they were due. `emit` must not call back into the model.
 
-    due       the next instant at which it has something to do, NEVER when there is nothing
-    add       a request that arrived; False when the queue is full
-    drop      the client went away
-    advance   do all that was due until `now`, in order of due time
-    pause     the whole server stood still for so many ns
+    due       the next time at which it has something to do, NEVER if there is nothing
+    add       a request arrived; returns False if the queue is full
+    drop      the client disconnected
+    advance   do everything that was due until `now`, in order of due time
+    pause     the whole server was frozen for this many ns
 """
 
 from typing import Protocol
@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 class Job:
-    """One request. Who wants its tokens overrides `emit`."""
+    """One request. Subclasses override `emit` to receive its tokens."""
 
     __slots__ = (
         "arrived",
@@ -42,23 +42,25 @@ class Job:
         self.n_out = n_out
         self.arrived = arrived
         self.keys = keys
-        """Of the prompt's full KV blocks, for the prefix cache (kv.block_keys)."""
+        """Keys of the prompt's full KV blocks, for the prefix cache (kv.block_keys)."""
         self.made = 0
-        """Tokens made so far."""
+        """Tokens generated so far."""
         self.cached = 0
-        """Prompt tokens that the prefix cache had."""
+        """Prompt tokens found in the prefix cache."""
         self.started = -1
-        """When it was first let in; -1 while it waits."""
+        """When it was first admitted; -1 while it is queued."""
         self.gone = False
         self.base = 0  # fixed: when its first token is due
         self.left = 0  # batch: tokens still to be prefilled
         self.holding: object = None  # batch: its KV blocks
 
     def emit(self, count: int, due: int) -> None:
-        """`count` more tokens are there; they were due at `due`."""
+        """Called when `count` more tokens are generated, which were due at `due`."""
 
 
 class Timing(Protocol):
+    """A timing model (see above)."""
+
     due: int
 
     def add(self, job: Job, at: int) -> bool: ...
@@ -77,7 +79,7 @@ class Timing(Protocol):
 
 
 def noise(seed: int, n: int, k: int) -> float:
-    """A number in [-1, 1) that depends on nothing else: the same for the same seed, request and token (splitmix64)."""
+    """Return a number in [-1, 1) that depends only on seed, request and token (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + n * 0xD1342543DE82EF95 + k * 0x2545F4914F6CDD1D + 0x632BE59BD9B4E019) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

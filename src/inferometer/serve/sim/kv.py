@@ -1,18 +1,18 @@
-"""Room for keys and values, by blocks of tokens, with a prefix cache. Pure bookkeeping.
+"""The KV cache: room for keys and values in blocks of tokens, with a prefix cache. Pure bookkeeping.
 
-A sequence holds blocks: private ones, and keyed ones that it shares with every other that has the same prompt up to there.
-A block's key says what is in it and all that stands before it. Keyed blocks that nobody holds stay as cache until the room
-is needed; the longest unused go first, and of one sequence the hindmost first, since without the earlier ones they are
-worth nothing.
+A sequence holds private blocks, and keyed blocks shared with every sequence that has the same prompt up to there. A
+block's key identifies its contents and everything before it. Keyed blocks that no sequence holds stay cached until the
+room is needed; the least recently used go first, and of one sequence the last ones first, since they are useless
+without the earlier ones.
 
-    held + idle <= capacity        held: private ones, and keyed ones counted once
+    held + idle <= capacity        held: private blocks, and keyed blocks counted once
 """
 
 from collections.abc import Sequence
 
 
 def block_keys(ids: Sequence[int], block: int) -> tuple[int, ...]:
-    """A key for each full block of a prompt."""
+    """Return a key for each full block of a prompt."""
     keys, key = [], 0
     for start in range(0, len(ids) - block + 1, block):
         key = hash((key, tuple(ids[start : start + block])))
@@ -29,22 +29,24 @@ class Holding:
         self.keyed = keyed
         self.private = private
         self.cached = cached
-        """Tokens that were there already."""
+        """Tokens that were already in the cache."""
         self.published = len(keyed)
-        """Blocks of the prompt that have been offered to the cache."""
+        """Blocks of the prompt that were offered to the cache."""
 
 
 class KvCache:
+    """The blocks of all sequences, and the prefix cache."""
+
     def __init__(self, tokens: int, block: int, prefix_cache: bool = False) -> None:
         self.block = block
         self.capacity = tokens // block
         self.held = 0
         self.queried = 0
-        """Prompt tokens that were looked up in the prefix cache, and how many of them it had."""
+        """Prompt tokens that were looked up in the prefix cache, and how many of them were found."""
         self.hit = 0
         self._prefix_cache = prefix_cache
         self._holders: dict[int, int] = {}
-        self._idle: dict[int, None] = {}  # longest unused first
+        self._idle: dict[int, None] = {}  # least recently used first
 
     @property
     def idle(self) -> int:
@@ -56,11 +58,11 @@ class KvCache:
         return self.held / self.capacity
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence so long can ever be served."""
+        """Whether a sequence of this length can ever be served."""
         return self._blocks(tokens) <= self.capacity
 
     def admit(self, keys: Sequence[int], tokens: int) -> Holding | None:
-        """Room for `tokens`, of which the cache may have the first; None where there is no room."""
+        """Return room for `tokens`, the first of which may be cached, or None if there is not enough room."""
         keyed = self._match(keys, tokens)
         fresh = self._blocks(tokens) - len(keyed)
         woken = sum(key in self._idle for key in keyed)
@@ -78,7 +80,7 @@ class KvCache:
         return Holding(keyed, fresh, cached)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
-        """See to it that the sequence has room for `tokens` in all; False where there is none."""
+        """Make sure that the sequence has room for `tokens` in total; return False if there is not enough."""
         fresh = self._blocks(tokens) - len(holding.keyed) - holding.private
         if fresh > 0:
             if self.held + fresh > self.capacity:
@@ -89,14 +91,14 @@ class KvCache:
         return True
 
     def publish(self, holding: Holding, keys: Sequence[int], computed: int) -> None:
-        """The first `computed` tokens are there: others may share their full blocks from now on."""
+        """Note that the first `computed` tokens are computed: others may share their full blocks from now on."""
         if not self._prefix_cache:
             return
         upto = min(computed // self.block, len(keys))
         for key in keys[holding.published : upto]:
             if (
                 key not in self._holders and key not in self._idle
-            ):  # else another computed it meanwhile; ours stays private
+            ):  # otherwise another sequence computed it meanwhile; ours stays private
                 self._holders[key] = 1
                 holding.keyed.append(key)
                 holding.private -= 1
@@ -112,7 +114,7 @@ class KvCache:
                 self.held -= 1
 
     def _match(self, keys: Sequence[int], tokens: int) -> list[int]:
-        """The leading blocks that are there; never the whole prompt, since its last token must be computed to go on."""
+        """Return the leading blocks that are cached; never the whole prompt, since its last token must be computed."""
         matched: list[int] = []
         if self._prefix_cache:
             for key in keys[: (tokens - 1) // self.block]:

@@ -1,6 +1,6 @@
-"""/metrics in Prometheus' text format under vLLM's names, so that what watches a vLLM server can watch this one.
+"""/metrics in Prometheus' text format with vLLM's names, so that a vLLM dashboard works with this server.
 
-Plain counters that are moved at a request's start and end; prometheus_client only writes them down when it is asked.
+Plain counters are updated at a request's start and end; prometheus_client only formats them when they are scraped.
 """
 
 from collections.abc import Iterable
@@ -65,12 +65,12 @@ _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 2
 
 
 class Counters:
-    """What the answers count, and the collector that shows it."""
+    """Counts responses, and exports the counts."""
 
     def __init__(self, model: str, timing: Timing) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        """Of the answers that have ended."""
+        """Tokens of responses that have ended."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.ttft = Histogram(_TTFT)
         self.itl = Histogram(_ITL)
@@ -83,7 +83,7 @@ class Counters:
         self._registry.register(self)
 
     def render(self, active: Iterable[Job]) -> bytes:
-        """The page; `active` are the answers under way, whose tokens count too."""
+        """Return the page; `active` are the responses in progress, whose tokens count too."""
         self._active = active
         return generate_latest(self._registry)
 
@@ -91,25 +91,25 @@ class Counters:
         timing = self._timing
         kv = timing.kv if isinstance(timing, BatchTiming) else None
         generated = self.generation_tokens + sum(job.made for job in self._active)
-        yield self._gauge("num_requests_running", "Requests in the batch.", timing.n_running)
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", timing.n_waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 1 is full.", kv.usage if kv else 0)
+        yield self._gauge("num_requests_running", "Number of requests in the running batch.", timing.n_running)
+        yield self._gauge("num_requests_waiting", "Number of requests waiting in the queue.", timing.n_waiting)
+        yield self._gauge("kv_cache_usage_perc", "KV cache usage, from 0 (empty) to 1 (full).", kv.usage if kv else 0)
         preemptions = timing.preemptions if isinstance(timing, BatchTiming) else 0
         yield self._counter("num_preemptions", "Preemptions.", preemptions)
-        yield self._counter("prompt_tokens", "Prefill tokens processed.", self.prompt_tokens)
-        yield self._counter("generation_tokens", "Generation tokens processed.", generated)
+        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens)
+        yield self._counter("generation_tokens", "Number of generation tokens processed.", generated)
         yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", kv.queried if kv else 0)
         yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", kv.hit if kv else 0)
         success = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended.", labels=["model_name", "finished_reason"]
+            "vllm:request_success", "Number of requests that ended.", labels=["model_name", "finished_reason"]
         )
         for reason, count in self.ended.items():
             success.add_metric([self._model, reason], count)
         yield success
-        yield self._histogram("time_to_first_token_seconds", "Time to first token.", self.ttft)
-        yield self._histogram("inter_token_latency_seconds", "Gaps between chunks.", self.itl)
-        yield self._histogram("e2e_request_latency_seconds", "End to end latency.", self.e2e)
-        yield self._histogram("request_queue_time_seconds", "Time in the queue.", self.queue)
+        yield self._histogram("time_to_first_token_seconds", "Time to first token in seconds.", self.ttft)
+        yield self._histogram("inter_token_latency_seconds", "Time between chunks in seconds.", self.itl)
+        yield self._histogram("e2e_request_latency_seconds", "End-to-end latency in seconds.", self.e2e)
+        yield self._histogram("request_queue_time_seconds", "Time in the queue in seconds.", self.queue)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])

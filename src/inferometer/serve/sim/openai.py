@@ -1,7 +1,7 @@
-"""OpenAI requests: the bytes of a body to what is asked, or a Refusal with OpenAI's error shape.
+"""Parses OpenAI requests; errors are a Refusal with OpenAI's error shape.
 
-Fields that do not bear on timing (sampling parameters and the like) are accepted and have no effect. The answer always has
-as many tokens as were asked for, with `ignore_eos` or without.
+Fields that do not affect timing (sampling parameters and the like) are accepted and ignored. The response always has
+the requested number of tokens, with or without `ignore_eos`.
 """
 
 from typing import TypeVar
@@ -11,11 +11,11 @@ import msgspec
 _T = TypeVar("_T")
 
 DEFAULT_TOKENS = {False: 16, True: 128}
-"""Of an answer whose length is not asked for; True: chat."""
+"""Length of a response if the request sets none; True: chat."""
 
 
 class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
-    """An answer with this status and OpenAI's error body."""
+    """An error response with this status and OpenAI's error body."""
 
     def __init__(
         self, status: int, message: str, code: str, kind: str = "invalid_request_error", headers: bytes = b""
@@ -29,19 +29,19 @@ class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is asked, of both endpoints alike."""
+    """A parsed request of either endpoint."""
 
     chat: bool
     stream: bool
     usage: bool
-    """A usage chunk at the stream's end."""
+    """Whether to send a usage chunk at the stream's end."""
     running_usage: bool
-    """Usage in every chunk."""
+    """Whether to send usage in every chunk."""
     n_out: int
     texts: tuple[str, ...] = ()
     """The prompt, or the messages' texts; their tokens add up."""
     ids: tuple[int, ...] = ()
-    """The prompt as token ids, where it came so."""
+    """The prompt as token ids, if it was sent so."""
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ _chat = msgspec.json.Decoder(_Chat)
 
 
 def completion(body: bytes, model: str) -> CompletionRequest:
-    """POST /v1/completions"""
+    """Parse the body of POST /v1/completions."""
     asked = _decode(_completion, body)
     prompt = asked.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
@@ -95,7 +95,7 @@ def completion(body: bytes, model: str) -> CompletionRequest:
 
 
 def chat(body: bytes, model: str) -> CompletionRequest:
-    """POST /v1/chat/completions"""
+    """Parse the body of POST /v1/chat/completions."""
     asked = _decode(_chat, body)
     return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
 
@@ -106,7 +106,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error), "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
+        raise Refusal(400, f"the request body is not valid JSON: {error}", "invalid_json") from None
 
 
 def _texts(message: _Message) -> list[str]:
@@ -116,7 +116,7 @@ def _texts(message: _Message) -> list[str]:
         return [message.content]
     for part in message.content:
         if part.type != "text":
-            raise Refusal(400, f"content part of type {part.type!r}: only text is served", "invalid_content")
+            raise Refusal(400, f"content part type {part.type!r} is not supported: only 'text' is", "invalid_content")
     return [part.text for part in message.content]
 
 
@@ -124,18 +124,18 @@ def _ask(
     asked: _CompletionJson, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
 ) -> CompletionRequest:
     if asked.model is not None and asked.model != model:
-        raise Refusal(404, f"the model {asked.model!r} does not exist; {model!r} is served", "model_not_found")
+        raise Refusal(404, f"the model {asked.model!r} does not exist; this server has {model!r}", "model_not_found")
     if asked.n not in (None, 1):
-        raise Refusal(400, f"n is {asked.n}: only n=1 is served", "invalid_n")
+        raise Refusal(400, f"n must be 1 (got {asked.n})", "invalid_n")
     if not ids and not any(texts):
-        raise Refusal(400, "the prompt is empty", "invalid_prompt")
+        raise Refusal(400, "the prompt must not be empty", "invalid_prompt")
     if asked.stream_options is not None and not asked.stream:
-        raise Refusal(400, "stream_options is only for stream=true", "invalid_stream_options")
+        raise Refusal(400, "stream_options requires stream=true", "invalid_stream_options")
     n_out = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     if n_out is None:
         n_out = DEFAULT_TOKENS[chat]
     if n_out < 1:
-        raise Refusal(400, f"max_tokens is {n_out}: at least 1", "invalid_max_tokens")
+        raise Refusal(400, f"max_tokens must be at least 1 (got {n_out})", "invalid_max_tokens")
     options = asked.stream_options or _StreamOptions()
     running = options.continuous_usage_stats
     return CompletionRequest(chat, asked.stream, options.include_usage or running, running, n_out, texts, ids)

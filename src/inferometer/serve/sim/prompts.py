@@ -1,12 +1,12 @@
-"""Tokens in and tokens out: how many a prompt has, and the words that answers are made of.
+"""Counts the tokens of prompts, and provides the words of responses.
 
-Both come from the built-in tokenizer: each word, with the space before it, is exactly one token, so that a client which
-tokenises the answer again gets the exact count.
+Both use the built-in tokenizer: each word, with the space before it, is exactly one token, so that a client that
+tokenizes the response gets the exact count.
 
-A tokenizer takes about a millisecond for 500 tokens, in which no stream would get its token. But it cuts every text before
-each space that something other than a space follows, and treats the pieces alone: so pieces are tokenised once and kept,
-and a prompt is looked up piece by piece, ten times as fast and exactly the same. Texts that are not so regular go to the
-tokenizer whole.
+A tokenizer takes about a millisecond for 500 tokens, during which no stream would get its token. But it cuts every text
+before each space that is followed by something other than a space, and handles the pieces independently: so pieces are
+tokenized once and cached, and a prompt is looked up piece by piece, ten times as fast with the same result. Texts that
+are not that regular are tokenized as a whole.
 """
 
 from itertools import chain
@@ -19,7 +19,7 @@ _KEPT_TEXTS = 4096
 _KEPT_CHARS = 32 * 1024 * 1024
 _KEPT_PIECES = 200_000
 _LONG_PIECE = 64
-"""Characters of a piece that is not worth keeping."""
+"""Pieces longer than this are not cached."""
 
 
 class _Irregular(Exception):  # noqa: N818  (a signal, never seen outside)
@@ -27,7 +27,7 @@ class _Irregular(Exception):  # noqa: N818  (a signal, never seen outside)
 
 
 class _Pieces(dict[str, tuple[int, ...]]):
-    """The token ids of pieces, each with `before` in front; made when first asked for."""
+    """The token ids of pieces, each with `before` in front; computed on first use."""
 
     def __init__(self, tokenizer: Tokenizer, before: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
 
 class Prompts:
-    """Counts prompts and, for a prefix cache, gives their token ids."""
+    """Counts prompt tokens and, for a prefix cache, returns their ids."""
 
     def __init__(self) -> None:
         self._tokenizer = load(None)
@@ -75,7 +75,7 @@ class Prompts:
         return count
 
     def _pieces(self, text: str) -> list[tuple[int, ...]]:
-        """The text's token ids, in pieces."""
+        """Return the text's token ids, in pieces."""
         for kept in (self._first, self._further):
             if len(kept) > _KEPT_PIECES:
                 kept.clear()
@@ -87,7 +87,7 @@ class Prompts:
 
 
 class Words:
-    """An endless text of one-token words, JSON-escaped; each request starts at its own place in it."""
+    """An endless text of one-token words, JSON-escaped; each request starts at its own position."""
 
     def __init__(self) -> None:
         self._words = [json_bytes(" " + word)[1:-1] for word in words()]
@@ -96,12 +96,12 @@ class Words:
         self.count = len(self._words)
 
     def plain(self, at: int, count: int) -> bytes:
-        """The same as text itself."""
+        """The same without escaping."""
         words = (self._plain[(at + i) % self.count] for i in range(count))
         return b"".join(words)
 
     def text(self, at: int, count: int) -> bytes:
-        """`count` words from place `at` on."""
+        """Return `count` words from position `at` on."""
         at %= self.count
         if count == 1:
             return self._words[at]

@@ -1,4 +1,4 @@
-"""The simulator: its routes, and what becomes of a request between its arrival and its answer."""
+"""The simulator: its routes, and the life of a request from arrival to response."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ _PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
 
 
 class Simulator:
-    """Everything that one simulator holds."""
+    """All state of one simulator."""
 
     def __init__(self, settings: Sim, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -59,7 +59,7 @@ class Simulator:
             if request.path == b"/v1/models":
                 self._list_models(connection, request)
             elif parse is None:
-                raise Refusal(404, f"there is no {request.path.decode('latin-1')} here", "not_found")
+                raise Refusal(404, f"no such path: {request.path.decode('latin-1')}", "not_found")
             elif request.method != b"POST":
                 raise _not_allowed(request, b"POST")
             else:
@@ -69,7 +69,7 @@ class Simulator:
 
     def _generate(self, connection: Connection, request: Request, ask: CompletionRequest) -> None:
         if ask.stream and request.http10:
-            raise Refusal(400, "streaming needs HTTP/1.1", "http_version")
+            raise Refusal(400, "streaming requires HTTP/1.1", "http_version")
         n_in = self.length(ask)
         self.number()
         if self._n == 1:
@@ -91,26 +91,26 @@ class Simulator:
         self.clockwork.changed()
 
     def number(self) -> int:
-        """The next request's ordinal."""
+        """Return the next request's ordinal."""
         self._n += 1
         return self._n
 
     def length(self, ask: CompletionRequest) -> int:
-        """Tokens of the prompt; a Refusal where it and the answer are too long."""
+        """Return the prompt's tokens; raises Refusal if prompt and response are too long."""
         n_in = self._prompts.count(ask)
         self._check_length(n_in, ask.n_out)
         return n_in
 
     def _check_length(self, n_in: int, n_out: int) -> None:
         if n_in + n_out > self.settings.max_len:
-            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the model's {self.settings.max_len}"
+            message = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the model's maximum of {self.settings.max_len} tokens"
             raise Refusal(400, message, "context_length_exceeded")
         if isinstance(self.timing, BatchTiming) and not self.timing.kv.fits(n_in + n_out):
-            message = f"{n_in} prompt tokens and max_tokens {n_out} are more than the KV cache can hold"
+            message = f"{n_in} prompt tokens plus max_tokens {n_out} exceed the size of the KV cache"
             raise Refusal(400, message, "context_length_exceeded")
 
     def ended(self, answer: SimResponse, stamps: "array[int]", aborted: bool) -> None:
-        """An answer is through, well or not: count it and log its truth."""
+        """Count a response that has ended, successfully or not, and log its ground truth."""
         self._active.discard(answer)
         counters = self.counters
         counters.prompt_tokens += answer.n_in
@@ -139,7 +139,7 @@ class Simulator:
         return self._faults.pick(self._n, request.arrived)
 
     def _fails_at_once(self, connection: Connection, request: Request, fault: Fault, n_in: int) -> bool:
-        """Carry out a fault that comes before any token; False for the others."""
+        """Carry out a fault that comes before any token; return False for other faults."""
         if fault.kind == "freeze":
             self._freeze(fault.arg)
             return False
@@ -147,9 +147,9 @@ class Simulator:
             connection.reset()
         elif fault.kind == "reject":
             self._log_unanswered(request, n_in, fault.kind)
-            raise Refusal(fault.arg, "the simulator was told to refuse this", "injected", "server_error")
+            raise Refusal(fault.arg, "injected fault: request rejected", "injected", "server_error")
         elif fault.kind == "error_body":
-            body = frames.error_body("the simulator was told to fail here", "server_error", "injected")
+            body = frames.error_body("injected fault: request failed", "server_error", "injected")
             self._respond(connection, request, 200, body)
         elif fault.kind == "html":
             self._respond(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
@@ -159,7 +159,7 @@ class Simulator:
         return True
 
     def _freeze(self, ns: int) -> None:
-        """The whole server stands still: not a socket is read, not a token is written."""
+        """Freeze the whole server: no socket is read and no token is written."""
         time.sleep(ns / 1e9)
         self.timing.pause(ns)
 
@@ -177,7 +177,7 @@ class Simulator:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> bytes:
-        """The page in Prometheus' text form."""
+        """Return the page in Prometheus' text format."""
         return self.counters.render(self._active)
 
     def _list_models(self, connection: Connection, request: Request) -> None:
@@ -225,7 +225,7 @@ class Simulator:
         return int(time.time())
 
     def close(self) -> None:
-        """What is still under way ends here, with its line in the truth log."""
+        """End the responses in progress, with their rows in the truth log."""
         for answer in list(self._active):
             answer.client_gone()
         self.clockwork.close()
@@ -244,7 +244,7 @@ def unauthorised(why: str) -> Refusal:
 
 
 def _not_allowed(request: Request, allowed: bytes) -> Refusal:
-    message = f"{request.method.decode('latin-1')} is not for {request.path.decode('latin-1')}"
+    message = f"method {request.method.decode('latin-1')} is not allowed for {request.path.decode('latin-1')}"
     return Refusal(405, message, "method_not_allowed", headers=b"Allow: %b\r\n" % allowed)
 
 

@@ -1,6 +1,5 @@
-"""Writes that misbehave: cut into small segments, or dribbled out with pauses. They stand in for a connection's `write` and
-`finish`; the order of the bytes, and what comes after them, is kept.
-"""
+"""Misbehaving writes: split into small segments, or delayed. They replace a connection's `write` and `finish`; the
+order of the bytes, and of what comes after them, is preserved."""
 
 from collections import deque
 
@@ -10,7 +9,7 @@ from inferometer.timing.clock import now
 
 
 class Split:
-    """Every write in segments of at most `size` bytes."""
+    """Sends every write in segments of at most `size` bytes."""
 
     def __init__(self, connection: Connection, size: int) -> None:
         self._connection = connection
@@ -25,13 +24,13 @@ class Split:
 
 
 class Slow:
-    """Every write in two halves, `gap` ns apart; the next one waits until it is out."""
+    """Sends every write in two halves, `gap` ns apart; the next write waits until both are sent."""
 
     def __init__(self, connection: Connection, clockwork: Clockwork, gap: int) -> None:
         self._connection = connection
         self._clockwork = clockwork
         self._gap = gap
-        self._pieces: deque[bytes | bool] = deque()  # a bool is the answer's end: whether the connection is kept
+        self._pieces: deque[bytes | bool] = deque()  # a bool is the end of the response: whether to keep the connection
         self._waiting = False
 
     def write(self, data: bytes) -> None:

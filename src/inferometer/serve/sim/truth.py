@@ -1,10 +1,10 @@
-"""The ground truth: one JSON line a request with the server's own stamps, against which a client's can be checked.
+"""The ground truth log: one JSON line per request with the server's own timestamps, to check a client's against.
 
-All times are CLOCK_MONOTONIC ns of this machine. `arrived` is the kernel's receive stamp of the request's last bytes; `first`
-and `last` were taken just before the send() of the first and last content, `chunks` before that of each content chunk,
-`done` before that of the last bytes of all. What did not happen is null.
+All times are CLOCK_MONOTONIC ns of this machine. `arrived` is the kernel's receive timestamp of the request's last
+bytes; `first` and `last` were taken just before the send() of the first and last content, `chunks` before that of each
+content chunk, `done` before that of the very last bytes. What did not happen is null.
 
-Rows are encoded at a request's end and written by a thread of their own: a slow disk never holds up a token.
+Rows are encoded at a request's end and written by a separate thread, so that a slow disk never delays a token.
 """
 
 import queue
@@ -19,6 +19,8 @@ _BATCH = 64 * 1024
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
+    """One line of the truth log."""
+
     id: str | None
     """The request's X-Request-Id."""
     n: int
@@ -29,13 +31,13 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     done: int | None
     n_in: int
     n_out: int
-    """Tokens that were written."""
+    """Tokens written."""
     cached: int
     chunks: list[int]
     fault: str | None
-    """The kind of fault that struck it; `queue_full` where it was refused for that."""
+    """The kind of its injected fault; `queue_full` if it was refused for that."""
     aborted: bool
-    """It ended before its time: the client went away, a fault cut it, or the server was stopped."""
+    """Whether it ended early: the client disconnected, a fault cut it off, or the server was stopped."""
 
 
 class TruthLog:
@@ -46,7 +48,7 @@ class TruthLog:
             self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115  (closed in `close`)
         except OSError as error:
             raise UserError(
-                f"cannot write the truth log {path}: {error.strerror}", "give another --truth FILE"
+                f"cannot write the truth log {path}: {error.strerror}", "choose another --truth FILE"
             ) from None
         self._path = path
         self._encoder = msgspec.json.Encoder()
@@ -63,20 +65,22 @@ class TruthLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what has gathered to the writer; the server does so a few times a second."""
+        """Pass the collected rows to the writer; the server does so a few times per second."""
         if self._rows:
             self._queue.put(bytes(self._rows))
             self._rows.clear()
 
     def close(self) -> None:
-        """Everything is in the file when this returns; UserError where it could not be written."""
+        """Write everything to the file before returning; raises UserError if that failed."""
         self.flush()
         self._queue.put(None)
         self._writer.join()
         self._file.close()
         if self._failure is not None:
             reason = self._failure.strerror
-            raise UserError(f"the truth log {self._path} is incomplete: {reason}", "give --truth a place with room")
+            raise UserError(
+                f"the truth log {self._path} is incomplete: {reason}", "choose a --truth FILE on a disk with free space"
+            )
 
     def _write(self) -> None:
         while (rows := self._queue.get()) is not None:
@@ -88,5 +92,5 @@ class TruthLog:
 
 
 def read(path: str | Path) -> list[Row]:
-    """The rows of a truth log, in the order in which the requests ended."""
+    """Return the rows of a truth log, in the order in which the requests ended."""
     return msgspec.json.Decoder(Row).decode_lines(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""A client that goes away takes its work with it: the slot is free at once, for whoever is next."""
+"""A client that disconnects cancels its work: the slot is free for the next request at once."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ from inferometer.serve.kserve.messages import Chunk, ModelInferRequest
 DELAY_S, ROWS = 60, 1000
 PER_ROW = f'parameters {{ key: "per_row" value {{ string_value: "{DELAY_S * 1000 // ROWS}ms" }} }}'
 LONG = delayed("0s", slots=1, more=f"max_batch_size: {ROWS}\n{PER_ROW}\n")
-"""Requests of many rows are under way for longer than anything is waited for; those of one row are soon answered."""
+"""Requests with many rows take longer than any test waits; those with one row are quick."""
 WAITING = 3
 
 
@@ -68,7 +68,7 @@ def closed_http(server: Child, stack: contextlib.ExitStack) -> Callable[[], None
 
 
 def closed_channel(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    """The whole connection is gone."""
+    """Close the whole connection."""
     channel = grpc.insecure_channel(server.place, options=[("grpc.use_local_subchannel_pool", 1)])
     call = channel.unary_unary(MODEL_INFER).future(a_long_request().SerializeToString())
 
@@ -103,7 +103,7 @@ LEAVING = [closed_http, closed_channel, cancelled_call, cancelled_stream, cancel
 
 
 def executing(server: Child) -> bool:
-    """Whether the model's one slot is taken: a request that may not wait is then told so, and else it is answered."""
+    """Whether the model's only slot is taken: a request that may not be queued is then refused, otherwise served."""
     request = a_long_request(rows=1)
     request.parameters["timeout"].int64_param = 1
     with dialled(server.place) as channel:
@@ -116,10 +116,10 @@ def executing(server: Child) -> bool:
 
 
 @pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
-def test_a_slot_is_free_when_its_client_is_gone(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+def test_a_slot_is_freed_when_its_client_disconnects(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
     with contextlib.ExitStack() as stack:
         go = leave(server, stack)
-        until(lambda: executing(server), "the request is under way")
+        until(lambda: executing(server), "the request is in progress")
         go()
         until(lambda: not executing(server), "its slot is free", DELAY_S / 2)
         assert pending(server, "long") == 0
@@ -127,10 +127,12 @@ def test_a_slot_is_free_when_its_client_is_gone(server: Child, leave: Callable[.
 
 
 @pytest.mark.parametrize("leave", LEAVING, ids=lambda leave: leave.__name__)
-def test_those_that_wait_leave_the_queue(server: Child, leave: Callable[..., Callable[[], None]]) -> None:
+def test_queued_requests_of_disconnected_clients_leave_the_queue(
+    server: Child, leave: Callable[..., Callable[[], None]]
+) -> None:
     with contextlib.ExitStack() as stack:
         gone = [leave(server, stack) for _ in range(WAITING + 1)]
-        until(lambda: pending(server, "long") == WAITING, "one executes and the others wait")
+        until(lambda: pending(server, "long") == WAITING, "one request runs and the others are queued")
         for go in gone:
             go()
         until(lambda: pending(server, "long") == 0, "none waits", DELAY_S / 2)
@@ -138,20 +140,20 @@ def test_those_that_wait_leave_the_queue(server: Child, leave: Callable[..., Cal
         assert answers(server)
 
 
-def test_the_next_in_line_is_served_at_once(tmp_path: Path) -> None:
-    """The first of 60 s goes away; the second, which waited behind it, has begun when nobody waits any longer."""
+def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
+    """The first request takes 60 s and disconnects; the second, queued behind it, starts at once."""
     models = write_models(tmp_path, long=LONG)
     with child("identity", models, *PORTS, "--drain=0s") as server, Http(server.address) as second:
         with Http(server.address) as first:
             first.sock.sendall(long_over_http())
-            until(lambda: executing(server), "the first is under way")
+            until(lambda: executing(server), "the first is in progress")
             second.sock.sendall(long_over_http())
-            until(lambda: pending(server, "long") == 1, "the second waits")
+            until(lambda: pending(server, "long") == 1, "the second is queued")
         until(lambda: pending(server, "long") == 0, "the second has begun", DELAY_S / 2)
         assert executing(server)
 
 
-def test_half_a_request_is_no_work(server: Child) -> None:
+def test_an_incomplete_request_occupies_no_slot(server: Child) -> None:
     data = long_over_http()
     for cut in (*range(1, len(long_head()) + 7, 7), len(data) - 1):
         with Http(server.address) as client:
@@ -160,8 +162,8 @@ def test_half_a_request_is_no_work(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_a_stream_of_events_ends_with_its_reader(server: Child) -> None:
-    """generate_stream of a model that goes on for 50 s: its slot is free for the next."""
+def test_an_event_stream_ends_when_its_reader_disconnects(server: Child) -> None:
+    """generate_stream of a model that runs for 50 s: its slot is free for the next request."""
     ask = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
     for _ in range(3):
         with Http(server.address, timeout=DELAY_S / 2) as client:
@@ -170,7 +172,7 @@ def test_a_stream_of_events_ends_with_its_reader(server: Child) -> None:
     assert server.errors() == ""
 
 
-def test_a_reader_who_stops_reading_stops_nobody_else(server: Child) -> None:
+def test_a_client_that_stops_reading_does_not_block_others(server: Child) -> None:
     with dialled(server.place) as channel:
         idle = channel.stream_stream(STREAM_INFER)(iter([a_request("words").SerializeToString()]), timeout=PATIENCE_S)
         next(idle)

@@ -1,4 +1,4 @@
-"""Who gets in: TLS, mutual TLS, the token; ports that cannot be listened on; the access log; the end."""
+"""Access to the gRPC server: TLS, mutual TLS, the token, ports; the access log; stopping."""
 
 import io
 import re
@@ -28,22 +28,6 @@ ModelReadyRequest = messages.SCHEMA.message("inference.ModelReadyRequest")
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    leaf = authority.issue_cert("127.0.0.1")
-    leaf.cert_chain_pems[0].write_to_path(folder / "cert")
-    leaf.private_key_pem.write_to_path(folder / "key")
-    authority.cert_pem.write_to_path(folder / "ca")
-    (folder / "broken").write_text("no PEM")
-    return {path.name: str(path) for path in folder.iterdir()}
-
-
 def over_tls(place: str, authority: trustme.CA, leaf: trustme.LeafCert | None = None) -> grpc.Channel:
     pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes()) if leaf else (None, None)
     return grpc.secure_channel(place, grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *pair))
@@ -57,7 +41,7 @@ def test_tls(files: dict[str, str], authority: trustme.CA) -> None:
             assert failure(lambda: plain.ModelInfer(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
 
 
-def test_mutual_tls_wants_a_certificate_of_the_authority(files: dict[str, str], authority: trustme.CA) -> None:
+def test_mutual_tls_requires_a_certificate_of_the_authority(files: dict[str, str], authority: trustme.CA) -> None:
     with serving(tls=Tls(files["cert"], files["key"], files["ca"])) as one:
         with over_tls(one.place, authority, authority.issue_cert("me")) as channel:
             assert Stub(channel).ModelInfer(a_request()).raw_output_contents
@@ -69,11 +53,11 @@ def test_mutual_tls_wants_a_certificate_of_the_authority(files: dict[str, str], 
 
 @pytest.mark.parametrize(
     ("cert", "key", "ca"),
-    [("broken", "key", ""), ("cert", "broken", ""), ("cert", "key", "broken"), ("nowhere", "key", "")],
+    [("nonsense", "key", ""), ("cert", "nonsense", ""), ("cert", "key", "nonsense"), ("missing", "key", "")],
 )
-def test_files_that_are_no_certificates_are_named(files: dict[str, str], cert: str, key: str, ca: str) -> None:
-    names = {name: files.get(name, str(Path(files["cert"]).parent / name)) for name in (cert, key, ca)} | {"": ""}
-    bad = next(name for name in (cert, key, ca) if name in ("broken", "nowhere"))
+def test_invalid_certificate_files_are_named(files: dict[str, str], cert: str, key: str, ca: str) -> None:
+    names = files | {"": ""}
+    bad = next(name for name in (cert, key, ca) if name in ("nonsense", "missing"))
     with pytest.raises(UserError, match=re.escape(names[bad])), serving(tls=Tls(names[cert], names[key], names[ca])):
         pass
 
@@ -97,23 +81,23 @@ GIVEN: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_without_the_token_nobody_comes_in(place: str, given: str) -> None:
+def test_calls_without_the_token_are_refused(place: str, given: str) -> None:
     with dialled(place) as stub:
         ask: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
         code, words = failure(lambda: stub.ModelInfer(a_request(), **ask))
         assert code == "UNAUTHENTICATED"
-        assert words.startswith("the bearer token is wrong" if GIVEN[given] else "no bearer token was given")
+        assert words.startswith("the bearer token is not valid" if GIVEN[given] else "the bearer token is missing")
         assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **ask)))[0] == "UNAUTHENTICATED"
         assert failure(lambda: stub.ServerMetadata(b"", **ask))[0] == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_with_the_token_all_is_open(place: str, scheme: str) -> None:
+def test_calls_with_the_token_are_accepted(place: str, scheme: str) -> None:
     with dialled(place) as stub:
         assert stub.ModelInfer(a_request(), metadata=[("authorization", f"{scheme} secret")])
 
 
-def test_health_asks_for_no_token_and_reflection_does(place: str) -> None:
+def test_reflection_requires_the_token_and_health_does_not(place: str) -> None:
     with grpc.insecure_channel(place) as channel:
         assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -123,7 +107,7 @@ def test_health_asks_for_no_token_and_reflection_does(place: str) -> None:
         assert failure(lambda: list(call(iter([b""]), timeout=PATIENCE_S)))[0] == "UNAUTHENTICATED"
 
 
-def test_readiness_asks_for_no_token_either(place: str) -> None:
+def test_readiness_requires_no_token(place: str) -> None:
     with dialled(place) as stub:
         for given in GIVEN.values():
             ask: dict[str, Any] = {"metadata": given, "timeout": PATIENCE_S}
@@ -133,7 +117,7 @@ def test_readiness_asks_for_no_token_either(place: str) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
-def test_all_methods_but_those_that_say_how_it_is_ask_for_the_token(token: str | None) -> None:
+def test_all_methods_except_health_and_readiness_require_the_token(token: str | None) -> None:
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with serving(token=token) as one, dialled(one.place) as stub:
         for method in messages.SCHEMA.methods:
@@ -150,7 +134,7 @@ def test_all_methods_but_those_that_say_how_it_is_ask_for_the_token(token: str |
 # --- ports -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_named_with_a_remedy(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported_with_a_remedy(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError) as caught, serving(grpc=port):
@@ -170,19 +154,19 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Standard error. (pytest's own loses what is written just when it is read.)"""
+    """Standard error. (pytest's own capture loses what is written while it is read.)"""
     written = io.StringIO()
     monkeypatch.setattr(handlers, "sys", SimpleNamespace(stderr=written))
     return written
 
 
 def lines_of(log: io.StringIO, count: int) -> list[str]:
-    """Once there are so many: a call's line may come after its answer."""
+    """Return the lines once there are `count`: a call's line may be written after its response."""
     until(lambda: log.getvalue().count("\n") >= count, f"{count} lines")
     return log.getvalue().splitlines()
 
 
-def test_the_access_log_has_a_line_a_call(log: io.StringIO) -> None:
+def test_the_access_log_has_one_line_per_call(log: io.StringIO) -> None:
     with serving(access_log=True) as one, dialled(one.place) as stub:
         stub.ModelInfer(a_request())
         failure(lambda: stub.ModelInfer(a_request("nope"), metadata=[("authorization", "Bearer private")]))
@@ -199,14 +183,14 @@ def test_the_access_log_has_a_line_a_call(log: io.StringIO) -> None:
 
 
 def logged(log: io.StringIO, calls: Callable[[Served], None], count: int, **settings: Any) -> list[str]:
-    """The lines of a server that was called so."""
+    """Return the lines of a server after these calls."""
     with serving(access_log=True, **settings) as one:
         calls(one)
         lines_of(log, count)
     return log.getvalue().splitlines()
 
 
-def test_the_access_log_has_calls_that_are_turned_away(log: io.StringIO) -> None:
+def test_the_access_log_includes_refused_calls(log: io.StringIO) -> None:
     def calls(one: Served) -> None:
         with grpc.insecure_channel(one.place) as channel:
             token: dict[str, Any] = {"metadata": [("authorization", "Bearer secret")], "timeout": PATIENCE_S}
@@ -224,7 +208,7 @@ def test_the_access_log_has_calls_that_are_turned_away(log: io.StringIO) -> None
     ]
 
 
-def test_the_access_log_has_the_client_of_calls_that_their_deadline_ended(log: io.StringIO) -> None:
+def test_the_access_log_has_the_client_of_expired_calls(log: io.StringIO) -> None:
     with serving(access_log=True) as one, dialled(one.place) as stub:
 
         def is_written() -> bool:
@@ -237,7 +221,7 @@ def test_the_access_log_has_the_client_of_calls_that_their_deadline_ended(log: i
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", line.split()[1]) for line in lines), lines
 
 
-def test_the_client_of_an_ipv6_call_is_written_as_an_address(log: io.StringIO) -> None:
+def test_ipv6_clients_are_logged_as_addresses(log: io.StringIO) -> None:
     if not has_ipv6():
         pytest.skip("this machine has no ::1")
 
@@ -258,13 +242,13 @@ def has_ipv6() -> bool:
     return True
 
 
-def test_what_grpc_calls_a_peer() -> None:
+def test_peer_names_are_converted_to_addresses() -> None:
     assert client_of("ipv4:10.1.2.3:50") == "10.1.2.3:50"
     assert client_of("ipv6:%5Bfe80::1%25eth0%5D:50") == "[fe80::1%eth0]:50"
     assert client_of("") == "-"
 
 
-def test_without_it_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_the_access_log_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with serving() as one, dialled(one.place) as stub:
         stub.ModelInfer(a_request())
     assert capfd.readouterr().err == ""
@@ -273,7 +257,7 @@ def test_without_it_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> Non
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_stopping_answers_what_is_under_way_and_ends_idle_streams(tmp_path: Path) -> None:
+def test_stopping_finishes_calls_in_progress_and_ends_idle_streams(tmp_path: Path) -> None:
     with serving() as one, dialled(one.place) as stub:
         idle_is_over = threading.Event()
 
@@ -295,14 +279,14 @@ def test_stopping_answers_what_is_under_way_and_ends_idle_streams(tmp_path: Path
         idle_is_over.set()
 
 
-def test_a_status_message_is_one_line_of_bounded_length_that_can_be_sent() -> None:
+def test_status_messages_are_one_bounded_line() -> None:
     assert shown("a\n  b\tc") == "a b c"
     assert len(shown("x" * 5000)) == 1000
     assert shown("half \ud800 a pair") == "half ? a pair"
 
 
-def test_calls_that_came_but_were_not_begun_are_refused_in_words() -> None:
-    """gRPC has them all when it is stopped, and Python has asked it for one."""
+def test_pending_calls_are_refused_with_an_error() -> None:
+    """gRPC has received them all when it is stopped, and Python has taken one."""
     with serving() as one, dialled(one.place) as stub:
         stub.ModelInfer(a_request())
         busy, go_on = threading.Event(), threading.Event()

@@ -1,7 +1,6 @@
-"""Who is let in, over which transport, and what is logged."""
+"""Access to the HTTP server: the token, TLS; and the access log."""
 
 import ssl
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data
         ("/v1/completions", {"prompt": "a", "max_tokens": 1}, False),
     ],
 )
-def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: bool):
+def test_the_token_is_required(guarded: Served, path: str, body: Any, is_open: bool):
     with RawClient(guarded.url) as web:
         for wrong in (
             {},
@@ -48,7 +47,10 @@ def test_the_token_is_asked_for(guarded: Served, path: str, body: Any, is_open: 
             answer = web.ask(path, body, **wrong)
             assert answer.status == (200 if is_open else 401)
             assert is_open or answer.headers["www-authenticate"].startswith("Bearer")
-            assert is_open or (b"the bearer token is wrong" if wrong else b"no bearer token was given") in answer.body
+            assert (
+                is_open
+                or (b"the bearer token is not valid" if wrong else b"the bearer token is missing") in answer.body
+            )
             if path.startswith("/v1"):
                 assert answer.json["error"]["code"] == "invalid_api_key"
         assert web.ask(path, body, Authorization="Bearer secret").status == 200
@@ -61,7 +63,7 @@ def guarded():
         yield server
 
 
-def test_without_a_simulator_v1_is_404_in_openais_words():
+def test_without_a_simulator_v1_is_404_in_openais_format():
     with serving() as server, RawClient(server.url) as web:
         for path, body in (("/v1/models", None), ("/v1/chat/completions", {})):
             answer = web.ask(path, body)
@@ -81,14 +83,14 @@ def test_the_simulator_and_the_models_share_a_port(server: Served):
         assert "identity" in web.ask("/").json["kserve"]["models"]
 
 
-def test_at_the_end_the_simulator_takes_nothing_new_either():
+def test_draining_refuses_new_simulator_requests():
     with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
         server.call(server.web.refuse_new)
         answer = web.ask("/v1/completions", {"prompt": "a"})
         assert (answer.status, answer.headers["connection"]) == (503, "close")
 
 
-def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_an_internal_error_is_a_500_and_the_server_continues(monkeypatch: pytest.MonkeyPatch):
     with serving() as server:
         monkeypatch.setattr(server.models, "names", lambda: 1 / 0)
         with RawClient(server.url) as web:
@@ -104,7 +106,7 @@ def test_an_error_of_ours_is_a_500_and_the_server_goes_on(monkeypatch: pytest.Mo
             assert web.ask(INFER, BODY).status == 200
 
 
-def test_the_access_log_has_a_line_for_each_request_and_no_headers(capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.CaptureFixture[str]):
     with serving(Settings(access_log=True, sim=Sim(), token="secret")) as server:
         with RawClient(server.url) as web:
             client = f"127.0.0.1:{web.sock.getsockname()[1]}"
@@ -136,7 +138,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("what", PROBLEMS)
-def test_the_access_log_has_requests_that_are_not_taken_to_their_end(what: str, capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_includes_aborted_requests(what: str, capfd: pytest.CaptureFixture[str]):
     data, method, path, status = PROBLEMS[what]
     with (
         serving(Settings(access_log=True, limits=Limits(message=100, head=4096))) as server,
@@ -153,7 +155,7 @@ def test_the_access_log_has_requests_that_are_not_taken_to_their_end(what: str, 
     assert 0 <= float(line[6]) < 1000 * 60  # since the bytes came, and not since the machine started
 
 
-def test_the_access_log_has_requests_that_did_not_come_in_time(capfd: pytest.CaptureFixture[str]):
+def test_the_access_log_includes_timed_out_requests(capfd: pytest.CaptureFixture[str]):
     with (
         serving(Settings(access_log=True, limits=Limits(stalled=50))) as server,
         RawClient(server.url) as web,
@@ -177,17 +179,12 @@ def test_the_access_log_has_requests_that_did_not_come_in_time(capfd: pytest.Cap
         ("", ""),
     ],
 )
-def test_how_a_client_is_written(address: Any, shown: str):
+def test_client_addresses_are_formatted(address: Any, shown: str):
     assert client_of(address) == shown
 
 
-def test_inference_over_mutual_tls(tmp_path: Path):
-    authority = trustme.CA()
-    made = authority.issue_cert("localhost")
-    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    made.private_key_pem.write_to_path(tmp_path / "key.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    tls = Tls(*(str(tmp_path / name) for name in ("cert.pem", "key.pem", "ca.pem")))
+def test_inference_over_mutual_tls(authority: trustme.CA, files: dict[str, str]):
+    tls = Tls(files["cert"], files["key"], files["ca"])
     context = ssl.create_default_context()
     authority.configure_trust(context)
     with serving(Settings(tls=tls)) as server:

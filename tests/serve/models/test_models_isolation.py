@@ -1,5 +1,5 @@
-"""What a model raises is the error of the request that it is about, not of those that shared its batch; and what a model gives is
-checked against its configuration."""
+"""An error affects only the request that caused it, not others in its batch; and outputs are checked against the
+configuration."""
 
 import asyncio
 import threading
@@ -41,7 +41,7 @@ parameters { key: "warmup" value { string_value: "0" } }
 
 
 class Watched:
-    """What the models below saw."""
+    """Records what the models below saw."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -58,7 +58,7 @@ class Big:
 
 
 def picky(loading: Loading) -> Loaded:
-    """Raises what the request says where there is a value below 0."""
+    """Load a model that raises what the request says if there is a value below 0."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -71,7 +71,7 @@ def picky(loading: Loading) -> Loaded:
 
 
 def greedy(loading: Loading) -> Loaded:
-    """Has no memory for batches; waits before it says so."""
+    """Load a model without memory for batches, which waits before it fails."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -99,7 +99,7 @@ def models_of_this_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", RAISED)
-def test_only_the_request_that_an_error_is_about_fails(tmp_path: Path, kind: str) -> None:
+def test_only_the_request_that_caused_the_error_fails(tmp_path: Path, kind: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "picky"' + CONFIG}) as models:
             calls = [Call("m", fp32([value]), parameters={"kind": kind}) for value in (1, -1, 2, 3)]
@@ -117,7 +117,7 @@ def test_only_the_request_that_an_error_is_about_fails(tmp_path: Path, kind: str
     run(test())
 
 
-def test_what_a_batch_that_failed_held_is_freed_before_its_requests_are_tried_alone(tmp_path: Path) -> None:
+def test_a_failed_batch_is_freed_before_its_requests_are_retried(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
             WATCHED.may.set()
@@ -128,7 +128,7 @@ def test_what_a_batch_that_failed_held_is_freed_before_its_requests_are_tried_al
     run(test())
 
 
-def test_a_request_that_was_cancelled_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_cancelled_request_is_not_retried(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "greedy"' + CONFIG}) as models:
             calls = [Call("m", fp32([value])).on(models) for value in range(4)]
@@ -141,7 +141,7 @@ def test_a_request_that_was_cancelled_is_not_tried_again(tmp_path: Path) -> None
     run(test())
 
 
-def test_of_a_long_reason_its_beginning_and_its_end_are_told() -> None:
+def test_a_long_error_keeps_its_beginning_and_end() -> None:
     told = reason(ValueError("it began so " + "and went on " * 1000 + "and ended so")).message
     assert told.startswith("ValueError: it began so and")
     assert told.endswith("went on and ended so")
@@ -159,7 +159,7 @@ parameters { key: "warmup" value { string_value: "0" } }
 
 
 def loose(loading: Loading) -> Loaded:
-    """Gives outputs of the shapes that it is told: A=5,2 B=3."""
+    """Load a model with outputs of the requested shapes: A=5,2 B=3."""
     decoupled = loading.config.model_transaction_policy.decoupled
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors | Iterator[Tensors]:
@@ -180,15 +180,15 @@ def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
 @pytest.mark.parametrize(
     ("gives", "why"),
     [
-        ("A=5,2", "the model gave no output 'B', which its configuration has"),
-        ("", "the model gave no output 'A', 'B', which its configuration has"),
-        ("A=5,3 B=3", "the model gave output 'A' with the shape [5, 3], its configuration says [-1, 2]"),
-        ("A=5,2 B=3,1", "the model gave output 'B' with the shape [3, 1], its configuration says [3]"),
-        ("A=5,2 B=", "the model gave output 'B' with the shape [], its configuration says [3]"),
-        ("A=5,2 B=3 C=1", "the model gave an output 'C', which its configuration does not have"),
+        ("A=5,2", "the model did not return output 'B', which its configuration lists"),
+        ("", "the model did not return output 'A', 'B', which its configuration lists"),
+        ("A=5,3 B=3", "the model returned output 'A' with shape [5, 3]; its configuration says [-1, 2]"),
+        ("A=5,2 B=3,1", "the model returned output 'B' with shape [3, 1]; its configuration says [3]"),
+        ("A=5,2 B=", "the model returned output 'B' with shape []; its configuration says [3]"),
+        ("A=5,2 B=3 C=1", "the model returned an output 'C' that its configuration does not list"),
     ],
 )
-def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: Path, gives: str, why: str) -> None:
+def test_outputs_must_match_the_configuration(tmp_path: Path, gives: str, why: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
             refused = await asked(gives).on(models).refused()
@@ -199,29 +199,29 @@ def test_outputs_that_are_not_as_configured_are_an_error_of_the_model(tmp_path: 
     run(test())
 
 
-def test_outputs_may_be_missing_that_nobody_asked_for_or_whose_inputs_are(tmp_path: Path) -> None:
+def test_outputs_may_be_missing_if_not_requested_or_without_inputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
             assert list(await asked("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
             refused = await asked("A=1,2", wanted=wants("B")).on(models).refused()
-            assert refused.message == "the model gave no output 'B', which was asked for"
+            assert refused.message == "the model did not return output 'B', which was requested"
             without = from_numpy("INPUT0", np.zeros(1, np.float32))
             assert list(await asked("B=3", without).on(models).outputs()) == ["B"]
 
     run(test())
 
 
-def test_an_answer_of_a_decoupled_model_may_have_some_outputs_but_no_others(tmp_path: Path) -> None:
+def test_responses_of_a_decoupled_model_may_omit_outputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
             assert list(await asked("B=3").on(models).outputs()) == ["B"]
-            assert "with the shape [4]" in (await asked("B=4").on(models).refused()).message
+            assert "with shape [4]" in (await asked("B=4").on(models).refused()).message
 
     run(test())
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, count: int) -> None:
+def test_outputs_must_have_the_rows_of_the_batch(tmp_path: Path, count: int) -> None:
     config = TWO.replace('"loose"', '"loose" max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 1000 }')
 
     async def test() -> None:
@@ -230,14 +230,14 @@ def test_the_rows_are_those_of_the_batch_alone_or_with_others(tmp_path: Path, co
             calls = [asked("A=7,5,2 B=7,3", *inputs).on(models) for _ in range(count)]
             for call in calls:
                 why = (await call.refused()).message
-                assert why.startswith("output 'A' of a batch of ")
-                assert why.endswith("has the shape [7, 5, 2]: the first dimension is the batch")
+                assert why.startswith("output 'A' has the shape [7, 5, 2]: ")
+                assert why.endswith("the first dimension must be the batch size, 1")
 
     run(test())
 
 
 def filtering(loading: Loading) -> Loaded:
-    """Leaves out the rows below 0; or, where the request says so, the output."""
+    """Load a model that omits the rows below 0 or, on request, the output."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -252,11 +252,11 @@ def filtering(loading: Loading) -> Loaded:
 @pytest.mark.parametrize(
     ("without", "why"),
     [
-        ("rows", "output 'OUTPUT0' of a batch of 1 has the shape [0, 1]: the first dimension is the batch"),
-        ("output", "the model gave no output 'OUTPUT0', which its configuration has"),
+        ("rows", "output 'OUTPUT0' has the shape [0, 1]: the first dimension must be the batch size, 1"),
+        ("output", "the model did not return output 'OUTPUT0', which its configuration lists"),
     ],
 )
-def test_only_the_request_whose_outputs_are_wrong_fails(tmp_path: Path, without: str, why: str) -> None:
+def test_only_the_request_with_invalid_outputs_fails(tmp_path: Path, without: str, why: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
             calls = [Call("m", fp32([value]), parameters={"without": without}).on(models) for value in (1, -1, 2, 3)]
@@ -278,7 +278,7 @@ def key() -> Iterator[str]:
     path.unlink()
 
 
-def test_a_batch_is_not_computed_again_where_it_is_a_request_that_is_wrong(tmp_path: Path, key: str) -> None:
+def test_a_batch_is_not_retried_for_an_invalid_request(tmp_path: Path, key: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
             models.regions.register("r", key, 0, 4)
@@ -295,7 +295,7 @@ def test_a_batch_is_not_computed_again_where_it_is_a_request_that_is_wrong(tmp_p
 
 
 def by_turns(loading: Loading) -> Loaded:
-    """Takes no batches, and waits at each request of the value 1."""
+    """Load a model that fails for batches, and waits at each request with the value 1."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -311,7 +311,7 @@ def by_turns(loading: Loading) -> Loaded:
     return Loaded(run=compute)
 
 
-def test_requests_that_are_tried_alone_are_answered_as_they_are_done(tmp_path: Path) -> None:
+def test_retried_requests_get_their_responses_one_by_one(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "by_turns"' + CONFIG}) as models:
             calls = [Call("m", fp32([value])).on(models) for value in (7, -1, 1, 8)]
@@ -363,7 +363,7 @@ ODD = {kind.__name__: kind for kind in (Raises, Exits, SaysNothing, HasNoCode, H
 
 
 def odd(loading: Loading) -> Loaded:
-    """Raises one of the above where there is a value below 0."""
+    """Load a model that raises one of the above if there is a value below 0."""
 
     def compute(inputs: Tensors, parameters: Parameters) -> Tensors:
         values = to_numpy(inputs["INPUT0"])
@@ -376,15 +376,13 @@ def odd(loading: Loading) -> Loaded:
 
 @pytest.mark.parametrize("batch", ["", "max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 30000000 }"])
 @pytest.mark.parametrize("kind", ODD)
-def test_an_exception_that_cannot_be_shown_is_told_by_its_type_and_the_instance_goes_on(
-    tmp_path: Path, kind: str, batch: str
-) -> None:
+def test_an_exception_without_a_printable_message_is_named_by_its_type(tmp_path: Path, kind: str, batch: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": f'backend: "odd" {batch} {TENSORS}'}) as models:
             given = [fp32([-1]), fp32([1])] if batch else [flat(-1), flat(1)]
             bad, good = [Call("m", tensor, parameters={"kind": kind}).on(models) for tensor in given]
             why = await bad.refused()
-            assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be shown)")
+            assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be displayed)")
             assert (await good.outputs())["OUTPUT0"].ravel().tolist() == [1]
             await models.unload("m")  # waits for what is under way
             assert models.in_flight == 0
