@@ -1,4 +1,4 @@
-"""Builds the files in `src/inferometer/workload/builtin/`: the corpus, and the tokenizer trained on it.
+"""Builds the files in `src/inferometer/workload/builtin/`: the corpus, the tokenizer trained on it, and its counts.
 
     python tools/build_tokenizer.py [FOLDER]
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import build_corpus
+import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 8192
@@ -37,6 +38,10 @@ def main(folder: Path) -> None:
     build_corpus.main(folder)
     texts = [(folder / name).read_text(encoding="utf-8") for name in ("prose.txt", "other.txt")]
     (folder / "tokenizer.json").write_text(train(texts), encoding="utf-8", newline="\n")
+    if folder == BUILTIN:
+        from inferometer.workload.tokenizer import measure_builtin  # noqa: PLC0415 - it reads what was just written
+
+        (folder / "counts.json").write_bytes(msgspec.json.encode(measure_builtin()) + b"\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from inferometer.workload.tokenizer import BUILTIN, load, prose, words
+from inferometer.workload.tokenizer import BUILTIN, counts, load, measure_builtin, prose, words
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -27,6 +27,10 @@ def test_the_tool_rebuilds_the_shipped_files_byte_for_byte(tool: ModuleType, tmp
     tool.main(tmp_path)
     for name in ("prose.txt", "other.txt", "tokenizer.json"):
         assert (tmp_path / name).read_bytes() == (BUILTIN / name).read_bytes(), name
+
+
+def test_the_shipped_counts_are_those_of_the_tokenizer() -> None:
+    assert counts() == measure_builtin()
 
 
 def test_the_files_are_small() -> None:

@@ -85,19 +85,15 @@ class _Material(msgspec.Struct, frozen=True):
 @cache
 def _measured(tokenizer: Tokenizer) -> _Material:
     """The corpus, without repetition, with the tokens of each of its words."""
-    words = [word for line in tokenizers.prose().splitlines() if line[-1] in '.?!"' for word in line.split(" ")]
+    words = tokenizers.paragraph_words()
     index = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    alone = tokenizer.count("a")
-    added = np.maximum(np.array(tokenizer.count_batch(f"a {word}" for word in index)) - alone, 0)
+    plain, added, starts, follows = _counts(tokenizer, list(index))
     if not added.any():
         raise UserError(
             f"tokenizer {tokenizer.name} finds no tokens in English text", "use another data.tokenizer, or leave it out"
         )
     order = np.array([index[word] for word in words])
     ends = np.array([word[-1] in '.?!"' for word in words])
-    plain = [word for word in tokenizers.words() if len(word) > 2]
-    starts = np.array(tokenizer.count_batch(plain))
-    follows = np.array(tokenizer.count_batch(f"a {word}" for word in plain)) - alone
     starters, starter_tokens = _prefer_single(plain, starts)
     followers, follower_tokens = _prefer_single(plain, follows)
     return _Material(
@@ -111,6 +107,26 @@ def _measured(tokenizer: Tokenizer) -> _Material:
         follower_tokens=follower_tokens,
         singles=[word for word, count in zip(plain, follows, strict=True) if count == 1],
     )
+
+
+def _counts(
+    tokenizer: Tokenizer, corpus: list[str]
+) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Plain words; how many tokens each distinct word of the corpus adds after another; and how many the plain words have at
+    the start of a text and add after another word."""
+    chosen = [
+        (word, starts)
+        for word, starts in zip(tokenizers.words(), tokenizers.counts().starts, strict=True)
+        if len(word) > 2
+    ]
+    plain = [word for word, _ in chosen]
+    if tokenizer.path.parent == tokenizers.BUILTIN:
+        builtin = np.array(tokenizers.counts().corpus, np.int64)
+        return plain, builtin, np.array([starts for _, starts in chosen], np.int64), np.ones(len(plain), np.int64)
+    alone = tokenizer.count("a")
+    added = np.maximum(np.array(tokenizer.count_batch(f"a {word}" for word in corpus), np.int64) - alone, 0)
+    follows = np.array(tokenizer.count_batch(f"a {word}" for word in plain), np.int64) - alone
+    return plain, added, np.array(tokenizer.count_batch(plain), np.int64), follows
 
 
 def _prefer_single(words: list[str], counts: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:

@@ -1,15 +1,18 @@
 """Counts tokens, with the built-in tokenizer or one from a local folder. Neither needs a network.
 
 The built-in tokenizer is a small byte-level BPE. tools/build_tokenizer.py trained it on the corpus that is shipped with it.
-The `tokenizers` library is imported on first use, so that `--help` stays fast.
+Its counts for the words of that corpus are shipped too, so that generating prompts with it needs no tokenizer at all: the
+`tokenizers` library and the tokenizer itself are loaded when something else is counted.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from inferometer.errors import UserError
 
@@ -23,12 +26,15 @@ REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out 
 class Tokenizer:
     """Text to tokens and back, without special tokens."""
 
-    def __init__(self, name: str, path: Path, inner: "tokenizers.Tokenizer") -> None:
+    def __init__(self, name: str, path: Path) -> None:
         self.name = name
         """`builtin`, or the path that the user gave."""
         self.path = path
-        """The tokenizer.json that it was read from."""
-        self._inner = inner
+        """Its tokenizer.json."""
+
+    @cached_property
+    def _inner(self) -> "tokenizers.Tokenizer":
+        return _read(self.path)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
@@ -54,7 +60,7 @@ class Tokenizer:
 def load(path: str | None = None) -> Tokenizer:
     """The built-in tokenizer, or the one in this folder or file."""
     if path is None:
-        return _read("builtin", BUILTIN / "tokenizer.json")
+        return Tokenizer("builtin", BUILTIN / "tokenizer.json")
     file = Path(path).expanduser()
     if file.is_dir():
         file = file / "tokenizer.json"
@@ -62,10 +68,12 @@ def load(path: str | None = None) -> Tokenizer:
             raise UserError(f"tokenizer folder {path} has no tokenizer.json", REMEDY)
     if not file.exists():
         raise UserError(f"tokenizer {path} does not exist", REMEDY)
-    return _read(path, file)
+    tokenizer = Tokenizer(path, file)
+    _ = tokenizer._inner  # a file that is not a tokenizer is an error here
+    return tokenizer
 
 
-def _read(name: str, file: Path) -> Tokenizer:
+def _read(file: Path) -> "tokenizers.Tokenizer":
     import tokenizers  # noqa: PLC0415  (slow to import)
 
     try:
@@ -76,7 +84,7 @@ def _read(name: str, file: Path) -> Tokenizer:
         raise UserError(f"tokenizer {file} is not a tokenizer.json: {str(error)[:200]}", REMEDY) from None
     inner.no_truncation()
     inner.no_padding()
-    return Tokenizer(name, file, inner)
+    return inner
 
 
 @cache
@@ -85,13 +93,39 @@ def prose() -> str:
     return (BUILTIN / "prose.txt").read_text(encoding="utf-8")
 
 
-@cache
-def words() -> tuple[str, ...]:
-    """The words of the corpus, most frequent first, that the built-in tokenizer encodes as one token when written " word".
+class Counts(msgspec.Struct, frozen=True):
+    """What the built-in tokenizer makes of the words of its corpus (measure_builtin)."""
 
-    The tokenizer splits a text before each space that is followed by a letter, so the counts add up: " a b c" is three
-    tokens.
-    """
+    words: tuple[str, ...]
+    """Those that are one token when written " word", most frequent first. The tokenizer splits a text before each space that is
+    followed by a letter, so the counts add up: " a b c" is three tokens."""
+    starts: tuple[int, ...]
+    """Tokens of each of these at the start of a text."""
+    corpus: tuple[int, ...]
+    """Tokens that each distinct word of the paragraphs adds after another word, in the order of their first appearance."""
+
+
+@cache
+def counts() -> Counts:
+    return msgspec.json.decode((BUILTIN / "counts.json").read_bytes(), type=Counts)
+
+
+def words() -> tuple[str, ...]:
+    """The words of the corpus that the built-in tokenizer encodes as one token when written " word"."""
+    return counts().words
+
+
+def paragraph_words() -> list[str]:
+    """The words of the corpus's paragraphs; headings are left out."""
+    return [word for line in prose().splitlines() if line[-1] in '.?!"' for word in line.split(" ")]
+
+
+def measure_builtin() -> Counts:
+    """Count with the built-in tokenizer what counts.json holds."""
+    tokenizer = load()
     candidates = [word for word, _ in Counter(re.findall(r"\b[a-z]+\b", prose())).most_common()]
-    counts = load().count_batch([f" {word}" for word in candidates])
-    return tuple(word for word, count in zip(candidates, counts, strict=True) if count == 1)
+    singles = [f" {word}" for word in candidates]
+    words = [word for word, n in zip(candidates, tokenizer.count_batch(singles), strict=True) if n == 1]
+    alone = tokenizer.count("a")
+    corpus = tokenizer.count_batch(f"a {word}" for word in dict.fromkeys(paragraph_words()))
+    return Counts(tuple(words), tuple(tokenizer.count_batch(words)), tuple(n - alone for n in corpus))
