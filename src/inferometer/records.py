@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.series import TimeSeries
+
 MISSING = -(1 << 63)
 """The time of what did not happen."""
 
@@ -254,6 +256,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """KServe: for each stage, as far as the server says."""
     no_statistics: tuple[str, ...] = ()
     """For each stage why there are none; empty where there are."""
+    observer_errors: dict[str, str] = {}
+    """Why an observer's series are missing or incomplete, by the observer's name."""
     outcome: Outcome = Outcome()
 
 
@@ -266,3 +270,5 @@ class Run(msgspec.Struct, frozen=True):
     chunk_total: int
     chunks: Callable[[], Iterator[Chunks]]
     """The chunk columns from the start, in pieces small enough to hold; read when asked for."""
+    series: Callable[[], tuple[TimeSeries, ...]] = tuple
+    """What observers recorded beside the run, and the client's own health; read when asked for."""

@@ -60,7 +60,7 @@ def render(run: Run, summary: Summary, explain: bool = False, color: bool = Fals
 
 
 def _parts(run: Run, summary: Summary, explain: bool, width: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(run, summary), _verdict(summary, width), _headline(run, summary, width)]
+    parts: list[RenderableType] = [_title(run, summary), _verdict(run, summary, width), _headline(run, summary, width)]
     if summary.metrics["lag"].count or summary.counts.ok:
         parts.append(_latency(run, summary, width))
     if summary.breakdown is not None:
@@ -100,7 +100,7 @@ def _title(run: Run, summary: Summary) -> RenderableType:
     )
 
 
-def _verdict(summary: Summary, width: int) -> RenderableType:
+def _verdict(run: Run, summary: Summary, width: int) -> RenderableType:
     by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
     tally = Text(f" {summary.verdict} ", style=f"bold white on {'green' if summary.verdict == 'VALID' else 'red'}")
     numbers = [f"{len(found)} {name}" for name, found in (
@@ -108,6 +108,8 @@ def _verdict(summary: Summary, width: int) -> RenderableType:
     lines: list[RenderableType] = [Text.assemble(tally, f"  checks: {', '.join(numbers)}")]
     lines += [_check(check, "✗", "red", width) for check in by_status["fail"]]
     lines += [_check(check, "!", "yellow", width) for check in by_status["warn"]]
+    for name, why in run.manifest.observer_errors.items():
+        lines.append(Text(formatting.one_line(f"  observer {name}: {why}", 1000), style="yellow"))
     return Group(*lines)
 
 
