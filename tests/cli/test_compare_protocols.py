@@ -102,7 +102,7 @@ def test_every_cell_has_its_row_and_progress_goes_to_standard_error(url: str) ->
     assert said.out.startswith(f" identity · test 1.2 · {url}\n")
     assert said.out.count("HTTP JSON") >= 4 and "gRPC unary" not in said.out
     assert "grpc was not measured" in said.out
-    assert "which the server told for each request" in said.out
+    assert "as the server reported them for each request" in said.out
 
 
 def test_all_protocols_send_the_same_tensor_every_time(url: str, model: Identity) -> None:
@@ -170,7 +170,7 @@ def test_a_protocol_that_the_server_refuses_is_invalid_and_says_why(url: str, mo
     model.json_fails = True
     said = cli("compare-protocols", url, "--sizes", "40", "--requests", "2")
     assert said.status == 1
-    assert "no answer that counts" in said.out and "no JSON here" in said.out
+    assert "no successful response" in said.out and "no JSON here" in said.out
 
 
 def test_a_server_that_says_nothing_of_its_time_has_no_split(url: str, model: Identity) -> None:

@@ -94,7 +94,7 @@ def test_json_and_csv_go_to_files_beside_the_report(tmp_path: Path, sim: str) ->
 
 def test_without_a_terminal_the_progress_is_plain_lines_on_standard_error(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim)
-    assert said.err.startswith(f"{sim}  sim  closed 1")
+    assert said.err.startswith(f"{sim} · sim · closed loop, 1 in flight")
     assert "\x1b" not in said.out + said.err
     assert run(tmp_path, sim, "--quiet").err == ""
 
@@ -164,7 +164,7 @@ def no_run_left(folder: Path) -> bool:
         (("--set", "server.modle=x"), ("unknown key server.modle", "did you mean server.model?")),
         (("--set", "load.concurrency=many"), ("load.concurrency", "whole number")),
         (("--rate", "0"), ("load.rate", "more than 0")),
-        (("--rate", "5", "--concurrency", "2"), ("--rate and --concurrency",)),
+        (("--rate", "5", "--concurrency", "2"), ("--rate (open loop) and --concurrency (closed loop)",)),
         (("--input", "5", "--prompt", "x"), ("--input and --prompt",)),
         (("--duration", "soon"), ("load.duration", "a duration such as")),
         (("--requests", "0"), ("load never ends",)),

@@ -227,7 +227,7 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
 def test_records_that_cannot_be_stored_where_it_is_started(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     said = triton(url)
-    assert_one_line(said, "runs: not a folder", "start it elsewhere")
+    assert_one_line(said, "runs: not a folder", "start it in another folder")
     assert "output" not in said.err
 
 
