@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long each step takes, in seconds.",
 )
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. `-`: to stdout.")
+@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
 def command(seconds: float, json_path: str | None) -> int:
     """Measure what this machine itself adds to a latency, and how much load it can generate.
 

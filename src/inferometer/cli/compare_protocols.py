@@ -45,7 +45,7 @@ _REMEDIES = {
     help="How many times to measure all cells; each round begins with another protocol.",
 )
 @click.option("--out", metavar="DIR", help="Keep the runs in this folder. Default: they are not kept.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON. `-`: to stdout.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON. Use - for standard output.")
 @click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart: .svg, .png or .html.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @server_settings("url", "model", "api", "stream")

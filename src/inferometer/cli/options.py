@@ -21,7 +21,9 @@ def export_options(function: Command) -> Command:
         return function(exports={name: path for name, path in paths.items() if path is not None}, **given)
 
     for name, exporter in reversed(EXPORTERS.items()):
-        option = click.option(f"--{name}", _parameter(name), metavar="PATH", help=f"{exporter.help} `-`: to stdout.")
+        option = click.option(
+            f"--{name}", _parameter(name), metavar="PATH", help=f"{exporter.help} Use - for standard output."
+        )
         command = option(command)
     return command
 
