@@ -1,11 +1,12 @@
 """The seam for observers, and the threads that keep them from holding up a run.
 
-An observer takes note of something beside the run: a server's statistics, its metrics, a machine's GPUs. It is told when the
-run starts, when a stage begins and when the run has ended, and returns rows for `series.parquet`.
+An observer records something beside the run: a server's statistics, its metrics, a machine's GPUs. Its methods are called when
+the run starts, when a stage begins and when the run has ended, and it returns rows for `series.parquet`. An observer that
+samples more often than that does so in a thread of its own.
 
-Every observer has a thread of its own. An observer that raises or hangs costs its own rows and a line in the manifest, never
-the run. One that is still busy when the next stage begins is told of the latest stage only, so a jump in the stage's number
-means that it missed the stages in between.
+Observers are called in threads. One that raises or hangs costs its own rows and a line in the manifest, never the run. One that
+is still busy when several stages begin sees only the latest of them, so a jump in the stage's number means that it missed the
+stages in between.
 """
 
 import threading
