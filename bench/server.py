@@ -235,7 +235,7 @@ def _protocols(seconds: float, facts: dict[str, Any]) -> list[Line]:
 def _protocols_line(found: Any, size: int) -> Line:
     mean = {cell.protocol: cell.mean or cell.e2e.mean for cell in found.cells if cell.size == size}
     words = "  ".join(f"{name} {value / mean['grpc']:.2f}" for name, value in mean.items())
-    return Line(f"mean time, {protocols_report.size_words(size)}, relative to gRPC unary", words)
+    return Line(f"mean time, {protocols_report.format_size(size)}, relative to gRPC unary", words)
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -31,17 +32,20 @@ from inferometer.fleet.job import Job, how_many, longest_sequence, portions, pre
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.supervisor import Snapshot, Supervisor, check_files
+from inferometer.observe.observer import Observer, Observers
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach, shared_memory
 from inferometer.probe.roundtrip import Peer
 from inferometer.probe.shared_memory import Served
-from inferometer.records import Manifest, Outcome, Run, StagePlan
+from inferometer.records import Manifest, Outcome, Records, Run, StagePlan
 from inferometer.report import json as report_json
+from inferometer.series import SeriesRow, TimeSeries, group
 from inferometer.store import draft as drafts
+from inferometer.store import series as series_file
 from inferometer.store import spool
 from inferometer.store.draft import Draft
-from inferometer.store.folder import disk_errors
+from inferometer.store.folder import SERIES, disk_errors
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan
 from inferometer.wire.kserve.calls import SharedRefs
@@ -49,8 +53,8 @@ from inferometer.workload import tensors
 
 SPOOL = "spool"
 _DRAFT = "draft.json"
-_PATIENCE = 2.0
-"""Seconds for a server's statistics: the run goes on meanwhile, and nobody looks at it."""
+_STATISTICS_TIMEOUT = 2.0
+"""Seconds to connect for a server's statistics, and to wait for each piece of them."""
 
 _TOGETHER = 0.1
 """Seconds in which signals count as one: `timeout` sends its signal to the command and to the command's group."""
@@ -103,21 +107,19 @@ def _measure(
             draft_file = held.enter_context(drafts.begin(job.spool / _DRAFT, draft))
         if show:
             show.planned(config, plan, reached, shards, folder)
-        statistics = _statistics(config, reached)
+        observers = {name: made for name, make in OBSERVERS.items() if (made := make(config, reached))}
+        watching = held.enter_context(Observers(observers))
+        watching.start()
         crew = Supervisor(job, start)
         settling = _settling(job, draft.manifest.plan)
         with _ctrl_c(crew.stop):
-            stage = 0
-            for snapshot in crew.watch(0.05 if settling else 0.25 if show or statistics else 1.0):
+            for snapshot in crew.watch(0.05 if settling else 0.25 if show or observers else 1.0):
                 if settling and (stable := settling.look()) is not None:
                     crew.end_stage(stable)
-                if statistics and snapshot.stage > stage:
-                    statistics.mark(snapshot.stage - stage - 1)
-                    stage = snapshot.stage
+                watching.mark(snapshot.stage)
                 if show:
                     show.progress(snapshot)
-            if statistics:
-                statistics.end(0 if crew.interrupted else len(plan.stages) - stage - 1)
+            observed = watching.end()
     except BaseException:
         _forget_if_empty(folder, shards)
         raise
@@ -129,7 +131,9 @@ def _measure(
         raise UserError("; ".join(crew.errors) or "ended before it started", "nothing was sent")
     for lost in crew.lost:
         add_lost_rows(job.spool, lost, shard_plan(job, plan, lost))
-    finished = _finished(draft.manifest, crew, statistics, words(config.server, reached.secrets))
+    finished = _finished(draft.manifest, crew)
+    finished = _with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
+    _spool_series(job.spool, observed, crew.t0)
     drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
 
@@ -177,13 +181,44 @@ def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
     return Settling(job.spool, job.shards, plans) if any(plan.stable for plan in plans) else None
 
 
-def _statistics(config: Config, reached: reach.Reached) -> StatisticsWatch | None:
-    """Who asks a KServe server what it spent its time on."""
+def _kserve_statistics(config: Config, reached: reach.Reached) -> Observer | None:
+    """Reads the statistics of a KServe server."""
     if reached.facts is None:
         return None
-    places, headers = _asked(config, reached)
-    places = [msgspec.structs.replace(place, connect_timeout=_PATIENCE, timeout=_PATIENCE) for place in places]
-    return StatisticsWatch(places, headers, reached.model, config.server.version or "")
+    peers, headers = _asked(config, reached)
+    limits = {"connect_timeout": _STATISTICS_TIMEOUT, "timeout": _STATISTICS_TIMEOUT}
+    peers = [msgspec.structs.replace(peer, **limits) for peer in peers]
+    return StatisticsWatch(peers, headers, reached.model, config.server.version or "")
+
+
+OBSERVERS: dict[str, Callable[[Config, reach.Reached], Observer | None]] = {"kserve": _kserve_statistics}
+"""What makes an observer for a run, or None when there is nothing to observe. A new observer is one row."""
+
+
+def _with_observations(
+    head: Manifest, observers: dict[str, Observer], errors: dict[str, str], secrets: tuple[str, ...]
+) -> Manifest:
+    """Add the statistics of each stage to the manifest, and why observers failed."""
+    head = msgspec.structs.replace(head, observer_errors={name: hide(why, secrets) for name, why in errors.items()})
+    watch = observers.get("kserve")
+    if not isinstance(watch, StatisticsWatch):
+        return head
+    statistics, reasons = watch.by_stage(None if head.outcome.interrupted else len(head.plan))
+    hidden_reasons = tuple(hide(why, secrets) for why in reasons)
+    return msgspec.structs.replace(head, statistics=statistics, no_statistics=hidden_reasons)
+
+
+def _spool_series(folder: Path, rows: tuple[SeriesRow, ...], t0: int) -> None:
+    """Keep what observers recorded with the records, for the case that the run cannot be stored now."""
+    with contextlib.suppress(OSError):  # the disk is full: the records matter more
+        series_file.write(folder / SERIES, group(row._replace(at=row.at - t0) for row in rows))
+
+
+def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
+    """The client's health, which the shards recorded, and what observers recorded."""
+    with contextlib.suppress(UserError):  # the run, or the writing, did not end
+        return (*series_file.client_health(records.samples), *series_file.read(folder / SERIES))
+    return series_file.client_health(records.samples)
 
 
 def _shared(
@@ -238,7 +273,7 @@ class UnsavedError(UserError):
 
 def _save(folder: Path, run: Run) -> tuple[Run, Summary]:
     try:
-        store.write(folder, run.manifest, run.records, run.chunks())
+        store.write(folder, run.manifest, run.records, run.chunks(), run.series())
         stored = store.written(folder, run.records)
         summary = summarise(stored)
         store.write_summary(folder, report_json.encode(summary))
@@ -256,7 +291,8 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
     step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
     head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
     total = int(records.rows["chunk_count"].sum())
-    return Run(folder, head, records, total, lambda: spool.pieces(folder / SPOOL, shards))
+    chunks, series = partial(spool.pieces, folder / SPOOL, shards), partial(_series, folder / SPOOL, records)
+    return Run(folder, head, records, total, chunks, series)
 
 
 def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> Draft:
@@ -282,21 +318,16 @@ def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> D
     )
 
 
-def _finished(
-    head: Manifest, crew: Supervisor, statistics: StatisticsWatch | None, secrets: tuple[str, ...]
-) -> Manifest:
+def _finished(head: Manifest, crew: Supervisor) -> Manifest:
     wall = crew.t0 + wall_offset()
     facts = crew.reports[0] if crew.reports else None
     errors = tuple(crew.errors) + (("the disk filled up: recording stopped there",) if crew.disk_full else ())
     given_up = {stage for one in crew.reports for stage in one.given_up}
-    stages, reasons = statistics.told() if statistics else ((), ())
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
         t0_wall_ns=wall,
         clock=head.clock | ({"stamps": facts.stamps, "timer": facts.timer, "loop": facts.loop} if facts else {}),
-        statistics=stages,
-        no_statistics=tuple(hide(why, secrets) for why in reasons),
         outcome=Outcome(crew.interrupted, errors, tuple(sorted(given_up))),
     )
 

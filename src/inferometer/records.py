@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.series import TimeSeries
+
 MISSING = -(1 << 63)
 """The time of an event that did not happen."""
 
@@ -270,6 +272,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """KServe: one per stage; None if the server does not report it."""
     no_statistics: tuple[str, ...] = ()
     """For each stage, why there are no statistics; empty if there are."""
+    observer_errors: dict[str, str] = {}
+    """Why an observer's series are missing or incomplete, by the observer's name."""
     outcome: Outcome = Outcome()
 
 
@@ -282,3 +286,5 @@ class Run(msgspec.Struct, frozen=True):
     chunk_total: int
     chunks: Callable[[], Iterator[Chunks]]
     """Reads the chunk columns from the start, in slices that fit into memory."""
+    series: Callable[[], tuple[TimeSeries, ...]] = tuple
+    """What observers recorded beside the run, and the client's own health; read when asked for."""

@@ -1,4 +1,4 @@
-"""`inferometer calibrate`: what it says where it cannot tell, and that Ctrl-C ends it."""
+"""`inferometer calibrate`: its table, figures that are not known, and Ctrl-C."""
 
 import contextlib
 import signal
@@ -34,31 +34,31 @@ FOUND = Calibration(
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[str]:
-    """What it prints when it finds this."""
+    """What it prints for these figures."""
     monkeypatch.setattr(calibration, "calibrate", lambda seconds, note: msgspec.structs.replace(FOUND, **changes))
     said = cli("calibrate")
     assert (said.status, said.err) == (0, "")
     return said.out.splitlines()
 
 
-def test_the_table_has_no_space_at_a_line_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_no_trailing_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed(monkeypatch) == [
-        "ceiling          31,944 requests/s        28.1 us of CPU each",
-        "streaming        46,930 chunks/s a core   21.3 us of CPU each",
-        "added latency    89.6 us p50              405 us p99",
-        "error of a gap   133 us p50               3.64 ms p99",
-        "lag at 500/s     5.47 us p50              0 s p99",
-        "lag at 5,000/s   29.8 us p50              1.1 ms p99",
-        "clock            kernel stamps            timerfd",
+        "ceiling          31,944 requests/s          28.1 us of CPU per request",
+        "streaming        46,930 chunks/s per core   21.3 us of CPU per chunk",
+        "added latency    89.6 us p50                405 us p99",
+        "error of a gap   133 us p50                 3.64 ms p99",
+        "lag at 500/s     5.47 us p50                0 s p99",
+        "lag at 5,000/s   29.8 us p50                1.1 ms p99",
+        "clock            kernel timestamps          timerfd",
     ]
 
 
-def test_what_is_not_known_is_a_dash_with_what_to_do_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_figures_are_dashes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = printed(monkeypatch, requests_per_second=None, cpu_per_chunk=None, lag_p99={"500": None, "5000": 1.1e-3})
     assert lines[0].startswith("ceiling          - requests/s ")
-    assert lines[1].endswith("   - of CPU each")
-    assert lines[4] == "lag at 500/s     5.47 us p50              - p99"
-    assert lines[-1] == "-: too few values to tell; give --seconds more"
+    assert lines[1].endswith("   - of CPU per chunk")
+    assert lines[4] == "lag at 500/s     5.47 us p50                - p99"
+    assert lines[-1] == "-: too few values; measure longer with --seconds"
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -80,7 +80,7 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 
 @contextlib.contextmanager
 def calibrating(folder: Path, seconds: int) -> "Iterator[subprocess.Popen[str]]":
-    """In a process of its own, which does not outlive the test."""
+    """Run it in its own process, which ends with the test."""
     process = start("calibrate", "--seconds", str(seconds), cwd=folder, TMPDIR=str(folder))
     try:
         yield process
@@ -90,7 +90,7 @@ def calibrating(folder: Path, seconds: int) -> "Iterator[subprocess.Popen[str]]"
 
 
 def assert_interrupted(process: "subprocess.Popen[str]", children: list[psutil.Process], temporary: Path) -> None:
-    """One line (after the one of the terminal's ^C), no table, status 130, and nothing left behind."""
+    """One line (after that of the terminal's ^C), no table, status 130, and nothing left behind."""
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "\ninferometer: interrupted\n")
     _, alive = psutil.wait_procs(children, timeout=30)
@@ -98,10 +98,10 @@ def assert_interrupted(process: "subprocess.Popen[str]", children: list[psutil.P
     assert list(temporary.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_in_the_midst_of_a_step(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_within_a_step(tmp_path: Path) -> None:
     with calibrating(tmp_path, 60) as process:
         assert line_of(process).startswith("1/5 ")
-        until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/*/spool/0.rows")), "answers")
+        until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/*/spool/0.rows")), "responses")
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""`inferometer compare-protocols`, against a small KServe server over HTTP. (tests/real has all four, against Triton.)"""
+"""`inferometer compare-protocols` against a small KServe server over HTTP. (tests/real has all protocols, against Triton.)"""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from inferometer.records import Outcome
 
 
 class Identity:
-    """A server whose model gives back nothing much, and keeps what it was sent."""
+    """A server whose model returns an empty response, and which records its requests."""
 
     def __init__(self) -> None:
         self.datatype, self.shape, self.max_batch = "FP32", [-1, -1], 8
@@ -75,7 +75,7 @@ def served(model: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def url(served: str, in_this_process: None) -> str:
-    """The same, where it does not matter which process asks."""
+    """The same, with the client in this process."""
     return served
 
 
@@ -90,10 +90,10 @@ def numbers(url: str, *more: str | Path) -> dict[str, Any]:
     return tree
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------
+# --- measurements ----------------------------------------------------------------------------------------------------
 
 
-def test_every_cell_has_its_row_and_progress_goes_to_standard_error(url: str) -> None:
+def test_every_cell_has_a_row_and_progress_goes_to_standard_error(url: str) -> None:
     said = compare(url, "--sizes", "40,1kB")
     assert said.status in (0, 1), said.err
     assert said.err.splitlines() == [
@@ -102,7 +102,7 @@ def test_every_cell_has_its_row_and_progress_goes_to_standard_error(url: str) ->
     assert said.out.startswith(f" identity · test 1.2 · {url}\n")
     assert said.out.count("HTTP JSON") >= 4 and "gRPC unary" not in said.out
     assert "grpc was not measured" in said.out
-    assert "which the server told for each request" in said.out
+    assert "as the server reported them for each request" in said.out
 
 
 def test_all_protocols_send_the_same_tensor_every_time(url: str, model: Identity) -> None:
@@ -120,7 +120,7 @@ def test_all_protocols_send_the_same_tensor_every_time(url: str, model: Identity
     assert [len(found.pop()) for found in sent.values()] == [40, 1000]
 
 
-def test_the_json_has_the_numbers_and_the_first_request_is_left_out(url: str) -> None:
+def test_the_json_has_the_figures_without_the_first_request(url: str) -> None:
     found = numbers(url, "--sizes", "40,1kB")
     assert (found["model"], found["server"], found["http"], found["grpc"]) == ("identity", "test 1.2", url, None)
     assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
@@ -134,7 +134,7 @@ def test_the_json_has_the_numbers_and_the_first_request_is_left_out(url: str) ->
         assert cell["bytes_out"] > cell["size"]
 
 
-def test_rounds_are_gone_through_and_counted_together(url: str) -> None:
+def test_rounds_are_summed_up(url: str) -> None:
     found = numbers(url, "--rounds", "2")
     assert [cell["ok"] for cell in found["cells"]] == [18, 18]
     assert found["rounds"] == 2
@@ -155,7 +155,7 @@ def test_a_model_without_batches_gets_one_dimension(url: str, model: Identity) -
     assert json.JSONDecoder().raw_decode(model.seen[0][1].decode("latin-1"))[0]["inputs"][0]["shape"] == [10]
 
 
-def test_runs_are_kept_where_told_and_are_ordinary_ones(url: str, tmp_path: Path) -> None:
+def test_runs_are_kept_in_the_given_folder(url: str, tmp_path: Path) -> None:
     found = numbers(url, "--out", tmp_path / "kept")
     assert not (tmp_path / "runs").exists()
     for cell in found["cells"]:
@@ -166,22 +166,22 @@ def test_runs_are_kept_where_told_and_are_ordinary_ones(url: str, tmp_path: Path
         assert run.manifest.config["server"]["api"] == WAYS[cell["protocol"]].api  # type: ignore[index]
 
 
-def test_a_protocol_that_the_server_refuses_is_invalid_and_says_why(url: str, model: Identity) -> None:
+def test_a_protocol_that_the_server_rejects_is_invalid_with_a_reason(url: str, model: Identity) -> None:
     model.json_fails = True
     said = cli("compare-protocols", url, "--sizes", "40", "--requests", "2")
     assert said.status == 1
-    assert "no answer that counts" in said.out and "no JSON here" in said.out
+    assert "no successful response" in said.out and "no JSON here" in said.out
 
 
-def test_a_server_that_says_nothing_of_its_time_has_no_split(url: str, model: Identity) -> None:
+def test_a_server_that_does_not_report_its_time_has_no_split(url: str, model: Identity) -> None:
     model.timing = ""
     said = compare(url)
     assert f"-: the server's statistics could not be read: {url}: " in " ".join(said.out.split())
     assert "not split" in said.out
 
 
-def test_a_duration_ends_a_cell_too(served: str) -> None:
-    """From a process of its own: in that time, one that shares this process with the server may not get its turn."""
+def test_a_duration_ends_a_cell(served: str) -> None:
+    """In its own process: a client that shares this process with the server may not get to run within that time."""
     said = cli("compare-protocols", served, "--sizes", "40", "--duration", "1s", "--json", "-")
     found = json.loads(said.out)
     assert (found["duration"], found["requests"]) == (1.0, None)
@@ -193,7 +193,9 @@ def test_the_chart_is_drawn(url: str, tmp_path: Path) -> None:
     assert "One model, by protocol" in (tmp_path / "out.svg").read_text()
 
 
-def test_an_interrupted_run_ends_the_comparison_with_what_there_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_ends_the_comparison_with_the_results_so_far(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measure, count = conduct.measure, 0
 
     def interrupted(*arguments: Any) -> Any:
@@ -215,20 +217,20 @@ def test_an_interrupted_run_ends_the_comparison_with_what_there_is(url: str, mon
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
-def test_protocols_take_turns_and_another_one_begins_each_time() -> None:
+def test_each_turn_begins_with_another_protocol() -> None:
     ways, sizes = list(WAYS), (1, 2, 3)
     order = compare_protocols.run_order(ways, sizes, 2)
     assert Counter(order) == {(way, size): 2 for way in ways for size in sizes}
     begun = [order[at] for at in range(0, len(order), 4)]
-    assert begun == [(ways[(turn + place) % 4], size) for turn in range(2) for place, size in enumerate(sizes)]
+    assert begun == [(ways[(turn + index) % 4], size) for turn in range(2) for index, size in enumerate(sizes)]
     for at in range(0, len(order), 4):
         assert len({size for _, size in order[at : at + 4]}) == 1
 
 
-def test_over_as_many_rounds_as_protocols_each_has_had_every_place() -> None:
+def test_over_four_rounds_each_protocol_has_every_position() -> None:
     order = compare_protocols.run_order(list(WAYS), (1,), 4)
-    for place in range(4):
-        assert {way for way, _ in order[place::4]} == set(WAYS)
+    for position in range(4):
+        assert {way for way, _ in order[position::4]} == set(WAYS)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def test_over_as_many_rounds_as_protocols_each_has_had_every_place() -> None:
         (("--json", "no/out.json"), ("no/out.json",)),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_anything_is_sent(
+def test_bad_input_is_an_error_before_anything_is_sent(
     url: str, model: Identity, more: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     assert_one_line(compare(url, *more), *words)
@@ -259,26 +261,26 @@ def test_what_cannot_be_measured_is_said_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("duration", ["0", "soon"])
-def test_a_duration_that_is_none(url: str, duration: str) -> None:
+def test_a_bad_duration(url: str, duration: str) -> None:
     assert_one_line(cli("compare-protocols", url, "--duration", duration), "--duration")
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BYTES"])
-def test_a_datatype_that_json_has_no_numbers_for(url: str, model: Identity, datatype: str) -> None:
+def test_a_datatype_that_json_cannot_carry_as_numbers(url: str, model: Identity, datatype: str) -> None:
     model.datatype = datatype
     assert_one_line(compare(url), datatype, "JSON", "FP32")
 
 
-def test_a_model_of_a_fixed_size(url: str, model: Identity) -> None:
+def test_a_model_with_a_fixed_size(url: str, model: Identity) -> None:
     model.shape = [-1, 16]
     assert_one_line(compare(url), "variable size", "[-1, 16]")
 
 
-def test_the_url_is_that_of_the_http_port() -> None:
+def test_the_url_must_be_the_http_port() -> None:
     assert_one_line(cli("compare-protocols", "grpc://127.0.0.1:1"), "URL grpc://", "http://HOST:PORT --grpc grpc://")
 
 
-def test_a_grpc_port_for_the_http_one_and_the_other_way_round(url: str) -> None:
+def test_swapped_ports(url: str) -> None:
     def settings(client: Client) -> None:
         client.sock.recv(65536)
         client.send(b"\0\0\0\4\0\0\0\0\0")
@@ -303,14 +305,14 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Identity) -> None
     assert_one_line(compare(url), "decoupled", "inferometer run grpc://HOST:PORT --model identity")
 
 
-def test_a_folder_that_is_none_names_the_flag(url: str, tmp_path: Path) -> None:
+def test_a_bad_folder_is_an_error_that_names_the_option(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = compare(url, "--out", tmp_path / "file" / "runs")
     assert_one_line(said, "not a folder", "give another folder: --out DIR")
     assert "output" not in said.err
 
 
-def test_without_a_url_our_own_server_is_asked_over_all_four(tmp_path: Path) -> None:
+def test_without_a_url_the_reference_server_is_measured_over_all_protocols(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     said = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))
     assert said.status in (0, 1), said
@@ -320,7 +322,7 @@ def test_without_a_url_our_own_server_is_asked_over_all_four(tmp_path: Path) -> 
     assert all(0 < cell["server"] < cell["mean"] for cell in cells)
 
 
-def test_the_extra_is_asked_for_only_where_a_chart_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_chart_needs_the_extra(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "altair" else find(name))
     assert_one_line(compare(url, "--chart", "out.svg"), "altair", "inferometer[report]")

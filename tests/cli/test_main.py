@@ -1,14 +1,19 @@
-"""The command itself: help, version, how fast it is there, and how it ends."""
+"""The command itself: help, version, what it imports, and how it ends."""
 
+import errno
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from command import assert_one_line, cli
 
-from inferometer import __version__
-from inferometer.cli.main import VERBS
+from inferometer import __version__, conduct
+from inferometer.cli.main import COMMANDS, INTERNAL_ERROR
 
+LIGHT = [name for name in COMMANDS if name != "serve"]
+"""Commands whose help is instant, too."""
 HEAVY = ("numpy", "pyarrow", "tokenizers", "rich", "uvloop", "msgspec", "yaml", "asyncio")
 
 
@@ -17,25 +22,25 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_names_every_verb_and_the_exit_statuses(flag: str) -> None:
+def test_help_names_every_command_and_the_exit_statuses(flag: str) -> None:
     said = cli(flag)
     assert said.status == 0
-    assert all(verb in said.out for verb in VERBS)
+    assert all(name in said.out for name in COMMANDS)
     assert "Exit status: 0" in said.out
     assert max(len(line) for line in said.out.splitlines()) <= 100
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_its_help(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = cli(verb, "--help")
+    said = cli(name, "--help")
     assert said.status == 0
-    assert said.out.startswith(f"Usage: inferometer {verb}")
+    assert said.out.startswith(f"Usage: inferometer {name}")
     assert "--help" in said.out
     assert [line for line in said.out.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], *([name, "--help"] for name in LIGHT)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from inferometer.cli.main import entry; sys.argv = ['inferometer', *sys.argv[1:]]\n"
@@ -47,7 +52,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["run"], ["run", "x", "--rate", "fast"], ["report"]])
-def test_a_wrong_command_line_is_said_without_a_traceback_and_exits_with_2(arguments: list[str]) -> None:
+def test_a_wrong_command_line_has_no_traceback_and_exits_with_2(arguments: list[str]) -> None:
     said = cli(*arguments)
     assert said.status == 2
     assert "Error: " in said.err
@@ -60,7 +65,57 @@ def test_an_unknown_command_names_the_nearest_or_all() -> None:
     assert_one_line(cli("xyzzy"), "no command 'xyzzy'", "calibrate")
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+# --- internal errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A command with a bug; returns the folder for temporary files."""
+
+    def open_run(folder: str) -> None:
+        raise ValueError("no such\nthing")
+
+    monkeypatch.setattr(conduct, "open_run", open_run)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_bug_exits_with_3_and_names_the_file_with_the_traceback(broken: Path) -> None:
+    said = cli("report", "x")
+    (log,) = broken.glob("inferometer-*.log")
+    assert said.status == INTERNAL_ERROR == 3
+    first, second = said.err.splitlines()
+    assert first == f"inferometer: internal error: ValueError: no such thing; the traceback is in {log}"
+    assert second == "  next: this is a bug in inferometer: please report it with that file"
+    assert "Traceback" in log.read_text() and "in open_run" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0, "only the user can read it"
+
+
+def test_a_bug_without_a_place_for_the_log(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(broken / "none"))
+    said = cli("report", "x")
+    assert said.status == 3
+    assert said.err.splitlines()[0] == "inferometer: internal error: ValueError: no such thing"
+
+
+def test_debug_shows_the_traceback(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in cli("report", "x").err
+    monkeypatch.setenv("INFEROMETER_DEBUG", "1")
+    assert "Traceback" in cli("report", "x").err
+
+
+def test_an_unexpected_operating_system_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_run(folder: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(conduct, "open_run", open_run)
+    assert cli("report", "x").status == 3
+
+
+# --- pipes and completion --------------------------------------------------------------------------------------------
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
     done = subprocess.run(
         f"{sys.executable} -m inferometer serve --help | head -1", shell=True, capture_output=True, text=True, check=True
     )  # fmt: skip
@@ -68,7 +123,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_shell_completion_offers_the_verbs() -> None:
+def test_shell_completion_offers_the_commands() -> None:
     environment = {"_INFEROMETER_COMPLETE": "bash_complete", "COMP_WORDS": "inferometer r", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", "from inferometer.cli.main import entry; entry()"],

@@ -1,4 +1,4 @@
-"""`inferometer run` and `report` from the outside: what they print, write and exit with, for good input and bad."""
+"""`inferometer run` and `report` from the outside: what they print and write, and their exit status, for good and bad input."""
 
 import csv
 import io
@@ -39,10 +39,10 @@ def runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("2*"))
 
 
-# --- what is right ---------------------------------------------------------------------------------------------------
+# --- good input ------------------------------------------------------------------------------------------------------
 
 
-def test_a_url_is_enough_the_model_is_found_and_the_run_is_valid(tmp_path: Path, sim: str) -> None:
+def test_a_url_is_enough_for_a_valid_run(tmp_path: Path, sim: str) -> None:
     said = run(
         tmp_path,
         sim,
@@ -60,7 +60,7 @@ def test_a_url_is_enough_the_model_is_found_and_the_run_is_valid(tmp_path: Path,
     assert max(len(line) for line in said.out.splitlines()) <= 100
 
 
-def test_the_report_comes_again_byte_for_byte_also_explained_and_by_way_of_latest(tmp_path: Path, sim: str) -> None:
+def test_the_report_can_be_printed_again_byte_for_byte(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim, "--explain")
     for folder in (*runs(tmp_path), tmp_path / "LATEST"):
         assert cli("report", folder, "--explain").out == said.out
@@ -74,7 +74,7 @@ def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
     assert cli("report", tmp_path / "LATEST").status == 1
 
 
-def test_json_on_standard_output_is_all_there_is_on_it_and_is_what_the_folder_has(tmp_path: Path, sim: str) -> None:
+def test_json_on_standard_output_is_summary_json_and_nothing_else(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim, "--json", "-")
     tree = json.loads(said.out)
     assert tree["schema"] == 1
@@ -83,7 +83,7 @@ def test_json_on_standard_output_is_all_there_is_on_it_and_is_what_the_folder_ha
     assert cli("report", tmp_path / "LATEST", "--json", "-").out == said.out
 
 
-def test_json_and_csv_go_to_files_beside_the_report(tmp_path: Path, sim: str) -> None:
+def test_json_and_csv_go_to_files_and_the_report_is_printed(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim, "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv")
     assert "requests/s" in said.out
     assert json.loads((tmp_path / "out.json").read_bytes())["counts"]["ok"] == 3
@@ -92,14 +92,14 @@ def test_json_and_csv_go_to_files_beside_the_report(tmp_path: Path, sim: str) ->
     assert cli("report", tmp_path / "LATEST", "--csv", "-").out == (tmp_path / "out.csv").read_text()
 
 
-def test_without_a_terminal_the_progress_is_plain_lines_on_standard_error(tmp_path: Path, sim: str) -> None:
+def test_without_a_terminal_progress_is_plain_lines_on_standard_error(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim)
-    assert said.err.startswith(f"{sim}  sim  closed 1")
+    assert said.err.startswith(f"{sim} · sim · closed loop, 1 in flight")
     assert "\x1b" not in said.out + said.err
     assert run(tmp_path, sim, "--quiet").err == ""
 
 
-def test_a_file_with_flags_on_top(tmp_path: Path, sim: str) -> None:
+def test_options_override_the_file(tmp_path: Path, sim: str) -> None:
     path = tmp_path / "bench.yaml"
     tree = {
         "server": {"url": sim},
@@ -145,7 +145,7 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
     assert [(ask["messages"][0]["content"], ask["max_tokens"]) for ask in seen] == [("one", 128), ("two", 7)]  # type: ignore[index]
 
 
-# --- what is wrong ---------------------------------------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_are_not_for_tensors() -> None:
@@ -164,7 +164,7 @@ def no_run_left(folder: Path) -> bool:
         (("--set", "server.modle=x"), ("unknown key server.modle", "did you mean server.model?")),
         (("--set", "load.concurrency=many"), ("load.concurrency", "whole number")),
         (("--rate", "0"), ("load.rate", "more than 0")),
-        (("--rate", "5", "--concurrency", "2"), ("--rate and --concurrency",)),
+        (("--rate", "5", "--concurrency", "2"), ("--rate (open loop) and --concurrency (closed loop)",)),
         (("--input", "5", "--prompt", "x"), ("--input and --prompt",)),
         (("--duration", "soon"), ("load.duration", "a duration such as")),
         (("--requests", "0"), ("load never ends",)),
@@ -236,15 +236,13 @@ def test_bad_files_are_one_line(tmp_path: Path, text: str, words: tuple[str, ...
 @pytest.mark.parametrize(
     "text", ["server: 5\nload: 5\ndata: 5", "server:\nload:\ndata:", "server: [x]\nload: [x]\ndata: x"]
 )
-def test_flags_on_top_of_a_file_with_the_wrong_kind_of_section(
-    tmp_path: Path, text: str, flags: tuple[str, ...]
-) -> None:
+def test_options_over_a_file_with_the_wrong_kind_of_section(tmp_path: Path, text: str, flags: tuple[str, ...]) -> None:
     path = tmp_path / "bench.yaml"
     path.write_text(text)
     assert_one_line(cli("run", path, *flags, "--set", f"output={tmp_path}"))
 
 
-# --- servers that are not what they seem -----------------------------------------------------------------------------
+# --- servers that are not what the URL says --------------------------------------------------------------------------
 
 
 def always(data: bytes):  # type: ignore[no-untyped-def]
@@ -273,7 +271,7 @@ PAGE = b"<!doctype html><h1>It works!</h1>"
     ],
     ids=["html", "no data", "no model", "odd", "401", "500", "ssh", "silent", "short"],
 )
-def test_a_server_that_is_none_is_one_line(tmp_path: Path, data: bytes, words: tuple[str, ...]) -> None:
+def test_a_server_without_openais_api_is_one_line(tmp_path: Path, data: bytes, words: tuple[str, ...]) -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(data)
@@ -292,7 +290,7 @@ def test_a_server_that_is_none_is_one_line(tmp_path: Path, data: bytes, words: t
     ],
     ids=["closed", "gRPC", "path"],
 )
-def test_the_model_is_not_asked_for_where_naming_it_does_not_help(
+def test_the_remedy_does_not_mention_the_model_when_that_would_not_help(
     tmp_path: Path, path: str, data: bytes, words: str
 ) -> None:
     with scripted(always(data) if data else lambda client: None) as url:
@@ -301,18 +299,18 @@ def test_the_model_is_not_asked_for_where_naming_it_does_not_help(
     assert "model" not in said.err.replace("/v1/models", "")
 
 
-def test_the_model_is_asked_for_where_the_server_may_have_one_and_lists_none(tmp_path: Path) -> None:
+def test_the_remedy_mentions_the_model_when_the_server_lists_none(tmp_path: Path) -> None:
     with scripted(always(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")) as url:
         assert_one_line(run(tmp_path, url), "check the URL's path, or name the model", "server.api=kserve")
 
 
-def test_a_folder_that_is_none_names_the_setting(tmp_path: Path, sim: str) -> None:
+def test_a_bad_output_folder_names_the_setting(tmp_path: Path, sim: str) -> None:
     (tmp_path / "file").write_text("")
     said = cli("run", sim, "--requests", "1", "--set", f"output={tmp_path}/file/runs")
     assert_one_line(said, "not a folder", "--set output=DIR")
 
 
-def test_a_web_page_where_a_model_was_named_is_a_report_with_the_failures(tmp_path: Path) -> None:
+def test_a_web_page_is_a_report_with_failures_when_the_model_was_named(tmp_path: Path) -> None:
     with scripted(always(answer(PAGE))) as url:
         said = run(tmp_path, url, "--model", "m")
     assert said.status == 1
@@ -320,7 +318,7 @@ def test_a_web_page_where_a_model_was_named_is_a_report_with_the_failures(tmp_pa
     assert "It works!" in said.out
 
 
-def test_a_certificate_that_nobody_vouches_for_is_one_line(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_one_line(tmp_path: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with scripted(polite, context) as url:
@@ -328,7 +326,7 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line(tmp_path: Path) -> No
     assert no_run_left(tmp_path)
 
 
-def test_a_server_that_takes_one_connection_and_no_more_does_not_hang_the_start(tmp_path: Path) -> None:
+def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: Path) -> None:
     """Its queue of connections is full after the look: those of the run are not answered, within timeouts.connect."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -351,7 +349,7 @@ def test_a_server_that_takes_one_connection_and_no_more_does_not_hang_the_start(
     assert no_run_left(tmp_path)
 
 
-def test_a_server_that_does_not_answer_while_connections_are_warmed_does_not_hang_the_start(tmp_path: Path) -> None:
+def test_a_silent_server_does_not_hang_the_start(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
         client.request()
@@ -369,12 +367,12 @@ SECRETS = (KEY, HEADER, PASSWORD, FIELD)
 
 
 def echoing(client: Client) -> None:
-    """An answer, and then a server that repeats what it was told, secrets and all, as its error."""
-    place = 0
+    """Respond once; then fail with an error that repeats the request, including its secrets."""
+    count = 0
     while request := client.request():
         _, headers, body = request
-        place += 1
-        if place % 2:
+        count += 1
+        if count % 2:
             client.send(answer(STREAM))
         else:
             text = json.dumps({"error": {"message": f"refused: {headers} {body.decode()}"}}).encode()
@@ -414,7 +412,7 @@ def test_no_secret_is_in_any_file_or_on_the_screen(
 
 
 @pytest.mark.parametrize(("api", "status"), [("kserve", 401), ("completions", 400)])
-def test_no_secret_is_on_the_screen_where_the_server_refuses_before_the_run(
+def test_no_secret_is_on_the_screen_when_the_server_refuses_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str, status: int
 ) -> None:
     monkeypatch.setenv("SOME_KEY", KEY)
@@ -435,7 +433,7 @@ def test_no_secret_is_on_the_screen_where_the_server_refuses_before_the_run(
     assert KEY not in said.err + said.out
 
 
-def test_a_parameter_that_is_called_a_secret_is_in_no_file(tmp_path: Path) -> None:
+def test_a_parameter_with_the_name_of_a_secret_is_in_no_file(tmp_path: Path) -> None:
     with scripted(over_http()) as url:
         said = cli(
             "run", url, "--model", "pair", "--requests", "4", "--concurrency", "1", "--set", "server.api=kserve",
@@ -448,7 +446,7 @@ def test_a_parameter_that_is_called_a_secret_is_in_no_file(tmp_path: Path) -> No
     assert not [path for path, data in places.items() if FIELD.encode() in data]
 
 
-def test_an_output_that_the_model_does_not_have_is_said_before_the_run(tmp_path: Path) -> None:
+def test_an_unknown_output_is_an_error_before_the_run(tmp_path: Path) -> None:
     with scripted(over_http()) as url:
         said = cli(
             "run", url, "--model", "pair", "--requests", "4", "--set", "server.api=kserve",
@@ -457,7 +455,7 @@ def test_an_output_that_the_model_does_not_have_is_said_before_the_run(tmp_path:
     assert_one_line(said, "no output 'SIM'", "did you mean SUM?")
 
 
-def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_given_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", f" {KEY} ")
     with running(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0.001)), http=0, token=KEY)) as url:
         assert "wants a key" in run(tmp_path, url).err
@@ -468,7 +466,7 @@ def test_a_key_that_is_sent_is_the_key_that_was_given(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "two\nlines", "schl\u00fcssel"])
-def test_a_key_that_cannot_be_one_is_one_line_without_the_key(tmp_path: Path, sim: str, text: str) -> None:
+def test_an_impossible_key_is_one_line_without_the_key(tmp_path: Path, sim: str, text: str) -> None:
     (tmp_path / "key").write_text(text)
     said = run(tmp_path, sim, "--set", f"server.api_key_file={tmp_path / 'key'}")
     assert_one_line(said)
@@ -480,12 +478,12 @@ def test_a_secret_of_the_wrong_type_is_not_repeated(tmp_path: Path, sim: str) ->
     assert KEY not in said.err
 
 
-# --- the verbs that are left -----------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["/nowhere", "/etc/hostname", "/tmp"])
-def test_a_report_of_what_is_no_run_is_one_line(place: str) -> None:
-    assert_one_line(cli("report", place), place)
+@pytest.mark.parametrize("path", ["/nowhere", "/etc/hostname", "/tmp"])
+def test_a_report_of_something_else_is_one_line(path: str) -> None:
+    assert_one_line(cli("report", path), path)
 
 
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str) -> None:
@@ -503,7 +501,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str) -> 
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_range_of_concurrency_or_of_rates_is_a_stage_for_each(tmp_path: Path, sim: str) -> None:
+def test_a_range_is_a_stage_for_each_value(tmp_path: Path, sim: str) -> None:
     common = ("--prompt", "hello", "--output", "2", "--set", "client.processes=0", "--set", f"output={tmp_path}")
     said = cli("run", sim, "--concurrency", "1:3:2", "--requests", "4", *common, "--perf-csv", "-")
     assert [line.split(",")[0] for line in said.out.splitlines()] == ["Concurrency", "1", "3"]
@@ -521,7 +519,7 @@ def test_a_bad_range_is_one_line(flag: str, text: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(("flag", "word"), [("--concurrency", "whole number"), ("--rate", "number")])
-def test_what_is_neither_a_number_nor_a_range_is_refused(flag: str, word: str) -> None:
+def test_neither_a_number_nor_a_range_is_an_error(flag: str, word: str) -> None:
     said = cli("run", "http://127.0.0.1:1", flag, "many")
     assert said.status == 2
     assert f"'many' is neither a {word} nor a range" in said.err

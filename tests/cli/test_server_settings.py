@@ -1,4 +1,4 @@
-"""`--set server.KEY=VALUE` of `triton` and `compare-protocols`, against a server that wants a certificate and a token."""
+"""`--set server.KEY=VALUE` of `triton` and `compare-protocols`, against a server that requires a certificate and a token."""
 
 import json
 from collections.abc import Iterator
@@ -42,12 +42,12 @@ def triton(url: str, *more: str) -> Said:
 
 
 def keys(files: dict[str, str], *names: str) -> list[str]:
-    said = {"tls.ca": files["ca"], "tls.cert": files["client"], "api_key_file": files["token"]}
-    return [word for name in names for word in ("--set", f"server.{name}={said[name]}")]
+    values = {"tls.ca": files["ca"], "tls.cert": files["client"], "api_key_file": files["token"]}
+    return [word for name in names for word in ("--set", f"server.{name}={values[name]}")]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_triton_shows_certificate_and_token(closed: Running, files: dict[str, str], protocol: str) -> None:
+def test_triton_sends_certificate_and_token(closed: Running, files: dict[str, str], protocol: str) -> None:
     url = closed.grpc if protocol == "grpc" else closed.url
     said = triton(url, *keys(files, "tls.ca", "tls.cert", "api_key_file"))
     assert said.status in (0, 1), said
@@ -57,7 +57,7 @@ def test_triton_shows_certificate_and_token(closed: Running, files: dict[str, st
     assert triton(url, *keys(files, "tls.ca", "api_key_file")).status == 2
 
 
-def test_all_protocols_show_certificate_and_token(closed: Running, files: dict[str, str], tmp_path: Path) -> None:
+def test_all_protocols_send_certificate_and_token(closed: Running, files: dict[str, str], tmp_path: Path) -> None:
     said = cli(
         "compare-protocols", closed.url, "--grpc", closed.grpc, "--sizes", "40", "--requests", "3", "--json", "-",
         "--out", tmp_path, *keys(files, "tls.ca", "tls.cert", "api_key_file"),
@@ -68,18 +68,18 @@ def test_all_protocols_show_certificate_and_token(closed: Running, files: dict[s
     assert stored and TOKEN.encode() not in stored and TOKEN not in said.out + said.err
 
 
-@pytest.mark.parametrize("verb", [("triton", "-m", "identity"), ("compare-protocols",)], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("command", [("triton", "-m", "identity"), ("compare-protocols",)], ids=lambda given: given[0])
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("load.rate=5", "keys of `server` alone"),
-        ("server=5", "keys of `server` alone"),
-        ("server.api=chat", "the command itself says that"),
-        ("server.url=http://127.0.0.1:1", "the command itself says that"),
+        ("load.rate=5", "only keys of the section server"),
+        ("server=5", "only keys of the section server"),
+        ("server.api=chat", "this command sets that key itself"),
+        ("server.url=http://127.0.0.1:1", "this command sets that key itself"),
         ("server.api_key_env", "not of the form key=value"),
         ("server.api_kee_env=X", "api_key_env"),
     ],
 )
-def test_what_it_does_not_set(verb: tuple[str, ...], setting: str, why: str, closed: Running) -> None:
-    where = ("-u", closed.url) if verb[0] == "triton" else (closed.url,)
-    assert_one_line(cli(*verb, *where, "--set", setting), setting.partition("=")[0], why)
+def test_settings_that_are_refused(command: tuple[str, ...], setting: str, why: str, closed: Running) -> None:
+    where = ("-u", closed.url) if command[0] == "triton" else (closed.url,)
+    assert_one_line(cli(*command, *where, "--set", setting), setting.partition("=")[0], why)

@@ -1,4 +1,4 @@
-"""`inferometer triton`: the flags and the output of Triton's simple performance client, against a small KServe server."""
+"""`inferometer triton`: flags and output of Triton's simple performance client, against a small KServe server."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ Shape = list[int]
 
 
 class Model:
-    """What the server says of the model it has, and what it was sent."""
+    """A server with one model, which records its requests."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[str, str, Shape]] = [("IN", "FP32", [-1, -1])]
@@ -75,7 +75,7 @@ def served(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def url(served: str, in_this_process: None) -> str:
-    """The same, where it does not matter which process asks."""
+    """The same, with the client in this process."""
     return served
 
 
@@ -91,12 +91,12 @@ def sent(model: Model) -> tuple[Shape, bytes]:
     return one["shape"], body[-one["parameters"]["binary_data_size"] :]
 
 
-# --- what is right ---------------------------------------------------------------------------------------------------
+# --- measurements ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measurement is VALID, however busy the machine is that runs the tests."""
+    """Every measurement is VALID, even if the machine that runs the tests is busy."""
     measure = conduct.measure
 
     def kind(*arguments: Any) -> Any:
@@ -107,7 +107,7 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("valid")
-def test_it_prints_what_the_simple_client_prints_and_nothing_else(served: str, model: Model) -> None:
+def test_the_output_is_that_of_the_simple_client(served: str, model: Model) -> None:
     said = triton(served)
     assert said.status == 0, said.err
     number = r"\d+\.\d\d ms\n"
@@ -119,7 +119,7 @@ def test_it_prints_what_the_simple_client_prints_and_nothing_else(served: str, m
     assert len(model.seen) == 17
 
 
-def test_warm_up_requests_are_sent_and_not_counted_and_the_records_are_stored(url: str, tmp_path: Path) -> None:
+def test_warm_up_requests_do_not_count_and_records_are_stored(url: str, tmp_path: Path) -> None:
     said = triton(url)
     run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
     assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
@@ -130,7 +130,7 @@ def test_warm_up_requests_are_sent_and_not_counted_and_the_records_are_stored(ur
     assert f"Throughput: {12 / span:.1f} infer/sec" in said.out
 
 
-def test_the_csv_has_a_header_and_a_line_with_whole_microseconds(url: str, tmp_path: Path) -> None:
+def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path) -> None:
     said = triton(url, "--csv", tmp_path / "out.csv")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "Concurrency,Inferences/Second,p50 latency,p90 latency,p95 latency,p99 latency"
@@ -149,7 +149,7 @@ def test_zeros_of_batch_and_shape_for_a_model_that_takes_batches(url: str, model
     assert {path for path, _ in model.seen} == {"/v2/models/m/infer"}
 
 
-def test_zeros_of_the_shape_alone_for_one_that_does_not(url: str, model: Model) -> None:
+def test_zeros_of_the_shape_for_a_model_that_takes_no_batches(url: str, model: Model) -> None:
     model.max_batch = 0
     model.inputs, model.outputs = [("IN", "FP32", [-1])], [("OUT", "FP32", [-1])]
     assert triton(url, "--shape", "5", "-x", "7").status in (0, 1)
@@ -158,7 +158,7 @@ def test_zeros_of_the_shape_alone_for_one_that_does_not(url: str, model: Model) 
 
 
 @pytest.mark.usefixtures("valid")
-def test_without_a_scheme_it_is_http_and_verbose_says_where_the_records_are(url: str, tmp_path: Path) -> None:
+def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_path: Path) -> None:
     said = triton(url.removeprefix("http://"), "-v", "-i", "HTTP")
     assert said.status == 0, said.err
     assert said.out.startswith("Throughput: ") and len(said.out.splitlines()) == 7
@@ -166,7 +166,7 @@ def test_without_a_scheme_it_is_http_and_verbose_says_where_the_records_are(url:
     assert " VALID " in said.err and str(folder) in said.err
 
 
-def test_an_invalid_measurement_says_why_on_standard_error_and_exits_with_1(url: str, model: Model) -> None:
+def test_an_invalid_run_exits_with_1_and_its_reasons_go_to_standard_error(url: str, model: Model) -> None:
     model.fails_from = 10
     said = triton(url)
     assert said.status == 1
@@ -174,7 +174,7 @@ def test_an_invalid_measurement_says_why_on_standard_error_and_exits_with_1(url:
     assert said.err.startswith("inferometer: INVALID\n") and "failures: " in said.err
 
 
-def test_nothing_answered_has_no_latencies(url: str, model: Model, tmp_path: Path) -> None:
+def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_path: Path) -> None:
     model.fails_from = 0
     said = triton(url, "-w", "0", "-c", "2", "--csv", tmp_path / "out.csv")
     assert said.status == 1
@@ -208,7 +208,7 @@ def shapes(inputs: list[Shape], outputs: list[Shape], max_batch: int = 8) -> Cal
         (shapes([[-1]], [[16]], 0), ("output of a variable size", "OUT0", "[16]")),
     ],
 )
-def test_a_model_that_is_not_for_it_is_refused_with_what_was_found(
+def test_a_model_that_does_not_fit_is_an_error(
     url: str, model: Model, change: Callable[[Model], None], words: tuple[str, ...]
 ) -> None:
     change(model)
@@ -224,10 +224,10 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
     assert_one_line(triton(url), "it streams text", f"inferometer run {url} --model m --set server.api=generate")
 
 
-def test_records_that_cannot_be_stored_where_it_is_started(url: str, tmp_path: Path) -> None:
+def test_records_that_cannot_be_stored(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     said = triton(url)
-    assert_one_line(said, "runs: not a folder", "start it elsewhere")
+    assert_one_line(said, "runs: not a folder", "start it in another folder")
     assert "output" not in said.err
 
 
@@ -239,12 +239,12 @@ def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: 
 
 
 @pytest.mark.parametrize("flag", ["-b", "-s", "-c"])
-def test_counts_are_1_or_more(flag: str) -> None:
+def test_counts_are_at_least_1(flag: str) -> None:
     said = cli("triton", "-m", "m", flag, "0")
     assert said.status == 2 and "x>=1" in said.err
 
 
-def test_the_model_is_required_and_the_csv_must_have_a_place(url: str, tmp_path: Path) -> None:
+def test_the_model_is_required_and_the_csv_must_be_writable(url: str, tmp_path: Path) -> None:
     assert "--model-name" in cli("triton").err
     assert_one_line(triton(url, "--csv", tmp_path / "no" / "out.csv"), "out.csv")
     assert_one_line(cli("triton", "-m", "other", "-u", url), "other")
@@ -267,17 +267,15 @@ def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol:
     assert triton_client.url_of(url, protocol) == found
 
 
-def test_a_url_of_the_other_protocol_is_refused() -> None:
+def test_a_url_of_the_other_protocol_is_an_error() -> None:
     assert_one_line(cli("triton", "-m", "m", "-u", "grpc://127.0.0.1:1", "-i", "http"), "-i", "http://HOST:PORT")
     assert_one_line(cli("triton", "-m", "m", "-u", "http://127.0.0.1:1", "-i", "gRPC"), "grpc://HOST:PORT")
 
 
-# --- advice in this command's own words ------------------------------------------------------------------------------
+# --- remedies name this command's options ----------------------------------------------------------------------------
 
 
-def test_a_version_that_is_not_there_is_said_with_the_flag(
-    url: str, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_version_names_the_option(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = model._answer
 
     def answer(path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
@@ -291,12 +289,12 @@ def test_a_version_that_is_not_there_is_said_with_the_flag(
     assert_one_line(triton(url, "-x", "9"), "version 9 is not found", "next: check -x: the server has 1, 3")
 
 
-def test_a_size_that_no_memory_holds(url: str, tmp_path: Path) -> None:
+def test_a_size_that_does_not_fit_into_memory(url: str, tmp_path: Path) -> None:
     said = triton(url, "-s", "99999999999999")
     assert_one_line(said, "IN: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
     assert not list(tmp_path.glob("runs/*/*"))
 
 
-def test_a_server_that_is_no_kserve_server(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_speak_kserve(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_answer", lambda *_: (404, {"error": "not found"}))
     assert_one_line(triton(url), "it is no KServe v2 server", "check -u")

@@ -62,7 +62,7 @@ def failures(folder: Path) -> list[str]:
 
 def assert_whole(folder: Path, report: str) -> None:
     """The folder has its files and no others, and the report comes again byte for byte."""
-    names = {"manifest.json", "requests.parquet", "chunks.parquet", "samples.parquet", "summary.json"}
+    names = {"manifest.json", "requests.parquet", "chunks.parquet", "samples.parquet", "series.parquet", "summary.json"}
     assert {path.name for path in folder.iterdir()} == names
     again = cli("report", folder)
     assert again.out == report
@@ -128,10 +128,10 @@ from inferometer.cli.main import entry
 from inferometer.observe.statistics import StatisticsWatch
 
 end = StatisticsWatch.end
-def interrupted(self, missed=0):
+def interrupted(self):
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(os.getpid(), number)
-    end(self, missed)
+    return end(self)
 
 StatisticsWatch.end = interrupted
 entry()
@@ -191,7 +191,7 @@ def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: 
     process = measuring(tmp_path, sim)
     folder = under_way(tmp_path, process)
     try:
-        assert_one_line(cli("report", folder), "under way")
+        assert_one_line(cli("report", folder), "in progress")
     finally:
         process.send_signal(signal.SIGINT)
         out, _ = said(process)

@@ -1,4 +1,4 @@
-"""Several URLs: servers are added up, and one that two URLs lead to counts once, if it can be seen that it is one."""
+"""Statistics of several URLs: servers are summed up, and a server behind two URLs counts once if that can be seen."""
 
 import random
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from inferometer.wire.target import parse
 
 
 class Server:
-    """What it has counted, at `took` ns a request; `busy`: others ask it so many times between any two questions."""
+    """Counts requests, each of which took `took` ns; other clients send `busy` requests between any two readings."""
 
     def __init__(self, count: int = 0, took: int = 1_000_003, busy: int = 0) -> None:
         self.count, self.ns, self.took, self.busy = count, count * took, took, busy
@@ -25,7 +25,7 @@ class Server:
         self.count += requests
         self.ns += requests * self.took
 
-    def say(self) -> tuple[ModelStatistics, ...]:
+    def report(self) -> tuple[ModelStatistics, ...]:
         self.serve(self.busy)
         each = Spent(self.count, self.ns)
         return (ModelStatistics("m", "1", self.count, self.count, success=each, queue=each, compute_infer=each),)
@@ -46,32 +46,35 @@ class Clock:
 @pytest.fixture
 def by_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Server]]:
     found: dict[int, Server] = {}
-    monkeypatch.setattr(kserve, "question", lambda place, *_: found[place.target.port].say())
+    monkeypatch.setattr(kserve, "question", lambda peer, *_: found[peer.target.port].report())
     monkeypatch.setattr(statistics, "time", Clock())
     yield found
 
 
 def watch(by_port: dict[int, Server], *servers: Server) -> StatisticsWatch:
     by_port |= dict(enumerate(servers, 8000))
-    return StatisticsWatch([Peer(parse(f"http://127.0.0.1:{port}")) for port in by_port], {}, "m", "")
+    started = StatisticsWatch([Peer(parse(f"http://127.0.0.1:{port}")) for port in by_port], {}, "m", "")
+    started.start()
+    return started
 
 
 def counted(found: StatisticsWatch) -> list[int]:
-    return [stage.success.count for stage in found.told()[0] if stage is not None]
+    """Requests per stage."""
+    return [stage.success.count for stage in found.by_stage()[0] if stage is not None]
 
 
-def test_servers_are_added_up(by_port: dict[int, Server]) -> None:
+def test_servers_are_summed_up(by_port: dict[int, Server]) -> None:
     one, two = Server(30), Server(7, took=2_000_011)
     found = watch(by_port, one, two)
     one.serve(10)
     two.serve(11)
-    found.mark()
+    found.mark(1)
     one.serve(100)
     found.end()
     assert counted(found) == [21, 100]
 
 
-def test_fresh_servers_that_have_served_as_many_requests_are_two(by_port: dict[int, Server]) -> None:
+def test_new_servers_with_equal_counts_are_two(by_port: dict[int, Server]) -> None:
     one, two = Server(), Server(took=1_000_004)
     found = watch(by_port, one, two)
     one.serve(40)
@@ -85,13 +88,13 @@ def test_one_server_behind_two_urls_counts_once(by_port: dict[int, Server], befo
     one = Server(before)
     found = watch(by_port, one, one)
     one.serve(10)
-    found.mark()
+    found.mark(1)
     one.serve(5)
     found.end()
     assert counted(found) == [10, 5]
 
 
-def test_of_three_urls_two_may_be_one_server(by_port: dict[int, Server]) -> None:
+def test_two_of_three_urls_may_be_one_server(by_port: dict[int, Server]) -> None:
     one, two = Server(9), Server(9, took=1_000_004)
     found = watch(by_port, one, two, one)
     one.serve(10)
@@ -100,21 +103,19 @@ def test_of_three_urls_two_may_be_one_server(by_port: dict[int, Server]) -> None
     assert counted(found) == [20]
 
 
-def test_one_server_that_others_never_leave_alone_counts_for_each_url_and_its_means_are_its_own(
-    by_port: dict[int, Server],
-) -> None:
-    """It never says the same twice, as two that are much alike would not."""
+def test_a_server_that_is_always_busy_counts_per_url_and_its_means_stay_right(by_port: dict[int, Server]) -> None:
+    """It never reports the same twice, just like two similar servers."""
     one = Server(1000, busy=1)
     found, start = watch(by_port, one, one), one.count
     one.serve(50)
     found.end()
-    (stage,) = found.told()[0]
+    (stage,) = found.by_stage()[0]
     assert stage is not None
     assert stage.queue.count == pytest.approx(2 * (one.count - start), abs=4)
     assert stage.queue.ns / stage.queue.count == one.took
 
 
-def test_one_server_that_others_leave_alone_at_one_end_counts_once(by_port: dict[int, Server]) -> None:
+def test_one_server_that_is_idle_at_the_start_or_the_end_counts_once(by_port: dict[int, Server]) -> None:
     one = Server(1001)
     found = watch(by_port, one, one)
     one.busy = 1
@@ -125,7 +126,7 @@ def test_one_server_that_others_leave_alone_at_one_end_counts_once(by_port: dict
     assert 50 < total <= 50 + one.count - start
 
 
-def test_what_another_server_is_kept_busy_with_does_not_matter(by_port: dict[int, Server]) -> None:
+def test_another_busy_server_does_not_matter(by_port: dict[int, Server]) -> None:
     one, busy = Server(9), Server(1000, busy=1)
     found, start = watch(by_port, one, busy, one), busy.count
     one.serve(50)
@@ -133,7 +134,7 @@ def test_what_another_server_is_kept_busy_with_does_not_matter(by_port: dict[int
     assert counted(found) == [50 + busy.count - start]
 
 
-def test_two_servers_are_two_while_others_ask_them_all_the_time(by_port: dict[int, Server]) -> None:
+def test_two_busy_servers_are_two(by_port: dict[int, Server]) -> None:
     one, two = Server(1000, busy=1), Server(1000, took=1_300_000, busy=1)
     found, start = watch(by_port, one, two), one.count
     one.serve(50)
@@ -143,8 +144,8 @@ def test_two_servers_are_two_while_others_ask_them_all_the_time(by_port: dict[in
     assert total > 1.5 * (one.count - start)
 
 
-def test_two_servers_are_two_however_close_they_are(by_port: dict[int, Server]) -> None:
-    """One does what the other did a moment ago."""
+def test_two_servers_with_close_counts_are_two(by_port: dict[int, Server]) -> None:
+    """One reports what the other reported a moment ago."""
     one, two = Server(1000, busy=1), Server(1005, busy=1)
     found, start = watch(by_port, one, two), one.count
     one.serve(50)
@@ -155,10 +156,8 @@ def test_two_servers_are_two_however_close_they_are(by_port: dict[int, Server]) 
 
 
 @pytest.mark.parametrize("unit", [0, 1_000, 2_000_000])
-def test_servers_that_do_not_say_how_long_to_the_nanosecond_are_not_taken_for_one(
-    by_port: dict[int, Server], unit: int
-) -> None:
-    """Counts alone may well be the same, and so may sums of whole milliseconds."""
+def test_servers_that_count_in_coarse_units_are_not_taken_for_one(by_port: dict[int, Server], unit: int) -> None:
+    """Their counts may well be equal, and so may sums of whole milliseconds."""
     one, two = Server(took=unit), Server(took=unit)
     found = watch(by_port, one, two)
     one.serve(10)
@@ -167,17 +166,17 @@ def test_servers_that_do_not_say_how_long_to_the_nanosecond_are_not_taken_for_on
     assert counted(found) == [20]
 
 
-def test_a_server_that_is_gone_at_the_end_is_judged_by_the_start(
+def test_a_server_that_is_gone_at_the_end_is_identified_by_its_start(
     by_port: dict[int, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Server(10)
     found = watch(by_port, one, one)
     one.serve(10)
-    found.mark()
+    found.mark(1)
     monkeypatch.setattr(kserve, "question", refuse)
     found.end()
     assert counted(found) == [10]
-    assert found.told()[1] == ("", "the server's statistics could not be read: connection refused")
+    assert found.by_stage()[1] == ("", "the server's statistics could not be read: connection refused")
 
 
 def refuse(*_: object) -> None:
@@ -185,7 +184,7 @@ def refuse(*_: object) -> None:
 
 
 class Replica(Server):
-    """One of several that others' requests are dealt out to in turn; a question takes so long that many come meanwhile."""
+    """One of several servers behind a load balancer; many requests arrive during each reading."""
 
     others: list["Replica"]
 
@@ -197,17 +196,17 @@ class Replica(Server):
         self.count += requests
         self.ns += sum(int(self.generator.gauss(2e6, 2e5)) for _ in range(requests))
 
-    def say(self) -> tuple[ModelStatistics, ...]:
+    def report(self) -> tuple[ModelStatistics, ...]:
         for replica in self.others:
             replica.serve(100)
-        said = super().say()
+        reading = super().report()
         for replica in self.others:
             replica.serve(100)
-        return said
+        return reading
 
 
-def test_replicas_that_others_load_alike_are_not_taken_for_one(by_port: dict[int, Server]) -> None:
-    """What one says lies between two answers of the other in some of these pairs, at both ends."""
+def test_evenly_loaded_replicas_are_not_taken_for_one(by_port: dict[int, Server]) -> None:
+    """In some of these pairs one reports values between two readings of the other, at the start and at the end."""
     for seed in range(20):
         by_port.clear()
         pair = [Replica(2 * seed), Replica(2 * seed + 1)]

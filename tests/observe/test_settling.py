@@ -1,4 +1,4 @@
-"""Whether the stage under way is stable, read from spools as they grow: as the report will see it, and no earlier."""
+"""Whether the current stage is stable, read from spools as they grow: at the time at which the report finds it, too."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ PLAN = StagePlan(type="closed", open=False, concurrency=1, duration=60.0, stable
 
 
 class Shards:
-    """Spools that are written by hand; the clock is what they say is recorded."""
+    """Spools written by the test; the clock is what they publish as recorded."""
 
     def __init__(self, folder: Path, count: int, *plans: StagePlan) -> None:
         self.folder, self.count = folder, count
@@ -30,7 +30,7 @@ class Shards:
             spool.control.state = "running"
         self.settling = Settling(folder, count, plans)
 
-    def answer(self, at: int, service: int = 5 * MS, stage: int = 0, shard: int = 0, failure: int = 0) -> None:
+    def respond(self, at: int, service: int = 5 * MS, stage: int = 0, shard: int = 0, failure: int = 0) -> None:
         start = at - service
         ended = Flight(id=0, intended=start, sent=start, done=at, stage=stage, shard=shard, failure=failure)
         self.spools[shard].add([ended])
@@ -46,13 +46,13 @@ class Shards:
 
 
 def seconds(shards: Shards, *numbers: int, stage: int = 0, shard: int = 0, each: int = 10) -> None:
-    """`each` answers in each of these seconds, the first at its very beginning."""
+    """`each` responses in each of these seconds, the first at the start of the second."""
     for number in numbers:
-        for place in range(each):
-            shards.answer(T0 + number * NS + place * NS // each, stage=stage, shard=shard)
+        for index in range(each):
+            shards.respond(T0 + number * NS + index * NS // each, stage=stage, shard=shard)
 
 
-def test_three_windows_that_agree_end_the_stage_once_all_of_it_is_recorded(tmp_path: Path) -> None:
+def test_three_equal_windows_end_the_stage_once_they_are_recorded(tmp_path: Path) -> None:
     shards = Shards(tmp_path, 1, PLAN)
     assert shards.settling.look() is None
     seconds(shards, 0, 1, 2)
@@ -62,7 +62,7 @@ def test_three_windows_that_agree_end_the_stage_once_all_of_it_is_recorded(tmp_p
     assert shards.settling.look() == 0
 
 
-def test_the_slowest_shard_decides_and_one_that_has_ended_has_no_say(tmp_path: Path) -> None:
+def test_the_slowest_shard_that_has_not_ended_decides(tmp_path: Path) -> None:
     shards = Shards(tmp_path, 2, PLAN)
     seconds(shards, 0, 1, 2)
     shards.beat(T0 + 4 * NS, 0)
@@ -72,11 +72,11 @@ def test_the_slowest_shard_decides_and_one_that_has_ended_has_no_say(tmp_path: P
     assert shards.settling.look() == 0
 
 
-def test_answers_of_a_shard_that_is_ahead_count_when_the_stage_is_all_of_theirs(tmp_path: Path) -> None:
-    """Shard 1 is in the second stage already; its first answer there begins the windows for both."""
+def test_responses_of_a_shard_that_is_ahead_count_when_the_others_follow(tmp_path: Path) -> None:
+    """Shard 1 is already in the second stage; its first response there begins the windows for both."""
     shards = Shards(tmp_path, 2, PLAN, PLAN)
     shards.stage(1, 1)
-    shards.answer(T0 + NS // 2, stage=1, shard=1)
+    shards.respond(T0 + NS // 2, stage=1, shard=1)
     shards.beat(T0 + NS)
     assert shards.settling.look() is None
     shards.stage(1)
@@ -87,7 +87,7 @@ def test_answers_of_a_shard_that_is_ahead_count_when_the_stage_is_all_of_theirs(
     assert min(int(part["done"].min()) for part in live) == NS // 2
 
 
-def test_stages_without_the_rule_are_left_alone_and_failures_do_not_count(tmp_path: Path) -> None:
+def test_stages_without_the_rule_do_not_end_early_and_failures_do_not_count(tmp_path: Path) -> None:
     plain = StagePlan(type="closed", open=False, concurrency=1)
     shards = Shards(tmp_path, 1, plain, PLAN)
     seconds(shards, 0, 1, 2, 3)
@@ -95,7 +95,7 @@ def test_stages_without_the_rule_are_left_alone_and_failures_do_not_count(tmp_pa
     assert shards.settling.look() is None
     shards.stage(1)
     for number in range(5, 9):
-        shards.answer(T0 + number * NS, stage=1, failure=1)
+        shards.respond(T0 + number * NS, stage=1, failure=1)
     shards.beat(T0 + 10 * NS)
     assert shards.settling.look() is None
     seconds(shards, 10, 11, 12, stage=1)
@@ -104,8 +104,8 @@ def test_stages_without_the_rule_are_left_alone_and_failures_do_not_count(tmp_pa
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_ended_the_stage_is_what_the_report_finds(tmp_path: Path, seed: int) -> None:
-    """Answers at a rate and a latency that wander and then settle, over two shards, looked at every 50 ms."""
+def test_the_report_finds_the_windows_that_ended_the_stage(tmp_path: Path, seed: int) -> None:
+    """Rate and latency drift and then settle, over two shards; `look` is called every 50 ms."""
     rng = np.random.default_rng(seed)
     shards = Shards(tmp_path, 2, PLAN)
     at, ended = T0 + int(rng.integers(NS)), None
@@ -121,7 +121,7 @@ def test_what_ended_the_stage_is_what_the_report_finds(tmp_path: Path, seed: int
                 ended = beat
         if ended is not None and at > ended + 30 * MS:
             break
-        shards.answer(at, service, shard=number % 2)
+        shards.respond(at, service, shard=number % 2)
     assert ended is not None
     for spool in shards.spools:
         spool.close()

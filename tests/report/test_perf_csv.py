@@ -1,4 +1,4 @@
-"""perf_analyzer's CSV against golden files, and where `run` and `report` put it."""
+"""perf_analyzer's CSV against golden files, and as an option of `run` and `report`."""
 
 import csv
 import io
@@ -38,14 +38,14 @@ def statistics(count: int) -> StageStatistics:
 
 
 def by_statistics() -> Run:
-    """Two levels of a closed loop with batches of 4, of a server that keeps sums."""
+    """Two levels of a closed loop with batches of 4; the server reports sums."""
     rows, chunks = made.closed_rows()
     rows["stage"] = rows["id"] >= 300
     return made.run(rows, chunks, plan=LEVELS, server={"batch": 4}, statistics=(statistics(300), statistics(300)))
 
 
 def beyond() -> Run:
-    """The first level is as above, in the second the server says that it took longer than the client saw."""
+    """The first level is as above; in the second the server reports more time than the client saw."""
     run = by_statistics()
     first, second = run.manifest.statistics
     assert second is not None
@@ -54,14 +54,14 @@ def beyond() -> Run:
 
 
 def by_request() -> Run:
-    """An open loop, of a server that says of each request how long it waited and worked."""
+    """An open loop; the server reports for each request how long it waited and worked."""
     rows, chunks = made.open_rows()
     rows["queue"], rows["compute"] = 20 * made.MS, 60 * made.MS
     return made.run(rows, chunks, plan=(made.OPEN,))
 
 
 def unsaid() -> Run:
-    """Both kinds of load, of a server that says nothing; the second stage never came."""
+    """Both kinds of load; the server reports nothing, and the second stage was never reached."""
     rows, chunks = made.closed_rows()
     return made.run(rows, chunks, plan=(made.CLOSED, made.OPEN))
 
@@ -96,7 +96,7 @@ def test_the_parts_add_up_to_the_mean_latency_and_inferences_are_batches_times_r
         assert int(line["Server Compute Infer"]) == 60_500
 
 
-def test_what_a_server_says_beyond_the_latency_has_a_column_and_network_is_0() -> None:
+def test_time_that_the_server_reports_beyond_the_latency_has_a_column() -> None:
     run = beyond()
     first, second = csv.DictReader(io.StringIO(written(run)))
     assert (first[perf_csv.EXCESS], second["Network+Server Send/Recv"]) == ("0", "0")
@@ -107,7 +107,7 @@ def test_what_a_server_says_beyond_the_latency_has_a_column_and_network_is_0() -
     assert perf_csv.EXCESS not in written(by_statistics())
 
 
-def test_nothing_answered_is_a_line_without_numbers() -> None:
+def test_a_stage_without_responses_is_a_row_without_numbers() -> None:
     run = made.run(made.blank(0), sampled=())
     assert written(run).splitlines()[1] == "8" + "," * 12
 
@@ -124,18 +124,18 @@ def test_failures_that_count_as_infinite_leave_their_percentiles_empty() -> None
 
 def stored(folder: Path) -> Path:
     run = by_statistics()
-    place = folder / "run"
-    place.mkdir()
-    store.write(place, run.manifest, run.records, run.chunks())
-    return place
+    run_folder = folder / "run"
+    run_folder.mkdir()
+    store.write(run_folder, run.manifest, run.records, run.chunks())
+    return run_folder
 
 
-def test_report_writes_it_to_a_file_or_alone_to_standard_output(tmp_path: Path) -> None:
-    place = stored(tmp_path)
-    assert cli("report", place, "--perf-csv", tmp_path / "out.csv").out
+def test_report_writes_it_to_a_file_or_to_standard_output(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    assert cli("report", folder, "--perf-csv", tmp_path / "out.csv").out
     expected = (GOLDEN / "perf_statistics.csv").read_text(encoding="utf-8")
     assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
-    assert cli("report", place, "--perf-csv", "-").out == expected
+    assert cli("report", folder, "--perf-csv", "-").out == expected
 
 
 def test_only_one_can_have_standard_output_and_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report of compared protocols: bytes against golden files, the chart's content. INFEROMETER_UPDATE_GOLDEN=1 writes anew."""
+"""The comparison of protocols: its bytes against golden files, and the chart. INFEROMETER_UPDATE_GOLDEN=1 writes them again."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ def with_cells(runs: dict[int, dict[str, Measured]], **about: Any) -> Comparison
 
 
 def by_statistics() -> Comparison:
-    """All four at three sizes; JSON is slow, and too slow to be measured well at the last."""
+    """All four protocols at three sizes; JSON is slow, and at the last size too slow for a VALID cell."""
     runs = {
         size: {
             "grpc": measured(1 * scale, sums=(0.1, 0.4 * scale), sent=size + 216, received=size + 43),
@@ -58,18 +58,18 @@ def by_statistics() -> Comparison:
 
 
 def by_request() -> Comparison:
-    runs = {way: measured(2.0 + place, told=(0.25, 0.5 + place)) for place, way in enumerate(WAYS)}
+    runs = {way: measured(2.0 + index, told=(0.25, 0.5 + index)) for index, way in enumerate(WAYS)}
     return with_cells({1_004: runs}, requests=500, duration=None, rounds=3, concurrency=16)
 
 
 def unsplit() -> Comparison:
-    """HTTP alone, to a server that says nothing, ended early; nothing came back in JSON."""
+    """Only HTTP, to a server that reports nothing, interrupted; all JSON requests failed."""
     runs = {"http": measured(2.0), "http-json": measured(2.0, 20, failed=20)}
     return with_cells({1_500: runs}, grpc=None, server="", interrupted=True)
 
 
 def beyond() -> Comparison:
-    """Over gRPC the server says that it took longer than the client saw, in the stream the most."""
+    """Over gRPC the server reports more time than the client saw, most of all in the stream."""
     runs = {way: measured(1.0, sums=(0.1, compute)) for way, compute in zip(WAYS, (1.2, 2.0, 0.5, 0.5), strict=True)}
     return with_cells({1_000: runs})
 
@@ -89,7 +89,7 @@ def test_the_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("width", [70, 80, 99, 100])
 @pytest.mark.parametrize("name", FOUND)
-def test_it_fits_and_lets_no_control_character_through(name: str, width: int) -> None:
+def test_it_fits_and_has_no_control_characters(name: str, width: int) -> None:
     text = protocol_comparison.render(FOUND[name](), width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width and "…" not in text
@@ -97,11 +97,11 @@ def test_it_fits_and_lets_no_control_character_through(name: str, width: int) ->
     assert all(f" {note} " in " ".join(text.split()) for note in protocol_comparison._notes(FOUND[name]()))
     heads = next(line for line in lines if "times in ms" in line)
     assert all(head in heads for head in ("req/s", "e2e p50", "p99", "server", "network", "verdict"))
-    assert ("bytes a request" in text) == ("bytes out" in heads) == (width >= 80)
+    assert ("bytes per request" in text) == ("bytes out" in heads) == (width >= 80)
     assert ("mean" in heads) == (width >= 99)
 
 
-def test_bars_take_the_room_that_there_is() -> None:
+def test_bars_fill_the_available_width() -> None:
     longest = {
         width: max(
             line.count("█") + line.count("▒")
@@ -112,7 +112,7 @@ def test_bars_take_the_room_that_there_is() -> None:
     assert longest == {70: 26, 80: 36, 100: 56}
 
 
-def test_large_numbers_fit_too() -> None:
+def test_large_numbers_fit() -> None:
     runs = {way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in WAYS}
     for width in (70, 80):
         text = protocol_comparison.render(with_cells({1_000_000_000: runs}), width=width)
@@ -128,16 +128,16 @@ def test_colour_changes_nothing_but_colour() -> None:
     assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
 
 
-def test_a_check_that_several_cells_fail_is_told_once() -> None:
-    runs = {way: measured(2.0, failed=100 + place) for place, way in enumerate(WAYS)}
-    told = [
+def test_a_check_that_several_cells_fail_is_reported_once() -> None:
+    runs = {way: measured(2.0, failed=100 + index) for index, way in enumerate(WAYS)}
+    lines = [
         line for line in protocol_comparison.render(with_cells({1000: runs}), width=100).splitlines() if "✗" in line
     ]
-    assert len(told) == 1
-    assert told[0].startswith(" ✗ failures: gRPC unary, 1 kB and 3 more: 100 of 500 requests failed")
+    assert len(lines) == 1
+    assert lines[0].startswith(" ✗ failures: gRPC unary, 1 kB and 3 other cells: 100 of 500 requests failed")
 
 
-def test_bars_are_as_long_as_their_times_say() -> None:
+def test_the_length_of_a_bar_is_its_time() -> None:
     found = by_request()
     lines = protocol_comparison.render(found, width=100).splitlines()
     drawn = [(line.count("█"), line.count("▒")) for line in lines if line.endswith(" ms") and "█" in line]
@@ -148,12 +148,12 @@ def test_bars_are_as_long_as_their_times_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "words"),
+    ("size", "text"),
     [(4, "4 B"), (1000, "1 kB"), (1004, "1,004 B"), (1500, "1.5 kB"), (100_000, "100 kB"), (10_000_000, "10 MB"),
      (1 << 20, "1,048,576 B"), (10**9, "1 GB")],
 )  # fmt: skip
-def test_sizes_in_words_are_exact(size: int, words: str) -> None:
-    assert protocol_comparison.size_words(size) == words
+def test_sizes_are_exact(size: int, text: str) -> None:
+    assert protocol_comparison.format_size(size) == text
 
 
 # --- the chart -------------------------------------------------------------------------------------------------------
@@ -167,16 +167,16 @@ def test_a_bar_is_its_server_time_and_then_its_network_time_in_milliseconds() ->
     assert rows[1]["start"] == rows[0]["end"]
 
 
-def test_what_a_server_says_beyond_the_mean_is_told_and_not_drawn() -> None:
+def test_time_that_the_server_reports_beyond_the_mean_is_noted_and_not_drawn() -> None:
     unary, stream, *_ = beyond().cells
     assert stream.mean is not None and stream.network == 0 == unary.network
     assert protocol_comparison.parts(stream) == [("server", pytest.approx(stream.mean)), ("network", 0.0)]
     text = " ".join(protocol_comparison.render(beyond(), width=100).split())
-    assert "took 0.850 ms longer than the client saw: gRPC stream, 1 kB (and less in 1 more)" in text
-    assert "longer than the client saw" not in protocol_comparison.render(by_statistics(), width=100)
+    assert "reports 0.850 ms more than the client saw: gRPC stream, 1 kB (and less in 1 other cell)" in text
+    assert "more than the client saw" not in protocol_comparison.render(by_statistics(), width=100)
 
 
-def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:
+def test_the_chart_has_one_panel_per_size_with_its_own_scale() -> None:
     spec = protocol_comparison.chart(by_statistics()).to_dict()
     assert [panel["title"]["text"] for panel in spec["vconcat"]] == ["1 kB tensor", "100 kB tensor", "10 MB tensor"]
     assert spec["resolve"]["scale"]["x"] == "independent"
@@ -185,7 +185,7 @@ def test_the_chart_has_a_panel_for_each_size_with_a_scale_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_the_svg_is_well_formed_and_says_what_is_to_be_said(name: str, tmp_path: Path) -> None:
+def test_the_svg_is_well_formed_and_complete(name: str, tmp_path: Path) -> None:
     found = FOUND[name]()
     protocol_comparison.draw(found, str(tmp_path / "out.SVG"))
     text = " ".join(
@@ -193,13 +193,13 @@ def test_the_svg_is_well_formed_and_says_what_is_to_be_said(name: str, tmp_path:
     )
     for cell in found.cells:
         assert WAYS[cell.protocol].label in text
-        assert f"{protocol_comparison.size_words(cell.size)} tensor" in text
+        assert f"{protocol_comparison.format_size(cell.size)} tensor" in text
     assert text.count("INVALID") == sum(cell.verdict == "INVALID" for cell in found.cells)
-    assert text.count("no answer that counts") == sum(not cell.ok for cell in found.cells)
+    assert text.count("no successful response") == sum(not cell.ok for cell in found.cells)
     assert ("network" in text) == any(cell.source for cell in found.cells)
 
 
-def test_png_and_html_need_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_png_and_html_are_self_contained(tmp_path: Path) -> None:
     protocol_comparison.draw(by_request(), str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     protocol_comparison.draw(by_request(), str(tmp_path / "out.html"))
@@ -207,8 +207,8 @@ def test_png_and_html_need_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "gRPC stream" in page and '<script src="http' not in page
 
 
-def test_other_kinds_of_file_are_refused() -> None:
-    with pytest.raises(UserError, match="not a kind of chart"):
+def test_unknown_file_types_are_errors() -> None:
+    with pytest.raises(UserError, match="unknown file type"):
         protocol_comparison.check_chart("out.jpg")
 
 
@@ -220,7 +220,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert "inferometer[report]" in error.value.remedy
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"out\.svg"):
         protocol_comparison.draw(by_request(), str(tmp_path / "no" / "out.svg"))
 

@@ -1,4 +1,4 @@
-"""The report's bytes against golden files. INFEROMETER_UPDATE_GOLDEN=1 writes them anew: read the diff."""
+"""The bytes of the report against golden files. INFEROMETER_UPDATE_GOLDEN=1 writes them again: read the diff."""
 
 import csv
 import os
@@ -11,15 +11,20 @@ import numpy as np
 import pytest
 import synthetic_run as made
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferometer import store
 from inferometer.analysis.summary import summarise
 from inferometer.analysis.window import mark
+from inferometer.cli.options import export_options
 from inferometer.cli.report import command
+from inferometer.cli.run import command as run_command
 from inferometer.config.schema import Measure, Window
 from inferometer.errors import UserError
 from inferometer.records import Chunks, Columns, Failure, Run, Spent, StagePlan, StageStatistics
-from inferometer.report import console, json
+from inferometer.report import blocks, console, json, output
+from inferometer.report.exporters import EXPORTERS, Exporter
 
 GOLDEN = Path(__file__).parent / "golden"
 STAGES = (
@@ -51,7 +56,7 @@ def empty() -> Run:
 
 
 def not_streamed() -> Run:
-    """Few answers, each in one piece, of unknown length; slow ones."""
+    """A few slow responses, not streamed, of unknown length."""
     rows = made.blank(20)
     rows["intended"] = rows["sent"] = np.arange(20) * made.SECOND
     rows["done"] = rows["sent"] + 123_456 * made.MS
@@ -62,7 +67,7 @@ def not_streamed() -> Run:
 
 
 def tensors() -> Run:
-    """A model behind KServe that keeps sums of its time, in batches of 4, in open loop."""
+    """A KServe model that reports sums of its time, in batches of 4, in open loop."""
     rows = made.blank(600)
     rows["intended"] = np.arange(600) * 10 * made.MS
     rows["sent"] = rows["intended"] + 50_000
@@ -87,7 +92,7 @@ def tensors() -> Run:
 
 
 def beyond() -> Run:
-    """The same, of a server whose sums are more than the client saw: others asked it too, and its output goes on."""
+    """The same, but the sums exceed what the client saw: other clients use the server, and its output continues."""
     run = tensors()
     (found,) = run.manifest.statistics
     assert found is not None
@@ -96,14 +101,14 @@ def beyond() -> Run:
 
 
 def decoupled() -> Run:
-    """The same, of a model whose requests are counted before they are answered: there is no split, but a reason."""
+    """The same for a model that counts requests before it responds: there is no breakdown, but a reason."""
     run = tensors()
     about = msgspec.structs.replace(run.manifest, server={"decoupled": True})
     return msgspec.structs.replace(run, manifest=about)
 
 
 def stable_tensors() -> Run:
-    """Two levels of a closed loop, each until it is stable: the first answers are slow."""
+    """Two levels of a closed loop, each until it is stable: the first responses are slow."""
     rows = made.blank(600)
     rows["id"], rows["stage"] = np.arange(600), np.arange(600) // 300
     rows["intended"] = rows["sent"] = np.arange(600) * 10 * made.MS
@@ -143,7 +148,7 @@ def test_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_console_fits_100_columns_and_lets_no_control_character_through(name: str) -> None:
+def test_console_fits_100_columns_and_has_no_control_characters(name: str) -> None:
     run = RUNS[name]()
     lines = console.render(run, summarise(run), explain=True).splitlines()
     assert max(len(line) for line in lines) <= 100
@@ -152,7 +157,7 @@ def test_console_fits_100_columns_and_lets_no_control_character_through(name: st
 
 @pytest.mark.parametrize("width", [70, 80, 99])
 @pytest.mark.parametrize("name", RUNS)
-def test_console_fits_a_narrower_terminal_too(name: str, width: int) -> None:
+def test_console_fits_a_narrower_terminal(name: str, width: int) -> None:
     run = RUNS[name]()
     text = console.render(run, summarise(run), explain=True, width=width)
     assert max(map(len, text.splitlines())) <= width
@@ -163,17 +168,17 @@ def test_console_fits_a_narrower_terminal_too(name: str, width: int) -> None:
         assert {"mean", "p50", "p95", "p99", "max"} <= set(heads) and ("CI" in heads) == (width == 99)
 
 
-def test_80_columns_say_all_that_100_say_but_some_columns() -> None:
+def test_80_columns_leave_out_only_some_columns() -> None:
     golden("invalid_80.txt", console.render(invalid(), summarise(invalid()), width=80))
 
 
-def test_a_note_is_about_the_columns_that_are_there() -> None:
+def test_a_note_is_about_columns_that_are_shown() -> None:
     run = not_streamed()
     assert "4,603 for p99.9" in " ".join(console.render(run, summarise(run), width=80).split())
     assert "for p99.9" not in console.render(run, summarise(run), width=70)
 
 
-def test_huge_numbers_fit_too() -> None:
+def test_huge_numbers_fit() -> None:
     rows, chunks = made.open_rows()
     rows["sent"][300:] += 3_000 * made.SECOND
     for name in ("first_token", "last_token", "done"):
@@ -197,38 +202,38 @@ def all_failed(plan: tuple[StagePlan, ...]) -> Run:
 @pytest.mark.parametrize(
     ("plan", "legend"),
     [
-        ((made.OPEN,), "lag: from the intended instant to the send"),
+        ((made.OPEN,), "lag: from the intended send time to the send"),
         ((made.CLOSED,), "lag: how long a free user waited for the send"),
         (
             (made.OPEN, made.CLOSED),
-            "lag: from the intended instant to the send; in closed loop how long a free user waited for the send",
+            "lag: from the intended send time to the send; in closed loop how long a free user waited for the send",
         ),
     ],
 )
-def test_where_all_failed_no_row_is_explained_that_is_not_there(plan: tuple[StagePlan, ...], legend: str) -> None:
+def test_if_all_requests_failed_only_the_lag_is_explained(plan: tuple[StagePlan, ...], legend: str) -> None:
     text = " ".join(lines_of(all_failed(plan)))
     assert f" {legend} " in text
     assert "e2e count" not in text and "ttft and" not in text
 
 
-def test_open_and_closed_stages_count_from_different_instants() -> None:
+def test_open_and_closed_stages_count_from_different_times() -> None:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] >= 300
     rows["open_loop"][300:] = 0
     lines = lines_of(made.run(rows, chunks, plan=(made.OPEN, made.CLOSED)))
-    assert "ttft and e2e count from the intended instant in open loop, from the send in closed loop" in lines
-    assert "service counts from the send; lag: how late that was, or how long a free user waited for it" in lines
+    assert "ttft and e2e count from the intended send time in open loop, from the send in closed loop" in lines
+    assert "service counts from the send; lag: how late the send was, or how long a free user waited for it" in lines
 
 
-def test_cancelled_requests_are_told_apart_among_the_failed() -> None:
+def test_cancelled_requests_are_shown_among_the_failed() -> None:
     rows, chunks = made.open_rows()
     made.fail(rows, slice(0, 30))
     made.never_sent(rows, slice(590, 600), 2)
     run = made.run(rows, chunks, failures=(Failure("http_503", "busy"), Failure("cancelled", "")), plan=(made.OPEN,))
     lines = lines_of(run)
-    place = next(place for place, line in enumerate(lines) if line.startswith("requests"))
-    assert lines[place].split()[1:5] == ["560", "ok", "40", "failed"]
-    assert lines[place + 1] == "of which 10 cancelled"
+    index = next(index for index, line in enumerate(lines) if line.startswith("requests"))
+    assert lines[index].split()[1:5] == ["560", "ok", "40", "failed"]
+    assert lines[index + 1] == "of which 10 cancelled"
     assert any("30 of 590 requests failed" in line for line in lines)
     assert "requests     560 ok   40 failed, of which 10 cancelled   0 dropped" in lines_of(run, 80)
 
@@ -251,7 +256,7 @@ def test_colour_changes_nothing_but_colour(width: int) -> None:
     assert [line.rstrip() for line in click.unstyle(colored).splitlines()] == plain.splitlines()
 
 
-def test_the_terminal_does_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_does_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = valid()
     before = console.render(run, summarise(run))
     for name, value in {"COLUMNS": "40", "TERM": "dumb", "FORCE_COLOR": "1", "NO_COLOR": "1", "LINES": "5"}.items():
@@ -259,7 +264,7 @@ def test_the_terminal_does_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch)
     assert console.render(run, summarise(run)) == before
 
 
-# --- the verb --------------------------------------------------------------------------------------------------------
+# --- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,36 +279,36 @@ def stored(folder: Path, run: Run) -> Path:
 
 
 def call(*arguments: object) -> tuple[object, bytes]:
-    """The exit status and what was printed."""
+    """Return the exit status and the output."""
     result = CliRunner().invoke(command, [str(each) for each in arguments], standalone_mode=False)
     if result.exception:
         raise result.exception
     return result.return_value, result.stdout_bytes
 
 
-def test_report_prints_what_render_says_and_touches_nothing(folder: Path) -> None:
+def test_report_prints_the_report_and_changes_no_file(folder: Path) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
     run = store.read(folder)
     assert call(folder) == (0, console.render(run, summarise(run)).encode())
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
 
 
-def test_report_of_an_invalid_run_is_status_1(tmp_path: Path) -> None:
+def test_report_of_an_invalid_run_exits_with_1(tmp_path: Path) -> None:
     status, printed = call(stored(tmp_path / "run", invalid()))
     assert status == 1 and b"INVALID" in printed
 
 
-def test_report_of_no_run_is_the_users_error(tmp_path: Path) -> None:
+def test_report_of_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         call(tmp_path)
 
 
-def test_json_to_standard_output_is_json_alone(folder: Path) -> None:
+def test_json_to_standard_output_is_only_json(folder: Path) -> None:
     status, printed = call(folder, "--json", "-")
     assert status == 0 and msgspec.json.decode(printed)["verdict"] == "VALID"
 
 
-def test_csv_has_a_line_a_request_in_seconds(tmp_path: Path) -> None:
+def test_csv_has_one_row_per_request_in_seconds(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run", invalid())
     path = tmp_path / "out.csv"
     call(folder, "--csv", path)
@@ -318,20 +323,83 @@ def test_csv_has_a_line_a_request_in_seconds(tmp_path: Path) -> None:
 
 
 def test_csv_of_many_requests_has_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferometer.report.csv._PIECE", 7)
+    monkeypatch.setattr("inferometer.report.csv._ROWS_AT_ONCE", 7)
     _, printed = call(stored(tmp_path / "run", valid()), "--csv", "-")
     assert printed.count(b'"id"') == 1 and printed.count(b"\n") == 601
 
 
-def test_csv_of_an_empty_run_is_its_header(tmp_path: Path) -> None:
+def test_csv_of_an_empty_run_is_only_a_header(tmp_path: Path) -> None:
     status, printed = call(stored(tmp_path / "run", empty()), "--csv", "-")
     assert status == 1 and printed.count(b"\n") == 1
 
 
-def test_exports_that_cannot_be_written_are_the_users_errors(folder: Path, tmp_path: Path) -> None:
+def test_exports_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         call(folder, "--json", tmp_path / "none" / "x.json")
     with pytest.raises(UserError):
         call(folder, "--json", tmp_path)
     with pytest.raises(UserError, match="both"):
         call(folder, "--json", "-", "--csv", "-")
+
+
+def test_every_exporter_is_an_option_of_report_and_run(folder: Path, tmp_path: Path) -> None:
+    for name in EXPORTERS:
+        call(folder, f"--{name}", tmp_path / name)
+        assert (tmp_path / name).read_bytes()
+        assert f"--{name}" in {option for parameter in run_command.params for option in parameter.opts}
+
+
+def test_a_new_exporter_is_one_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXPORTERS, "verdict", Exporter(lambda run, summary, file: file.write(b"fine"), "Write it."))
+
+    def names(exports: dict[str, str]) -> list[str]:
+        return sorted(exports)
+
+    found = click.command()(export_options(names))
+    assert "--verdict PATH" in CliRunner().invoke(found, ["--help"]).output
+    result = CliRunner().invoke(found, ["--verdict", "x", "--csv", "y"], standalone_mode=False)
+    assert result.return_value == ["csv", "verdict"]
+    run = store.read(folder)
+    output.deliver(run, summarise(run), {"verdict": str(folder / "out")})
+    assert (folder / "out").read_bytes() == b"fine"
+
+
+# --- histograms ------------------------------------------------------------------------------------------------------
+
+
+def test_histograms_are_shown_on_request_and_count_every_request(folder: Path) -> None:
+    _, plain = call(folder)
+    _, printed = call(folder, "--histogram")
+    assert b"per bin" not in plain
+    text = printed.decode()
+    golden("histogram.txt", text[text.index(" ttft, ms: requests") : text.index(" tokens  ")])
+
+
+@pytest.mark.parametrize("width", [70, 80, 100])
+@pytest.mark.parametrize("name", RUNS)
+def test_histograms_fit(name: str, width: int) -> None:
+    run = RUNS[name]()
+    text = console.render(run, summarise(run), width=width, histogram=True)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("requests per bin") == {"empty": 0, "valid": 2, "invalid": 2}.get(name, 1)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200), st.integers(1, 20))
+def test_every_value_is_in_one_bin(values: list[float], bins: int) -> None:
+    found = blocks.histogram(np.array([*values, np.nan]), bins)
+    assert sum(count for _, _, count in found) == len(values)
+    assert found[0][0] == min(values) and found[-1][1] == max(values)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, ""), (0.0001, "▏"), (0.5, "██"), (0.53, "██▏"), (0.999, "████"), (1.0, "████")]
+)
+def test_bars(share: float, text: str) -> None:
+    assert blocks.bar(share, 4) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], ""), ([0.0, 0.0], "▁▁"), ([0.0, 4.0, None, 8.0], "▁▅ █"), ([None], " "), ([3.0], "█")]
+)
+def test_sparklines(values: list[float | None], text: str) -> None:
+    assert blocks.sparkline(values) == text

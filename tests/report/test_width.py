@@ -1,4 +1,4 @@
-"""How wide reports are: 100 columns in a pipe, what a terminal has where that is less."""
+"""The width of reports: 100 columns in a pipe; in a terminal its width, up to 100."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ INSTANTS = Instants(
 
 
 def in_terminal(columns: int, *arguments: str | Path) -> str:
-    """What `python ARGUMENTS` prints to a terminal of so many columns, without its colours."""
+    """What `python ARGUMENTS` prints to a terminal with this many columns, without colours."""
     parent, child = pty.openpty()
     try:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -57,17 +57,17 @@ def in_terminal(columns: int, *arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("columns", "found"), [(0, WIDTH), (20, NARROWEST), (80, 80), (99, 99), (100, WIDTH), (200, WIDTH)]
 )
-def test_as_many_columns_as_the_terminal_has(columns: int, found: int) -> None:
+def test_a_terminal_sets_the_width(columns: int, found: int) -> None:
     assert in_terminal(columns, "-c", "from inferometer.report.width import columns; print(columns())") == f"{found}\n"
 
 
-def test_without_a_terminal_there_are_100() -> None:
+def test_without_a_terminal_it_is_100() -> None:
     command = [sys.executable, "-c", "from inferometer.report.width import columns; print(columns())"]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"COLUMNS": "80"}, text=True, check=True)
     assert done.stdout == f"{WIDTH}\n"
 
 
-def test_the_report_fits_the_terminal_and_in_a_pipe_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_report_fits_the_terminal_and_is_100_wide_in_a_pipe(tmp_path: Path) -> None:
     rows, chunks = made.open_rows()
     run = made.run(rows, chunks, plan=(made.OPEN,))
     store.write(tmp_path, run.manifest, run.records, run.chunks())

@@ -1,4 +1,4 @@
-"""Folders that are no runs, damaged ones, and disks that refuse: one line that says what, and one what next."""
+"""Folders that are not runs, damaged runs, and disk errors: one line says what happened, one what to do next."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(folder: Path) -> UserError:
+def error_of(folder: Path) -> UserError:
     with pytest.raises(UserError) as caught:
         for _ in store.read(folder).chunks():
             pass
@@ -33,33 +33,33 @@ def refused(folder: Path) -> UserError:
     return caught.value
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
-    assert "no such folder" in refused(tmp_path / "none").what
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert "no such folder" in error_of(tmp_path / "none").what
 
 
-def test_latest_that_names_nothing_any_more(tmp_path: Path) -> None:
+def test_a_dangling_latest(tmp_path: Path) -> None:
     (tmp_path / "LATEST").symlink_to("gone")
-    assert "no such folder" in refused(tmp_path / "LATEST").what
+    assert "no such folder" in error_of(tmp_path / "LATEST").what
 
 
-def test_a_file(folder: Path) -> None:
-    assert "not a folder" in refused(folder / "manifest.json").what
+def test_a_file_instead_of_a_folder(folder: Path) -> None:
+    assert "not a folder" in error_of(folder / "manifest.json").what
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
-    assert "no manifest.json" in refused(tmp_path).what
+    assert "there is no manifest.json" in error_of(tmp_path).what
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "x"}', "\x00"])
-def test_a_manifest_that_is_none(folder: Path, text: str) -> None:
+def test_a_damaged_manifest(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
-    assert "not a run's manifest" in refused(folder).what
+    assert "not the manifest of a run" in error_of(folder).what
 
 
-def test_a_newer_layout(folder: Path) -> None:
+def test_a_run_of_a_newer_version(folder: Path) -> None:
     tree = msgspec.json.decode((folder / "manifest.json").read_bytes()) | {"schema": 2, "inferometer": "9.0"}
     (folder / "manifest.json").write_bytes(msgspec.json.encode(tree))
-    error = refused(folder)
+    error = error_of(folder)
     assert "newer inferometer (9.0" in error.what and "upgrade" in error.remedy
 
 
@@ -69,41 +69,41 @@ PARQUET = ["requests.parquet", "chunks.parquet", "samples.parquet"]
 @pytest.mark.parametrize("name", PARQUET)
 def test_a_missing_file(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    assert refused(folder).what.endswith(f"{name}: missing")
+    assert error_of(folder).what.endswith(f"{name}: the file is missing")
 
 
 @pytest.mark.parametrize("name", PARQUET)
 @pytest.mark.parametrize("keep", [0, 3, 0.5, 0.99])
-def test_a_file_cut_short(folder: Path, name: str, keep: float) -> None:
+def test_a_truncated_file(folder: Path, name: str, keep: float) -> None:
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: int(keep if keep > 1 else keep * len(data))])
-    assert f"{name}: damaged" in refused(folder).what
+    assert f"{name}: the file is damaged" in error_of(folder).what
 
 
 @pytest.mark.parametrize("name", PARQUET)
-def test_a_file_of_other_columns(folder: Path, name: str) -> None:
+def test_a_file_with_other_columns(folder: Path, name: str) -> None:
     pq.write_table(pa.table({"x": [1]}), folder / name)
-    assert "lacks the columns" in refused(folder).what
+    assert "are missing" in error_of(folder).what
 
 
-def test_words_that_are_not_known(folder: Path) -> None:
+def test_an_unknown_phase(folder: Path) -> None:
     table = pq.read_table(folder / "requests.parquet")
-    place = table.schema.get_field_index("phase")
-    table = table.set_column(place, "phase", pa.array(["lunch"] * len(table)))
+    column = table.schema.get_field_index("phase")
+    table = table.set_column(column, "phase", pa.array(["lunch"] * len(table)))
     pq.write_table(table, folder / "requests.parquet")
-    assert "damaged" in refused(folder).what
+    assert "damaged" in error_of(folder).what
 
 
 @pytest.mark.parametrize("name", ["phase", "counted_by", "id", "status"])
-def test_a_hole_in_a_column_that_has_none(folder: Path, name: str) -> None:
+def test_a_null_in_a_column_that_has_none(folder: Path, name: str) -> None:
     table = pq.read_table(folder / "requests.parquet")
-    place, kind = table.schema.get_field_index(name), table.schema.field(name).type
-    holes = pa.array([None, *table[name].to_pylist()[1:]], kind)
-    pq.write_table(table.set_column(place, name, holes), folder / "requests.parquet")
-    assert "requests.parquet: damaged" in refused(folder).what
+    column, kind = table.schema.get_field_index(name), table.schema.field(name).type
+    values = pa.array([None, *table[name].to_pylist()[1:]], kind)
+    pq.write_table(table.set_column(column, name, values), folder / "requests.parquet")
+    assert "requests.parquet: the file is damaged" in error_of(folder).what
 
 
-# --- disks that refuse -----------------------------------------------------------------------------------------------
+# --- disk errors -----------------------------------------------------------------------------------------------------
 
 
 def failing(number: int) -> Iterator[Chunks]:
@@ -114,7 +114,7 @@ def failing(number: int) -> Iterator[Chunks]:
 @pytest.mark.parametrize(
     ("number", "words"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "no permission"), (errno.EIO, "error")]
 )
-def test_a_disk_that_refuses_leaves_no_file_that_looks_whole(tmp_path: Path, number: int, words: str) -> None:
+def test_a_disk_error_leaves_no_file_behind(tmp_path: Path, number: int, words: str) -> None:
     run = made.run(made.blank(3))
     with pytest.raises(UserError, match=words) as caught:
         store.write(tmp_path, run.manifest, run.records, failing(number))

@@ -1,4 +1,4 @@
-"""What is written is what is read, in pieces of any size; and the files are such as others can read."""
+"""What is written is what is read, in pieces of any size, and other tools can read the files."""
 
 from pathlib import Path
 
@@ -32,7 +32,9 @@ def some_run() -> tuple[Run, Chunks]:
 
 
 @pytest.mark.parametrize(("group", "piece"), [(1 << 20, 1 << 20), (100, 7), (7, 1000)])
-def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int, piece: int) -> None:
+def test_a_run_comes_back_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int, piece: int
+) -> None:
     monkeypatch.setattr(writing, "GROUP", group)
     run, chunks = some_run()
     store.write(tmp_path, run.manifest, run.records, made.pieces(chunks, piece))
@@ -57,7 +59,7 @@ FEW = {
 
 
 def any_number(name: str) -> st.SearchStrategy[int]:
-    """What a column may hold: what is not known is -1, and a time that did not happen MISSING."""
+    """What a column may hold: -1 for what is not known, MISSING for a time that did not happen."""
     if name in FEW:
         return FEW[name]
     edges = np.iinfo(ROW[name])
@@ -71,7 +73,7 @@ ANY_ROWS = st.lists(st.tuples(*map(any_number, NAMES), st.integers(0, len(PHASES
 
 @given(ANY_ROWS, st.integers(1, 25))
 @settings(deadline=None)
-def test_any_numbers_come_back_as_they_were(
+def test_any_rows_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[tuple[int, ...]], group: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -85,16 +87,16 @@ def test_any_numbers_come_back_as_they_were(
         if name != "failure":
             assert again.rows[name].dtype == ROW[name] and again.rows[name].tolist() == rows[name].tolist()
     assert again.phase.tolist() == phase.tolist()
-    named = [again.failures[place - 1] if place else None for place in again.rows["failure"]]
-    assert named == [FAILURES[place - 1] if place else None for place in rows["failure"]]
+    found = [again.failures[number - 1] if number else None for number in again.rows["failure"]]
+    assert found == [FAILURES[number - 1] if number else None for number in rows["failure"]]
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_the_report_of_what_was_read_is_the_report_of_what_was_written(
+def test_the_summary_of_a_stored_run_is_that_of_the_run(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Some requests fail, are never sent, or lack what the server did not say: the summary is the same to the byte."""
+    """Some requests fail, are never sent, or lack what the server did not report: the summary is the same to the byte."""
     folder = tmp_path_factory.mktemp("run")
     rows, chunks = (made.open_rows if data.draw(st.booleans()) else made.closed_rows)(60)
     which = st.lists(st.integers(0, len(rows) - 1), unique=True, max_size=20)
@@ -108,9 +110,9 @@ def test_the_report_of_what_was_read_is_the_report_of_what_was_written(
     phase[data.draw(which)] = 0
     run = made.run(rows, chunks, failures=(*FAILURES, FAILURES[0]), phase=phase)  # the last is another shard's
     store.write(folder, run.manifest, run.records, [chunks])
-    said = json.encode(summarise(run))
-    assert json.encode(summarise(store.read(folder))) == said
-    assert json.encode(summarise(store.written(folder, run.records))) == said
+    expected = json.encode(summarise(run))
+    assert json.encode(summarise(store.read(folder))) == expected
+    assert json.encode(summarise(store.written(folder, run.records))) == expected
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
     assert len(again.records.rows) == 0 and again.chunk_total == 0 and list(again.chunks()) == []
 
 
-def test_others_find_names_nulls_and_words_in_the_parquet_files(tmp_path: Path) -> None:
+def test_other_tools_find_names_nulls_and_words_in_the_parquet_files(tmp_path: Path) -> None:
     run, chunks = some_run()
     store.write(tmp_path, run.manifest, run.records, [chunks])
     table = pq.read_table(tmp_path / "requests.parquet")
@@ -134,7 +136,7 @@ def test_others_find_names_nulls_and_words_in_the_parquet_files(tmp_path: Path) 
     assert pq.read_schema(tmp_path / "chunks.parquet").names == ["arrival", "tokens"]
 
 
-def test_a_file_whose_words_another_tool_wrote_as_plain_text_is_read_alike(tmp_path: Path) -> None:
+def test_a_file_rewritten_with_plain_strings_is_read_alike(tmp_path: Path) -> None:
     run, chunks = some_run()
     store.write(tmp_path, run.manifest, run.records, [chunks])
     table = pq.read_table(tmp_path / "requests.parquet")
@@ -146,15 +148,15 @@ def test_a_file_whose_words_another_tool_wrote_as_plain_text_is_read_alike(tmp_p
     assert again.phase.tolist() == run.records.phase.tolist()
 
 
-def test_nothing_but_the_runs_files_is_left(tmp_path: Path) -> None:
+def test_only_the_files_of_the_run_are_left(tmp_path: Path) -> None:
     run, chunks = some_run()
     store.write(tmp_path, run.manifest, run.records, [chunks])
     store.write_summary(tmp_path, b"{}\n")
-    names = ["chunks.parquet", "manifest.json", "requests.parquet", "samples.parquet", "summary.json"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    parquet = [f"{name}.parquet" for name in ("chunks", "requests", "samples", "series")]
+    assert {path.name for path in tmp_path.iterdir()} == {*parquet, "manifest.json", "summary.json"}
 
 
-def test_a_new_folder_is_fresh_and_latest_names_the_last(tmp_path: Path) -> None:
+def test_a_new_folder_is_unique_and_latest_points_to_the_last(tmp_path: Path) -> None:
     base = tmp_path / "runs"
     first, second = store.new_folder(base), store.new_folder(str(base))
     assert first != second and first.is_dir() and first.parent == base
@@ -166,7 +168,7 @@ def test_a_new_folder_is_fresh_and_latest_names_the_last(tmp_path: Path) -> None
     assert sorted(path.name for path in base.iterdir()) == sorted([first.name, second.name, "LATEST"])
 
 
-def test_latest_that_is_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_called_latest_is_left_alone(tmp_path: Path) -> None:
     folder = store.new_folder(tmp_path)
     (tmp_path / "LATEST").mkdir()
     store.point_latest(folder)

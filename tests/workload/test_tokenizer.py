@@ -63,9 +63,9 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_tokenizers_library_is_imported_on_first_use() -> None:
-    code = "import sys, inferometer.workload; assert 'tokenizers' not in sys.modules; inferometer.workload.tokenizer.load(); assert 'tokenizers' in sys.modules"
+    code = "import sys, inferometer.workload; assert 'tokenizers' not in sys.modules; inferometer.workload.tokenizer.load().count('a'); assert 'tokenizers' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_package_data_is_next_to_the_module() -> None:
-    assert {file.name for file in BUILTIN.iterdir()} == {"tokenizer.json", "prose.txt", "other.txt"}
+    assert {file.name for file in BUILTIN.iterdir()} == {"tokenizer.json", "counts.json", "prose.txt", "other.txt"}

@@ -140,11 +140,14 @@ METRICS = {
 """In the order in which reports print them."""
 
 RATES = {
-    "requests": "requests completed within the window, a second",
+    "requests": "requests completed per second within the window; in open loop from when the first responses have come until the last send",
     "output_tokens": "output tokens of the requests completed within the window, a second",
     "input_tokens": "prompt tokens of the requests completed within the window, a second",
     "total_tokens": "prompt and output tokens of the requests completed within the window, a second",
     "inferences": "requests completed within the window times the batch size, a second; null where there are no batches",
+    "offered": "requests sent per second, from the first send within the window to the last",
 }
 """The window: from its first intended instant (t=0 where no warm-up is left out) to its last answer's end (the first
-intended instant of the cool-down, where one is left out). Of a stage that ended by being stable: its stable windows."""
+intended instant of the cool-down, where one is left out). Of a stage that ended by being stable: its stable windows. In open
+loop the rates leave out the edges: they count from the first send plus the p90 of the end-to-end time of the first tenth
+of the requests until the last send, if that is at least half of the time in which requests were sent."""

@@ -14,6 +14,7 @@ from inferometer.analysis.checks.evidence import FailureCount, count_failures
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES, Column
 from inferometer.analysis.percentiles import Distribution, Values, distribution
+from inferometer.analysis.throughput import offered, without_edges
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP
 from inferometer.records import COUNTED_BY, DROPPED, MISSING, PHASES, Columns, Run
 from inferometer.units import NS
@@ -41,6 +42,7 @@ class Throughput(msgspec.Struct, frozen=True):
     input_tokens: float | None = None
     total_tokens: float | None = None
     inferences: float | None = None
+    offered: float | None = None
 
 
 class MeasuredWindow(msgspec.Struct, frozen=True):
@@ -197,13 +199,17 @@ def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[
     window = MeasuredWindow(start / NS, end / NS, span, sizes)
     if not span:
         return window, Throughput()
+    if all(plan.open and not plan.stable for plan in run.manifest.plan[stages.start : stages.stop]):
+        start, end = without_edges(rows[mask], start, end)
+        span = (end - start) / NS
     inside = rows[mask & (rows["failure"] == 0) & (rows["done"] > start) & (rows["done"] <= end)]
     tokens_in, tokens_out = _total(inside["n_in"]), _total(inside["n_out"])
     both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
     batch = settings.number(run.manifest.server, "batch")
     inferences = None if batch is None else len(inside) * batch
     rates = (None if total is None else total / span for total in (tokens_out, tokens_in, both, inferences))
-    return window, Throughput(len(inside) / span, *rates)
+    found = Throughput(len(inside) / span, *rates)
+    return window, msgspec.structs.replace(found, offered=offered(rows[mask & (phase == STEADY)]))
 
 
 def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tuple[int, int]:

@@ -12,22 +12,33 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--seconds", type=click.FloatRange(1, 60), default=4.0, show_default=True, help="How long each of the steps runs."
+    "--seconds",
+    type=click.FloatRange(1, 60),
+    default=4.0,
+    show_default=True,
+    help="How long each step takes, in seconds.",
 )
-@click.option("--json", "json_path", metavar="PATH", help="Write the numbers there too (- is standard output).")
+@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON. Use - for standard output.")
 def command(seconds: float, json_path: str | None) -> int:
-    """Measure this machine's own ceiling and added latency, against a null server on loopback.
+    """Measure what this machine itself adds to a latency, and how much load it can generate.
 
-    Trust no latency below the added latency, and no rate near the ceiling: what this machine adds itself is in them. One
-    client process is measured; a run may use several (client.processes).
+    \b
+    inferometer calibrate
+    inferometer calibrate --seconds 10 --json calibration.json
+
+    The load goes to a null server on loopback, which responds at once, so what is measured is the client. Do not trust a
+    latency below the added latency, nor a rate near the ceiling: there you would measure this machine. The figures are for
+    one client process; a run may use several (client.processes).
+
+    Exit status: 0 measured, 2 bad input, 3 internal error.
     """
     import msgspec  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 
     from inferometer.calibrate import STEPS, calibrate  # noqa: PLC0415
-    from inferometer.report.out import check_paths, export  # noqa: PLC0415
+    from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
 
-    check_paths(json_path, None)
+    check_paths({"--json": json_path})
     progress = Console(stderr=True)
     done = 0
 
@@ -40,29 +51,34 @@ def command(seconds: float, json_path: str | None) -> int:
     if json_path != "-":
         click.echo(_text(found), nl=False)
     if json_path is not None:
-        export(json_path, lambda file: file.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"))
+        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+        write_file(json_path, lambda file: file.write(encoded))
     return 0
 
 
 def _text(found: "Calibration") -> str:
-    """In three columns."""
+    """The figures in three columns."""
     rows = [
-        ("ceiling", f"{_count(found.requests_per_second)} requests/s", f"{_time(found.cpu_per_request)} of CPU each"),
+        (
+            "ceiling",
+            f"{_count(found.requests_per_second)} requests/s",
+            f"{_time(found.cpu_per_request)} of CPU per request",
+        ),
         (
             "streaming",
-            f"{_count(found.chunks_per_second)} chunks/s a core",
-            f"{_time(found.cpu_per_chunk)} of CPU each",
+            f"{_count(found.chunks_per_second)} chunks/s per core",
+            f"{_time(found.cpu_per_chunk)} of CPU per chunk",
         ),
         ("added latency", f"{_time(found.added_latency_p50)} p50", f"{_time(found.added_latency_p99)} p99"),
         ("error of a gap", f"{_time(found.itl_error_p50)} p50", f"{_time(found.itl_error_p99)} p99"),
     ]
     for rate, p50 in found.lag_p50.items():
         rows.append((f"lag at {int(rate):,}/s", f"{_time(p50)} p50", f"{_time(found.lag_p99[rate])} p99"))
-    rows.append(("clock", f"{found.stamps} stamps", found.timer))
-    first, second = (max(len(row[place]) for row in rows) for place in (0, 1))
+    rows.append(("clock", f"{found.stamps} timestamps", found.timer))
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"{name:<{first}}   {one:<{second}}   {other}" for name, one, other in rows]
     if any(part.startswith("- ") for row in rows for part in row):
-        lines.append("-: too few values to tell; give --seconds more")
+        lines.append("-: too few values; measure longer with --seconds")
     return "".join(f"{line}\n" for line in lines)
 
 

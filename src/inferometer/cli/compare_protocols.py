@@ -5,14 +5,15 @@ from collections.abc import Iterator
 
 import click
 
-from inferometer.cli.settings import server_settings
+from inferometer.cli.options import server_settings
 from inferometer.errors import ANOTHER_FOLDER, OTHER_GRPC, OTHER_HTTP, UserError, reworded
 
-_SPOKEN = {
+_REMEDIES = {
     ANOTHER_FOLDER: "give another folder: --out DIR",
     OTHER_GRPC: "check --grpc",
     OTHER_HTTP: "check the URL and its path",
 }
+"""What to do next, in terms of this command's options."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,27 +23,31 @@ _SPOKEN = {
     "--model",
     default="identity",
     show_default=True,
-    help="A model with one input and one output of one variable size, such as one that gives back what it is given.",
+    help="The model. It must have one input and one output of one variable size, such as a model that returns its input.",
 )
 @click.option(
-    "--sizes", default="1kB,100kB,10MB", show_default=True, help="How large the tensor is: sizes, with commas between."
+    "--sizes", default="1kB,100kB,10MB", show_default=True, help="The sizes of the tensor, separated by commas."
 )
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), default=1, show_default=True, help="Requests in flight at a time."
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The number of requests in flight.",
 )
-@click.option("--duration", help="How long each cell is measured in a round. Default: 3s.")
-@click.option("--requests", type=click.IntRange(min=1), help="How many requests each cell is measured by, instead.")
+@click.option("--duration", metavar="TIME", help="How long to measure each cell, in each round. Default: 3s.")
+@click.option("--requests", type=click.IntRange(min=1), help="How many requests to measure each cell with, instead.")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How often all cells are gone through; another protocol begins each time.",
+    help="How many times to measure all cells; each round begins with another protocol.",
 )
-@click.option("--out", metavar="DIR", help="Keep the runs there, a folder each. Default: they are not kept.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the numbers there too (- is standard output).")
-@click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart there: .svg, .png or .html.")
-@click.option("--quiet", "-q", is_flag=True, help="Do not say what is being measured.")
+@click.option("--out", metavar="DIR", help="Keep the runs in this folder. Default: they are not kept.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON. Use - for standard output.")
+@click.option("--chart", "chart_path", metavar="FILE", help="Draw a chart: .svg, .png or .html.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @server_settings("url", "model", "api", "stream")
 def command(
     url: str | None,
@@ -59,31 +64,36 @@ def command(
     quiet: bool,
     overrides: tuple[str, ...],
 ) -> int:
-    """Measure the same model over gRPC unary, gRPC stream, HTTP binary and HTTP JSON: rates, times, bytes.
+    """Measure one model over gRPC unary, gRPC stream, HTTP binary and HTTP JSON, and compare rates, times and bytes.
 
     \b
-    inferometer compare-protocols
-    inferometer compare-protocols http://127.0.0.1:8000 --grpc 127.0.0.1:8001
-    inferometer compare-protocols ... --sizes 1kB,1MB --rounds 3 --chart out.svg
+    Against the reference server, which is started for it
+      inferometer compare-protocols
+    Against your own server
+      inferometer compare-protocols http://127.0.0.1:8000 --grpc 127.0.0.1:8001
+    Three rounds with two sizes, and a chart
+      inferometer compare-protocols --sizes 1kB,1MB --rounds 3 --chart out.svg
 
-    URL is the HTTP port of a KServe v2 server, such as Triton; without one, our own reference server is asked. Every cell is an ordinary run with a verdict of its own, and all protocols send the same
-    tensor. Exit status: 0 all cells are VALID, 1 one is INVALID (the report says why), 2 bad input.
+    URL is the HTTP port of a KServe v2 server, such as Triton. All protocols send the same tensor. Every cell of the table is
+    an ordinary run with a verdict of its own.
+
+    Exit status: 0 all cells are VALID, 1 one is INVALID (the report says why), 2 bad input, 3 internal error.
     """
     import msgspec  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 
     from inferometer import compare_protocols  # noqa: PLC0415
     from inferometer.report import protocol_comparison as report  # noqa: PLC0415
-    from inferometer.report.out import check_paths, export, wants_color  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
 
     if chart_path is not None:
         report.check_chart(chart_path)
-    check_paths(json_path, chart_path)
+    check_paths({"--json": json_path, "--chart": chart_path})
     progress = Console(stderr=True)
 
     def note(number: int, of: int, way: str, size: int) -> None:
         if not quiet:
-            progress.print(f"[dim]{number}/{of}[/dim] {report.cell_words(way, size)}", highlight=False)
+            progress.print(f"[dim]{number}/{of}[/dim] {report.describe_cell(way, size)}", highlight=False)
 
     options = compare_protocols.ComparisonOptions(
         model=model,
@@ -95,12 +105,13 @@ def command(
         out=out,
         overrides=overrides,
     )
-    with reworded(_SPOKEN), _server(url, grpc_url) as (http, grpc):
+    with reworded(_REMEDIES), _server(url, grpc_url) as (http, grpc):
         found = compare_protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)
     if json_path is not None:
-        export(json_path, lambda file: file.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"))
+        encoded = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+        write_file(json_path, lambda file: file.write(encoded))
     if chart_path is not None:
         report.draw(found, chart_path)
     return 0 if found.is_valid else 1
@@ -112,47 +123,49 @@ def _sizes(given: str) -> tuple[int, ...]:
     try:
         return tuple(parse_bytes(part.strip()) for part in given.split(","))
     except ValueError as error:
-        raise UserError(f"--sizes: {error}", "write sizes with commas between: 1kB,100kB,10MB") from None
+        raise UserError(f"--sizes: {error}", "separate sizes by commas: 1kB,100kB,10MB") from None
 
 
 def _duration(given: str | None, requests: int | None) -> float:
     from inferometer.units import parse_seconds  # noqa: PLC0415
 
     if given is not None and requests is not None:
-        raise UserError("--duration and --requests both say how long a cell is measured", "give one of them")
+        raise UserError("--duration and --requests both limit how long a cell is measured", "give one of them")
     try:
         seconds = parse_seconds("3s" if given is None else given)
     except ValueError as error:
         raise UserError(f"--duration: {error}", "write it as 3s or 500ms") from None
     if not seconds:
-        raise UserError("--duration: 0 s measure nothing", "give more")
+        raise UserError("--duration must be greater than 0", "write it as 3s or 500ms")
     return seconds
 
 
 @contextlib.contextmanager
 def _server(url: str | None, grpc_url: str | None) -> Iterator[tuple[str | None, str | None]]:
-    """The URLs to ask, HTTP and gRPC: those that were given, or those of a server of our own."""
+    """Yield the URLs to measure, HTTP and gRPC: the given ones, or those of a reference server."""
     if url is None and grpc_url is None:
-        with _own_server() as urls:
+        with _reference_server() as urls:
             yield urls
         return
     yield _with_scheme(url, "http", "URL"), _with_scheme(grpc_url, "grpc", "--grpc")
 
 
-def _with_scheme(url: str | None, kind: str, what: str) -> str | None:
+def _with_scheme(url: str | None, scheme: str, option: str) -> str | None:
     if url is None or "://" not in url:
-        return None if url is None else f"{kind}://{url}"
-    scheme = url.partition("://")[0]
-    if scheme.lower() not in (kind, f"{kind}s"):
-        port = "an HTTP port" if kind == "http" else "a gRPC port"
-        both = "http://HOST:PORT --grpc grpc://HOST:PORT"
-        raise UserError(f"{what} {scheme}://...: not the URL of {port}", f"give that of the HTTP port first: {both}")
+        return None if url is None else f"{scheme}://{url}"
+    given = url.partition("://")[0]
+    if given.lower() not in (scheme, f"{scheme}s"):
+        port = "an HTTP port" if scheme == "http" else "a gRPC port"
+        raise UserError(
+            f"{option} {given}://...: this is not the URL of {port}",
+            "give the HTTP port first: http://HOST:PORT --grpc grpc://HOST:PORT",
+        )
     return url
 
 
 @contextlib.contextmanager
-def _own_server() -> Iterator[tuple[str, str]]:
-    """The URLs of a reference server with the model identity, as long as the block runs."""
+def _reference_server() -> Iterator[tuple[str, str]]:
+    """Run a reference server with the model identity while the block runs, and yield its URLs."""
     from inferometer.serve.background import serving  # noqa: PLC0415  (heavy: not for --help)
     from inferometer.serve.settings import Settings  # noqa: PLC0415
 

@@ -106,11 +106,9 @@ def command(json_path: str | None, **given: Any) -> int:
     from inferometer.infer import export, show  # noqa: PLC0415
     from inferometer.infer.flags import InferFlags  # noqa: PLC0415
     from inferometer.infer.infer import infer  # noqa: PLC0415
-    from inferometer.report.out import check_paths, wants_color  # noqa: PLC0415
-    from inferometer.report.out import export as deliver  # noqa: PLC0415
+    from inferometer.report.output import check_paths, wants_color, write_file  # noqa: PLC0415
 
-    check_paths(json_path, None)
-    check_paths(given["save"], None)
+    check_paths({"--json": json_path, "--save": given["save"]})
     quiet = json_path == "-"
     heard = _Heard(quiet)
     try:
@@ -123,10 +121,10 @@ def command(json_path: str | None, **given: Any) -> int:
     if not quiet:
         click.echo(show.render(result, wants_color()), nl=False, color=True)
     if json_path is not None:
-        deliver(json_path, lambda file: file.write(export.to_json(result, outcome.error)))
+        write_file(json_path, lambda file: file.write(export.to_json(result, outcome.error)))
     if given["save"] is not None:
         data = export.to_npz(result)
-        deliver(given["save"], lambda file: file.write(data))
+        write_file(given["save"], lambda file: file.write(data))
     outcome.whom.raise_for(outcome.fail)
     return 0
 

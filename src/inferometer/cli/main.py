@@ -1,32 +1,39 @@
-"""`inferometer`: the verbs, each imported when it is called, so that `--help` is instant."""
+"""`inferometer`: the command line. Each command is imported when it is called, so that `--help` is instant."""
 
 import difflib
+import errno
 import importlib
 import os
 import sys
+import tempfile
+import traceback
 
 import click
 
 from inferometer import __version__
 from inferometer.errors import UserError
 
-VERBS = {
-    "run": "Measure an endpoint: from a URL or a YAML file to a verdict.",
-    "infer": "Ask once, by hand: the answer, and where its time went.",
-    "triton": "Triton's simple performance client: one request after the other to a model, its flags and its output.",
-    "compare-protocols": "The same model over gRPC, HTTP and JSON: rates, times and bytes side by side.",
-    "serve": "Start the reference server: tensor models (KServe v2, as Triton), OpenAI endpoints on a simulator.",
+COMMANDS = {
+    "run": "Measure an endpoint under load: from a URL or a YAML file to a report and a verdict.",
+    "infer": "Send one request and show the response, and where its time went.",
     "report": "Print the report of a stored run again, or export it.",
-    "calibrate": "Measure this machine's own ceiling and added latency, against a null server.",
+    "serve": "Start the reference server: tensor models (KServe v2, as Triton) and a simulated LLM.",
+    "compare-protocols": "Measure one model over gRPC, HTTP and JSON, side by side.",
+    "triton": "Run Triton's simple performance client: the same flags, the same output.",
+    "calibrate": "Measure what this machine itself adds, and how much load it can generate.",
 }
 
+INTERNAL_ERROR = 3
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""What a write to standard output may fail with."""
 
-class _Verbs(click.Group):
+
+class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"inferometer.cli.{cmd_name.replace('-', '_')}").command
         return command
@@ -34,38 +41,40 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], VERBS, 1, 0.5)
-            remedy = f"write inferometer {near[0]}" if near else f"there are {', '.join(VERBS)}"
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], COMMANDS, 1, 0.5)
+            remedy = f"did you mean inferometer {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
             raise UserError(f"there is no command '{args[0]}'", remedy)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="inferometer")
 def main() -> None:
-    """Says how fast a model server really is.
+    """Measure how fast a model server is, how much load it holds, and whether the figures can be trusted.
 
     \b
-    inferometer run http://127.0.0.1:8000   measure what runs there
-    inferometer run grpc://127.0.0.1:8001   a tensor server: Triton, KServe v2
-    inferometer run bench.yaml --set load.rate=50
-    inferometer infer http://127.0.0.1:8000 --prompt Hello    one by hand
-    inferometer serve identity              a server to try it on
-    inferometer report runs/LATEST          the same report again
+    inferometer serve                               a server to try it on
+    inferometer run http://127.0.0.1:8000           measure what runs there
+    inferometer run grpc://127.0.0.1:8001           a tensor server: Triton, KServe v2
+    inferometer run bench.yaml --set load.rate=50   a file, with one key changed
+    inferometer infer http://127.0.0.1:8000 --prompt Hello
+    inferometer report runs/LATEST                  the last report again
 
-    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input, 130 interrupted.
+    `inferometer COMMAND --help` explains a command and its options.
+
+    Exit status: 0 the measurement is VALID, 1 it is INVALID, 2 bad input, 3 internal error, 130 interrupted.
 
     Shell completion: eval "$(_INFEROMETER_COMPLETE=bash_source inferometer)" (or zsh_source, fish_source).
     """
 
 
 def entry() -> None:
-    """The console script: a UserError is one line on stderr and status 2."""
+    """The console script. No error ends with a traceback on the terminal."""
     try:
         status = main(prog_name="inferometer", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -80,15 +89,42 @@ def entry() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("inferometer: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away: `inferometer report RUN | head`
-        _drop_output()
+    except BrokenPipeError:  # whoever read our output is gone: `inferometer report RUN | head`
+        _discard_output()
         sys.exit(0)
     except OSError as error:  # standard output is on a full disk: `inferometer report RUN > FILE`
-        _drop_output()
-        click.echo(f"inferometer: {error.strerror or error}\n  next: check where the output goes", err=True)
+        if error.errno not in _OUTPUT_ERRORS:
+            sys.exit(_internal_error(error))
+        _discard_output()
+        click.echo(f"inferometer: {error.strerror}\n  next: check where the output is written to", err=True)
         sys.exit(2)
+    except Exception as error:  # a bug: it must not look like an INVALID measurement
+        sys.exit(_internal_error(error))
 
 
-def _drop_output() -> None:
-    """What is still buffered goes nowhere, so that Python's own end does not stumble over it."""
+def _discard_output() -> None:
+    """Drop what is still buffered, so that Python does not fail to write it when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _internal_error(error: Exception) -> int:
+    """Say what happened in one line, write the traceback to a file, and return the exit status."""
+    if os.environ.get("INFEROMETER_DEBUG"):
+        traceback.print_exception(error)
+    log = _write_log(error)
+    summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    click.echo(f"inferometer: internal error: {summary}{f'; the traceback is in {log}' if log else ''}", err=True)
+    click.echo(f"  next: this is a bug in inferometer: please report it{' with that file' if log else ''}", err=True)
+    return INTERNAL_ERROR
+
+
+def _write_log(error: Exception) -> str:
+    """Write the traceback to a new file that only the user can read, and return its path; "" when that fails."""
+    try:
+        descriptor, path = tempfile.mkstemp(".log", "inferometer-")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"inferometer {__version__}, Python {sys.version}\n")
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return ""
+    return path

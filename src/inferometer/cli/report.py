@@ -1,34 +1,39 @@
-"""`inferometer report RUN_DIR`: the report of a stored run again, byte for byte, or exported. A whole folder is not changed;
-one whose run never ended is completed from what had been recorded.
+"""`inferometer report`: the report of a stored run again, byte for byte, or an export of it.
+
+A complete folder is not changed. A run that did not end is completed from what it had recorded.
 """
 
 import click
 
-from inferometer import conduct
-from inferometer.report import out
+from inferometer.cli.options import export_options
 
 
-@click.command(short_help="Print the report of a stored run again, or export it.")
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", metavar="RUN_DIR")
-@click.option("--json", "json_path", metavar="PATH", help="Write the summary as JSON; - is standard output.")
-@click.option("--csv", "csv_path", metavar="PATH", help="Write one line a request as CSV; - is standard output.")
-@click.option(
-    "--perf-csv",
-    "perf_csv_path",
-    metavar="PATH",
-    help="Write one line a stage as perf_analyzer does; - is standard output.",
-)
-@click.option("--explain", is_flag=True, help="Say what every metric and check means.")
-def command(run_dir: str, json_path: str | None, csv_path: str | None, perf_csv_path: str | None, explain: bool) -> int:
-    """Print the report of the run in RUN_DIR, such as runs/LATEST.
+@export_options
+@click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
+@click.option("--explain", is_flag=True, help="Add the definition of every metric and check.")
+def command(run_dir: str, exports: dict[str, str], histogram: bool, explain: bool) -> int:
+    """Print the report of the run in the folder RUN_DIR again, or export it.
 
-    Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input.
+    \b
+    inferometer report runs/LATEST                  the last run
+    inferometer report runs/LATEST --explain        with all definitions
+    inferometer report runs/LATEST --csv out.csv    one row per request
+    inferometer report runs/LATEST --json - | jq .throughput
+
+    The report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
+    what had been recorded until then.
+
+    Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input, 3 internal error.
     """
-    out.check_paths(json_path, csv_path, perf_csv_path)
-    outputs = (json_path, csv_path, explain, perf_csv_path)
+    from inferometer import conduct  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+
+    check_exports(exports)
     try:
         run, summary = conduct.open_run(run_dir)
     except conduct.UnsavedError as error:
-        out.deliver(error.run, error.summary, *outputs)
+        deliver(error.run, error.summary, exports, explain, histogram)
         raise
-    return out.deliver(run, summary, *outputs)
+    return deliver(run, summary, exports, explain, histogram)

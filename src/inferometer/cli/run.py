@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from inferometer.cli.options import export_options
 from inferometer.errors import UserError
 
 
-def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Reads a number, and leaves a range of them (start:end[:step]) to the config."""
+def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Make a callback that reads a number, and leaves a range (START:END[:STEP]) to the config."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         if value is None or ":" in value:
@@ -31,38 +32,38 @@ def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Para
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the file: --set load.rate=50. Repeatable.",
+    help="Set any key of the config, over the file: --set load.rate=50. Can be repeated. docs/config.md lists the keys.",
 )
-@click.option("--model", help="Model to ask for (default: the first that the server lists).")
+@click.option("--model", help="The model to use. Default: the first that the server lists.")
 @click.option(
     "--rate",
-    callback=_level(float),
+    callback=_number_or_range(float),
     metavar="N|START:END[:STEP]",
-    help="Open loop: so many requests a second, Poisson. Short for --set load.type=poisson ... 100:500:100 is a stage for each.",
+    help="Open loop: send N requests per second on average, at random (Poisson) times, no matter how fast the server "
+    "responds. 100:500:100 measures a stage for each of 100, 200 ... 500.",
 )
 @click.option(
     "--concurrency",
-    callback=_level(int),
+    callback=_number_or_range(int),
     metavar="N|START:END[:STEP]",
-    help="Closed loop: so many requests in flight. 1:8:2 is a stage for 1, 3, 5 and 7.",
+    help="Closed loop: keep N requests in flight; each response makes room for the next request. 1:8:2 measures a "
+    "stage for each of 1, 3, 5 and 7. Default: 16.",
 )
-@click.option("--duration", help="How long: 30s, 5m.")
-@click.option("--requests", type=int, help="How many requests.")
-@click.option("--input", "input_tokens", type=int, help="Tokens in each prompt.")
-@click.option("--output", "output_tokens", type=int, help="Tokens wanted in each answer.")
+@click.option("--duration", metavar="TIME", help="Measure for this long, such as 30s or 5m. Default: 30s.")
+@click.option("--requests", type=int, metavar="N", help="Measure with this many requests instead.")
+@click.option("--input", "input_tokens", type=int, metavar="N", help="The number of tokens in each prompt.")
+@click.option("--output", "output_tokens", type=int, metavar="N", help="The number of tokens to generate per request.")
 @click.option(
-    "--prompt", "prompts", multiple=True, help="Send this prompt instead of synthetic ones. Repeatable: in turn."
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="Send this prompt instead of synthetic ones. Can be repeated: the prompts are sent in turn.",
 )
-@click.option("--json", "json_path", metavar="PATH", help="Write summary.json there too (- is standard output).")
-@click.option("--csv", "csv_path", metavar="PATH", help="Write one row a request there (- is standard output).")
-@click.option(
-    "--perf-csv",
-    "perf_csv_path",
-    metavar="PATH",
-    help="Write one row a stage there, as perf_analyzer does (- is standard output).",
-)
-@click.option("--explain", is_flag=True, help="Print what each number means.")
-@click.option("--quiet", "-q", is_flag=True, help="No live view.")
+@export_options
+@click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
+@click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress during the run.")
 def command(
     source: str,
     overrides: tuple[str, ...],
@@ -74,65 +75,72 @@ def command(
     input_tokens: int | None,
     output_tokens: int | None,
     prompts: tuple[str, ...],
-    json_path: str | None,
-    csv_path: str | None,
-    perf_csv_path: str | None,
+    exports: dict[str, str],
+    histogram: bool,
     explain: bool,
     quiet: bool,
 ) -> int:
-    """Measure the endpoint at URL, or as FILE (YAML) says, and give a verdict.
+    """Measure the endpoint at URL, or what FILE (YAML) describes, and give a verdict.
 
     \b
-    inferometer run http://127.0.0.1:8000                    16 in flight for 30 s
-    inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
-    inferometer run http://127.0.0.1:8000 --concurrency 1:8:2 --duration 10s
-    inferometer run grpc://127.0.0.1:8001 --model resnet     KServe v2, over gRPC
-    inferometer run http://127.0.0.1:8000 --set server.api=kserve --model resnet
-    inferometer run bench.yaml --set load.rate=50 --json out.json
+    An LLM server with OpenAI's API: 16 requests in flight for 30 s
+      inferometer run http://127.0.0.1:8000
+    20 requests per second for a minute, however fast it responds
+      inferometer run http://127.0.0.1:8000 --rate 20 --duration 1m
+    How it scales: 1, 2, 3 ... 8 in flight, 10 s each
+      inferometer run http://127.0.0.1:8000 --concurrency 1:8 --duration 10s
+    A tensor server (Triton, KServe v2), over gRPC or HTTP
+      inferometer run grpc://127.0.0.1:8001 --model resnet
+      inferometer run http://127.0.0.1:8000 --set server.api=kserve
+    A file, with one key changed, and the figures as JSON
+      inferometer run bench.yaml --set load.rate=50 --json out.json
 
-    Results go to a folder of their own under runs/ (see `output` in docs/config.md). Ctrl-C ends the run early and reports
-    what there is; a second Ctrl-C does not wait for answers. Exit status: 0 VALID, 1 INVALID, 2 bad input.
+    Each run is stored in a folder of its own under runs/; `inferometer report runs/LATEST` prints the report again. The first
+    Ctrl-C stops sending, waits for the responses in flight and reports what was measured; the second does not wait.
+
+    Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input, 3 internal error, 130 interrupted before it started.
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.out import check_paths, deliver  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     is_url = "://" in source
     tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source)
-    _load(tree, rate, concurrency, duration, requests, any(one.startswith("load.stable=") for one in overrides))
-    _data(tree, input_tokens, output_tokens, prompts)
+    is_stable = any(setting.startswith("load.stable=") for setting in overrides)
+    _set_load(tree, rate, concurrency, duration, requests, is_stable)
+    _set_data(tree, input_tokens, output_tokens, prompts)
     if model is not None:
         _section(tree, "server")["model"] = model
     config = from_mapping(tree, overrides, "command line" if is_url else source)
-    check_paths(json_path, csv_path, perf_csv_path)
-    outputs = (json_path, csv_path, explain, perf_csv_path)
+    check_exports(exports)
     try:
         run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, *outputs)
+        deliver(error.run, error.summary, exports, explain, histogram)
         raise
-    return deliver(run, summary, *outputs)
+    return deliver(run, summary, exports, explain, histogram)
 
 
-def _load(
+def _set_load(
     tree: dict[str, Any],
     rate: float | str | None,
     concurrency: int | str | None,
     duration: str | None,
     requests: int | None,
-    stable: bool,
+    is_stable: bool,
 ) -> None:
-    """The load's flags, on top of what the file says; `stable`: an override ends the load when it is."""
+    """Put the options for the load over the file's; `is_stable`: --set ends the load when it is stable."""
     if rate is not None and concurrency is not None:
         raise UserError(
-            "--rate and --concurrency are two kinds of load", "give one; a cap on an open loop is load.max_concurrency"
+            "--rate (open loop) and --concurrency (closed loop) exclude each other",
+            "give one of them; --set load.max_concurrency=N limits an open loop",
         )
     ends = {name: value for name, value in (("duration", duration), ("requests", requests)) if value is not None}
     if rate is not None:
-        tree["load"] = {"type": "poisson", "rate": rate} | _ends_of(tree, ends, stable)
+        tree["load"] = {"type": "poisson", "rate": rate} | _end_of_load(tree, ends, is_stable)
     elif concurrency is not None:
-        tree["load"] = {"type": "closed", "concurrency": concurrency} | _ends_of(tree, ends, stable)
+        tree["load"] = {"type": "closed", "concurrency": concurrency} | _end_of_load(tree, ends, is_stable)
     elif ends:
         load = _section(tree, "load")
         if "stages" in load:
@@ -146,33 +154,36 @@ def _load(
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """The file's section to put a flag into; where it is no section, the config's own check will say so."""
+    """Return the file's section to put an option into. If it is not a section, the config's own check reports that."""
     found = tree.get(name)
     if found is None:
         found = tree[name] = {}
     return found if isinstance(found, dict) else {}
 
 
-def _ends_of(tree: dict[str, Any], given: dict[str, Any], stable: bool) -> dict[str, Any]:
-    """What ends the load: as given, as the file says, or after 30 s, unless it ends when it is stable."""
+def _end_of_load(tree: dict[str, Any], given: dict[str, Any], is_stable: bool) -> dict[str, Any]:
+    """What ends the load: the options, else the file, else 30 s, unless it ends when it is stable."""
     load = _section(tree, "load")
     settling = {name: load[name] for name in ("stable", "window") if name in load}
     ends = given or {name: load[name] for name in ("duration", "requests") if name in load}
-    if not ends and not stable and "stable" not in settling:
+    if not ends and not is_stable and "stable" not in settling:
         ends = {"duration": "30s"}
     return ends | settling
 
 
-def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | None, prompts: tuple[str, ...]) -> None:
+def _set_data(
+    tree: dict[str, Any], input_tokens: int | None, output_tokens: int | None, prompts: tuple[str, ...]
+) -> None:
+    """Put the options for prompts and responses over the file's."""
     if prompts:
         if input_tokens is not None:
-            raise UserError("--input and --prompt: a given prompt has the length it has", "drop one of them")
+            raise UserError("--input and --prompt: a given prompt already has its length", "leave out one of them")
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
     server = tree.get("server")
     url = server.get("url") if isinstance(server, dict) else None
     if (input_tokens or output_tokens) and isinstance(url, str) and url.startswith("grpc"):
         raise UserError(
-            "--input and --output are tokens of prompts; over gRPC tensors or messages are sent",
+            "--input and --output are tokens of prompts, but over gRPC tensors or messages are sent",
             "use --set data.shape=... or --set data.batch=...",
         )
     for name, value in (("input", input_tokens), ("output", output_tokens)):

@@ -4,23 +4,24 @@ import sys
 
 import click
 
-from inferometer.cli.settings import server_settings
+from inferometer.cli.options import server_settings
 from inferometer.errors import ANOTHER_FOLDER, CHECK_VERSION, OTHER_GRPC, OTHER_HTTP, reworded
 
-_SPOKEN = {
-    ANOTHER_FOLDER: "start it elsewhere: its records go to runs/ in the folder that it is started in",
+_REMEDIES = {
+    ANOTHER_FOLDER: "start it in another folder: records are stored under runs/ in the current folder",
     CHECK_VERSION: "check -x",
-    OTHER_GRPC: "check -u; `inferometer run` measures any other gRPC service",
-    OTHER_HTTP: "check -u; `inferometer run` measures OpenAI's endpoints",
+    OTHER_GRPC: "check -u; use `inferometer run` for other gRPC services",
+    OTHER_HTTP: "check -u; use `inferometer run` for OpenAI's endpoints",
 }
+"""What to do next, in terms of this command's options."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Print the whole report, and where the records are, to standard error."
+    "-v", "--verbose", is_flag=True, help="Print the full report, and where the records are, to standard error."
 )
-@click.option("-m", "--model-name", required=True, help="The model.")
-@click.option("-x", "--model-version", default="", help="Its version. Default: the server's choice.")
+@click.option("-m", "--model-name", required=True, help="The name of the model.")
+@click.option("-x", "--model-version", default="", help="The version of the model. Default: the server chooses.")
 @click.option("-b", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="The batch size.")
 @click.option(
     "-s",
@@ -28,14 +29,18 @@ _SPOKEN = {
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="The size of the variable dimension: the tensor is [BATCH, SHAPE], or [SHAPE] where the model takes no batches.",
+    help="The size of the variable dimension: the tensor is [BATCH, SHAPE], or [SHAPE] if the model takes no batches.",
 )
-@click.option("-u", "--url", help="HOST:PORT, or a URL. Default: 127.0.0.1:8000 for http, 127.0.0.1:8001 for grpc.")
+@click.option(
+    "-u",
+    "--url",
+    help="The server: HOST:PORT, or a URL. Default: 127.0.0.1:8000 for http, 127.0.0.1:8001 for grpc.",
+)
 @click.option(
     "-i",
     "--protocol",
     type=click.Choice(["http", "grpc"], case_sensitive=False),
-    help="Default: http, or what the URL says.",
+    help="The protocol. Default: that of the URL, else http.",
 )
 @click.option(
     "-c",
@@ -43,7 +48,7 @@ _SPOKEN = {
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Requests that are measured.",
+    help="The number of requests to measure.",
 )
 @click.option(
     "-w",
@@ -51,9 +56,9 @@ _SPOKEN = {
     type=click.IntRange(min=0),
     default=500,
     show_default=True,
-    help="Requests before them, which do not count.",
+    help="The number of requests to send before, which do not count.",
 )
-@click.option("--csv", "csv_path", metavar="FILE", help="Write the figures there too, latencies in microseconds.")
+@click.option("--csv", "csv_path", metavar="FILE", help="Write the figures as CSV, latencies in microseconds.")
 @server_settings("url", "model", "version", "api", "stream")
 def command(
     verbose: bool,
@@ -68,22 +73,24 @@ def command(
     csv_path: str | None,
     overrides: tuple[str, ...],
 ) -> int:
-    """Measure a model behind KServe v2, such as Triton's, with one request of zeros after the other.
+    """Measure a model of a KServe v2 server, such as Triton, with one request at a time.
 
     \b
     inferometer triton -m identity -s 1000
     inferometer triton -m identity -i grpc -u 127.0.0.1:8001 -b 8 --csv out.csv
 
-    Takes the flags of Triton's simple performance client and prints what it prints: `infer/sec` are requests, a batch
-    counts as one. The model must have one input and one output, each of one variable size. Records are stored under runs/,
-    as for every run. Exit status: 0 the measurement is VALID, 1 it is INVALID (standard error says why), 2 bad input.
+    This command has the flags and the output of Triton's simple performance client. Requests are tensors of zeros;
+    `infer/sec` counts requests, so a batch counts once. The model must have one input and one output, each with one variable
+    dimension. Records are stored under runs/, as for every run.
+
+    Exit status: 0 the run is VALID, 1 it is INVALID (standard error says why), 2 bad input, 3 internal error.
     """
     from inferometer import conduct, triton_client  # noqa: PLC0415
     from inferometer.report import console  # noqa: PLC0415
-    from inferometer.report.out import check_paths, export  # noqa: PLC0415
+    from inferometer.report.output import check_paths, write_file  # noqa: PLC0415
     from inferometer.report.width import columns  # noqa: PLC0415
 
-    check_paths(None, csv_path)
+    check_paths({"--csv": csv_path})
     options = triton_client.TritonOptions(
         model=model_name,
         version=model_version,
@@ -97,13 +104,13 @@ def command(
     )
     unsaved = None
     try:
-        with reworded(_SPOKEN):
+        with reworded(_REMEDIES):
             run, summary = triton_client.measure(options)
     except conduct.UnsavedError as error:
         run, summary, unsaved = error.run, error.summary, error
     click.echo(triton_client.text(summary), nl=False)
     if csv_path is not None:
-        export(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
+        write_file(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
     if verbose:
         click.echo(console.render(run, summary, width=columns(sys.stderr)), nl=False, err=True)
     elif summary.verdict == "INVALID":

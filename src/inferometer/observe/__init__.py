@@ -1,5 +1,6 @@
-"""What the machines did meanwhile: taken beside the run, by the parent, at no cost to the shards.
+"""Observers record what others did during a run: they work in the parent process, in threads, at no cost to the shards.
 
-statistics.py   what a KServe server says that it spent its time on
-settling.py     whether the stage under way is stable
+observer.py     the Observer protocol, and the threads that drive observers
+statistics.py   an observer that reads the statistics of a KServe server
+settling.py     whether the current stage is stable
 """

@@ -1,6 +1,6 @@
-"""Is the stage under way stable? Read from the spools of all shards as they grow, and judged as the report will judge it.
+"""Whether the current stage is stable: read from the spools of all shards as they grow, and judged as the report will judge it.
 
-A shard says from time to time up to which instant all of its answers are in the spool; the one that is furthest behind decides.
+Every shard publishes the instant up to which all of its responses are in the spool; the shard that is furthest behind decides.
 """
 
 from collections.abc import Sequence
@@ -12,50 +12,50 @@ from inferometer.analysis import stability
 from inferometer.records import StagePlan
 from inferometer.store.spool import Control, rows_of
 
-_Part = np.ndarray[tuple[int], np.dtype[np.void]]
+_Rows = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
 class Settling:
-    """Asked now and then, `look` says which stage is to end. The control files must be there."""
+    """Watches for the current stage to become stable. The shards' control files must exist."""
 
     def __init__(self, spool: Path, shards: int, plans: Sequence[StagePlan]) -> None:
         self._spool = spool
         self._controls = [Control(spool / f"{shard}.control", create=False) for shard in range(shards)]
         self._rules = [stability.rule_of(plan) for plan in plans]
-        self._seen = [0] * shards
-        self._good: list[list[_Part]] = [[] for _ in plans]  # by stage: a shard may be ahead of the others
-        self._looked_at = [0] * len(plans)
+        self._rows_read = [0] * shards
+        self._good: list[list[_Rows]] = [[] for _ in plans]  # by stage, since a shard may be ahead of the others
+        self._windows_judged = [0] * len(plans)
 
     def look(self) -> int | None:
-        """The number of the stage that is under way and stable; None while it is not."""
+        """Return the number of the current stage if it is stable and should end, else None. Call it every now and then."""
         stage = min(control["stage"] for control in self._controls)
         until = self._recorded_until()
         self._read(stage)
         rule, good = self._rules[stage], self._good[stage]
         if rule is None or not good:
             return None
-        windows = (until - min(int(part["done"].min()) for part in good)) // rule.window
-        if windows <= self._looked_at[stage]:
+        windows = (until - min(int(rows["done"].min()) for rows in good)) // rule.window
+        if windows <= self._windows_judged[stage]:
             return None
-        self._looked_at[stage] = windows
-        done, sent = (np.concatenate([part[name] for part in good]) for name in ("done", "sent"))
+        self._windows_judged[stage] = windows
+        done, sent = (np.concatenate([rows[name] for rows in good]) for name in ("done", "sent"))
         found = stability.look(done, sent, rule, until)
         return stage if found.settled is not None else None
 
     def _recorded_until(self) -> int:
-        """The instant before which all answers are in the spool; shards that are done have no more."""
+        """Return the instant, since t=0, before which all responses are in the spool. Shards that have ended add nothing more."""
         return min(
             (control["recorded"] - control["t0"] for control in self._controls if not control["ended"]), default=0
         )
 
     def _read(self, first: int) -> None:
-        """The good answers that are new, of stages from `first` on."""
+        """Read the successful responses that are new, of stage `first` and later ones."""
         for shard, control in enumerate(self._controls):
-            count, seen = control["rows"], self._seen[shard]
-            if count == seen:
+            count, rows_read = control["rows"], self._rows_read[shard]
+            if count == rows_read:
                 continue
-            self._seen[shard] = count
-            rows = rows_of(self._spool, shard, count, seen)
+            self._rows_read[shard] = count
+            rows = rows_of(self._spool, shard, count, rows_read)
             for stage in range(first, len(self._rules)):
                 good = rows[(rows["stage"] == stage) & (rows["failure"] == 0)][["done", "sent"]].copy()
                 if self._rules[stage] is not None and len(good):

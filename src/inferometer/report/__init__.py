@@ -1,1 +1,1 @@
-"""How a run looks: the console's table, summary.json, CSV. Everything here is a function of the run and its summary."""
+"""What a run looks like: the report in the terminal, the live view, and exports. All of it is made from the run and its summary."""

@@ -1,4 +1,4 @@
-"""One line a request, for spreadsheets: times in seconds since t=0, latencies beside them, empty where missing."""
+"""CSV with one row per request, for spreadsheets: times in seconds since t=0, and latencies; empty where missing."""
 
 from typing import IO, Any
 
@@ -10,20 +10,21 @@ from inferometer.analysis.metrics import METRICS
 from inferometer.records import COUNTED_BY, MISSING, PHASES, TIMES, Run
 from inferometer.units import NS
 
-_AS_THEY_ARE = ("id", "stage", "shard", "url")
+_COPIED = ("id", "stage", "shard", "url")
 _COUNTS = ("n_in", "n_out", "cached", "reasoning")
-_PIECE = 100_000
+_ROWS_AT_ONCE = 100_000
 
 
 def write(run: Run, file: IO[bytes]) -> None:
-    for at in range(0, max(len(run.records.rows), 1), _PIECE):
+    """Write all requests, in pieces of bounded size."""
+    for at in range(0, max(len(run.records.rows), 1), _ROWS_AT_ONCE):
         options = pa.csv.WriteOptions(include_header=at == 0, quoting_style="needed")
-        pa.csv.write_csv(_table(run, slice(at, at + _PIECE)), file, options)
+        pa.csv.write_csv(_table(run, slice(at, at + _ROWS_AT_ONCE)), file, options)
 
 
 def _table(run: Run, part: slice) -> pa.Table:
     rows, phase, failures = run.records.rows[part], run.records.phase[part], run.records.failures
-    columns: dict[str, Any] = {name: rows[name] for name in _AS_THEY_ARE}
+    columns: dict[str, Any] = {name: rows[name] for name in _COPIED}
     columns["phase"] = np.array(PHASES)[phase]
     columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
     columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}

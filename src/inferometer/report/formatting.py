@@ -1,4 +1,4 @@
-"""Numbers and loads in words, as the reports print them."""
+"""Numbers, loads and servers as text, the way all reports print them."""
 
 import math
 
@@ -7,73 +7,81 @@ from inferometer.records import Manifest, StagePlan
 from inferometer.units import format_seconds
 
 
-def plain(value: float | None, decimals: int | None = None) -> str:
-    """A number with as many decimals as its size deserves, or `decimals` as far as there is room for them."""
+def number(value: float | None, decimals: int | None = None) -> str:
+    """Format a number with the decimals that suit its size, or with at most `decimals`."""
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if decimals is None:
         decimals = decimals_for(value)
-    room = next(places for below, places in ((99.9995, 3), (999.995, 2), (math.inf, 0)) if abs(value) < below)
-    return f"{value:,.{min(decimals, room)}f}"
+    most = next(places for below, places in ((99.9995, 3), (999.995, 2), (math.inf, 0)) if abs(value) < below)
+    return f"{value:,.{min(decimals, most)}f}"
 
 
 def milliseconds(seconds: float | None, decimals: int | None = None) -> str:
-    """A latency in milliseconds; from 1000 s on, where nobody counts them any more, in seconds with their unit."""
+    """Format a latency in milliseconds; from 1000 s on in seconds, with their unit."""
     if seconds is not None and 1000 <= abs(seconds) < math.inf:
         return f"{seconds:,.0f}s"
-    return plain(None if seconds is None else seconds * 1e3, decimals)
+    return number(None if seconds is None else seconds * 1e3, decimals)
 
 
 def decimals_for(value: float | None) -> int:
-    """Enough for four digits or so."""
+    """Return how many decimals make about four digits."""
     size = abs(value or 0)
     return next(places for below, places in ((9.9995, 3), (99.995, 2), (999.95, 1), (math.inf, 0)) if size < below)
 
 
 def count(value: float | None) -> str:
-    """Tokens: whole where they are whole."""
+    """Format a number of tokens: without decimals if it is whole."""
     if value is None or not math.isfinite(value) or value != round(value):
-        return plain(value)
+        return number(value)
     return f"{value:,.0f}"
 
 
 def rate(value: float, digits: int = 6) -> str:
-    """A rate with so many digits at the most before and after the point, whatever its size: `2,000,000`, never 2e+06."""
+    """Format a rate with at most `digits` significant digits, but never with an exponent: `2,000,000`, not 2e+06."""
     return f"{value:,.{digits}g}" if value < 10**digits - 0.5 else f"{value:,.0f}"
 
 
 def one_line(text: str, width: int) -> str:
-    """A server's words, made harmless for a terminal and cut to `width`."""
+    """Put a text from a server on one line, without control characters, cut to `width`."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def load_words(stage: StagePlan) -> str:
-    """`poisson, 500 requests/s for 10 s`, `closed loop, 256 in flight, 2,560 requests`."""
+def describe_load(stage: StagePlan) -> str:
+    """Describe a stage: `poisson, 500 requests/s, for 10 s` or `closed loop, 256 in flight, 2,560 requests`."""
     if stage.open:
         parts = [f"{stage.type}, {rate(stage.rate)} requests/s"] if stage.rate else [stage.type]
     else:
         parts = [f"closed loop, {stage.concurrency:,} in flight"]
-    ends = [f"{stage.requests:,} requests"] if stage.requests else []
-    ends += [f"for {format_seconds(stage.duration)}"] if stage.duration else []
-    parts.append(" ".join(ends))
+    parts.append(_describe_end(stage))
     if stage.open and stage.concurrency:
         parts.append(f"at most {stage.concurrency:,} in flight")
     parts += [f"ramp-up {format_seconds(stage.ramp_up)}"] if stage.ramp_up else []
-    parts += [f"think {format_seconds(stage.think)}"] if stage.think else []
+    parts += [f"think time {format_seconds(stage.think)}"] if stage.think else []
     return ", ".join(part for part in parts if part)
 
 
-def target_words(manifest: Manifest) -> str:
+def _describe_end(stage: StagePlan) -> str:
+    """`for 10 s`, `600 requests`, `600 requests in 10 s` (open loop), `600 requests or 10 s` (whichever comes first)."""
+    if not stage.requests:
+        return f"for {format_seconds(stage.duration)}" if stage.duration else ""
+    duration = f" {'in' if stage.open else 'or'} {format_seconds(stage.duration)}" if stage.duration else ""
+    return f"{stage.requests:,} requests{duration}"
+
+
+def describe_target(manifest: Manifest) -> str:
+    """Name the server: its URL, or the first of several."""
     url = settings.text(manifest, "server", "url")
     urls = [str(each) for each in url] if isinstance(url, list | tuple) else [str(url or "?")]
     more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
     return f"{urls[0]}{more}"
 
 
-def api_words(manifest: Manifest) -> str:
+def describe_api(manifest: Manifest) -> str:
+    """Name the API and whether responses are streamed: `chat, streamed`."""
     api = settings.text(manifest, "server", "api") or "chat"
     if api == "grpc":
         return str(settings.text(manifest, "server", "method"))

@@ -1,4 +1,4 @@
-"""summary.json: the summary's structs as they are, in their order. NaN and infinities are null."""
+"""summary.json: the structs of the summary, in their order. NaN and infinities become null."""
 
 import msgspec
 
@@ -6,5 +6,5 @@ from inferometer.analysis.summary import Summary
 
 
 def encode(summary: Summary) -> bytes:
-    """The same bytes for the same summary."""
+    """Encode a summary; equal summaries give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"

@@ -1,17 +1,17 @@
-"""perf_analyzer's CSV, for the spreadsheets and scripts that read it: one line a stage, times in microseconds.
+"""perf_analyzer's CSV, for spreadsheets and scripts that read it: one row per stage, times in microseconds.
 
-What its columns are here:
+The columns mean here:
 
-    Concurrency                 what the stage asked for; `Request Rate` where it is a rate (`Load` where stages differ in kind)
-    Inferences/Second           answers a second times the batch size
-    Client Send                 from the intended instant to the send (0 in closed loop), on average
-    Network+Server Send/Recv    on average, what is left: sending and receiving included, as arrivals are stamped by the kernel
-    Server Queue ... Output     as the server says, on average; empty where it does not. Where it only says how long the model
-                                worked, all of it is Compute Infer, as is what its cache took
+    Concurrency                 the target of the stage; `Request Rate` in open loop (`Load` if stages of both kinds occur)
+    Inferences/Second           responses per second times the batch size
+    Client Send                 mean time from the intended send time to the send (0 in closed loop)
+    Network+Server Send/Recv    mean of the rest, sending and receiving included, since the kernel stamps arrivals
+    Server Queue ... Output     means that the server reports; empty if it does not. If it only reports how long the model
+                                worked, all of that is Compute Infer, as is the time of its cache
     Client Recv                 0: see Network+Server Send/Recv
     p50 latency ...             end to end, as everywhere in the report
-    Server Excess               by how much Server Queue ... Output exceed what the client saw of them, whose
-                                Network+Server Send/Recv is 0 then. There only where some line has any
+    Server Excess               by how much Server Queue ... Output exceed what the client saw, in which case
+                                Network+Server Send/Recv is 0. The column exists only if a row has any
 """
 
 import csv
@@ -43,21 +43,22 @@ EXCESS = "Server Excess"
 
 
 def write(run: Run, summary: Summary, file: IO[bytes]) -> None:
+    """Write one row per stage."""
     plans = run.manifest.plan
     kinds = {plan.open for plan in plans}
     first = "Load" if len(kinds) > 1 else "Request Rate" if True in kinds else "Concurrency"
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    found: Sequence[Summary | StageSummary] = summary.stages or (summary,)
-    excess = [stage.breakdown.excess if stage.breakdown is not None else None for stage in found]
+    stages: Sequence[Summary | StageSummary] = summary.stages or (summary,)
+    excess = [stage.breakdown.excess if stage.breakdown is not None else None for stage in stages]
     more = [EXCESS] if max((one for one in excess if one is not None), default=0.0) >= LEAST_EXCESS else []
     lines.writerow([first, *COLUMNS, *more])
-    for plan, stage, beyond in zip(plans, found, excess, strict=True):
-        lines.writerow([_level(plan), *_cells(stage), *(_microseconds(beyond) for _ in more)])
+    for plan, stage, own in zip(plans, stages, excess, strict=True):
+        lines.writerow([_target(plan), *_cells(stage), *(_microseconds(own) for _ in more)])
     file.write(text.getvalue().encode())
 
 
-def _level(plan: StagePlan) -> str:
+def _target(plan: StagePlan) -> str:
     return format_number(plan.rate, 6) if plan.open else str(plan.concurrency)
 
 
@@ -76,8 +77,8 @@ def _parts(stage: Summary | StageSummary) -> tuple[float | None, ...]:
         e2e, service = stage.metrics["e2e"].mean, stage.metrics["e2e_service"].mean
         client = None if e2e is None or service is None else e2e - service
         return client, service, None, None, None, None, None if service is None else 0.0
-    given, taken = found.compute_input or 0.0, found.compute_output or 0.0
-    return found.client, found.network, found.queue, given, found.compute - given - taken, taken, 0.0
+    before, after = found.compute_input or 0.0, found.compute_output or 0.0
+    return found.client, found.network, found.queue, before, found.compute - before - after, after, 0.0
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -1,7 +1,7 @@
-"""Protocols compared: a table and bars for the terminal, a chart for a file.
+"""The comparison of protocols: a table and bars for the terminal, a chart for a file.
 
-The terminal's report is the same bytes for the same comparison and width. The chart is a vega-lite figure that
-altair makes and vl-convert draws: both come with the extra `report` and are imported when a chart is asked for.
+The report in the terminal is the same bytes for the same comparison and width. The chart is a Vega-Lite figure that altair
+builds and vl-convert draws. Both come with the extra `report` and are imported only for a chart.
 """
 
 import importlib.util
@@ -19,40 +19,41 @@ from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.protocol_comparison import WAYS, Cell, Comparison
 from inferometer.errors import UserError
 from inferometer.report import formatting
-from inferometer.report.console import MARK, paper
+from inferometer.report.console import MARK, new_console
 from inferometer.report.width import WIDTH, bare, columns, fitted
 from inferometer.units import format_seconds
 
 _BESIDE_BARS = 44
-"""Columns that the longest bar of a size leaves to what stands beside it."""
+"""Columns of a line that are not its bar."""
 _PARTS = {"server": ("█", "cyan"), "network": ("▒", "yellow"), "not split": ("░", "")}
 _BYTES_NOTE = (
-    "bytes a request, no TCP or TLS. HTTP: head and body. gRPC: headers and message; of the answer its "
-    "messages alone, as its headers, trailers and frame heads are not recorded (some 50 bytes)"
+    "bytes per request, without TCP and TLS. HTTP: head and body. gRPC: headers and message; for responses only "
+    "the messages, as their headers, trailers and frame headers (about 50 bytes) are not recorded"
 )
-_DISPENSABLE = ("mean", "bytes in", "bytes out")
-"""Columns that a narrow table leaves out, the first first: the mean stands beside the bars too."""
+_OPTIONAL = ("mean", "bytes in", "bytes out")
+"""Columns that a narrow table leaves out, the first of them first. The mean is beside the bars, too."""
 
 
-def size_words(size: int) -> str:
-    """`1 kB`, `100 kB`, `10 MB`, `1,004 B`: exactly."""
+def format_size(size: int) -> str:
+    """Format a size exactly: `1 kB`, `100 kB`, `10 MB`, `1,004 B`."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale and size * 100 % scale == 0:
             return f"{size / scale:g} {unit}"
     return f"{size:,} B"
 
 
-def cell_words(way: str, size: int) -> str:
-    return f"{WAYS[way].label}, {size_words(size)}"
+def describe_cell(way: str, size: int) -> str:
+    """Name a cell of the table: `gRPC unary, 1 kB`."""
+    return f"{WAYS[way].label}, {format_size(size)}"
 
 
 # --- the terminal ----------------------------------------------------------------------------------------------------
 
 
 def render(found: Comparison, color: bool = False, width: int | None = None) -> str:
-    """For so many columns, or as many as standard output has."""
+    """Render the comparison for `width` columns; by default, for the width of standard output."""
     width = columns() if width is None else width
-    console = paper(color, width)
+    console = new_console(color, width)
     with console.capture() as capture:
         for part in (_title(found), _table(found, width), _bars(found, width - _BESIDE_BARS), *_invalid(found)):
             console.print(Padding(part, (0, 0, 1, 1)))
@@ -66,11 +67,11 @@ def _title(found: Comparison) -> RenderableType:
     rounds = f" in each of {found.rounds} rounds" if found.rounds > 1 else ""
     lines = [
         Text(formatting.one_line(" · ".join([found.model, found.server or "?", *urls]), WIDTH - 2), style="bold"),
-        Text(f"closed loop, {found.concurrency:,} in flight, {length} a cell{rounds} · {found.started}", style="dim"),
+        Text(f"closed loop, {found.concurrency:,} in flight, {length} per cell{rounds} · {found.started}", style="dim"),
     ]
     missing = {"http": found.http, "grpc": found.grpc}
     lines += [
-        Text(f"{name} was not measured: no URL was given", style="yellow")
+        Text(f"{name} was not measured: its URL was not given", style="yellow")
         for name, url in missing.items()
         if url is None
     ]
@@ -85,13 +86,13 @@ def _table(found: Comparison, width: int) -> RenderableType:
     for name in ("req/s", "e2e p50", "p99", "mean", "server", "network", "bytes out", "bytes in"):
         table.add_column(f"{name} ", justify="right", no_wrap=True, min_width=8)
     table.add_column("verdict", no_wrap=True)
-    for place, size in enumerate(_sizes(found)):
-        table.add_row(Text(size_words(size), style="bold"), end_section=False)
+    for index, size in enumerate(_sizes(found)):
+        table.add_row(Text(format_size(size), style="bold"), end_section=False)
         for cell in _of_size(found, size):
             table.add_row(f" {WAYS[cell.protocol].label}", *_numbers(cell), _verdict(cell))
-        if place < len(_sizes(found)) - 1:
+        if index < len(_sizes(found)) - 1:
             table.add_row()
-    table = fitted(table, width, _DISPENSABLE)
+    table = fitted(table, width, _OPTIONAL)
     notes = _notes(found)
     if any("bytes" in str(column.header) for column in table.columns):
         notes.append(_BYTES_NOTE)
@@ -99,7 +100,7 @@ def _table(found: Comparison, width: int) -> RenderableType:
 
 
 def _numbers(cell: Cell) -> list[Text]:
-    cells = [f"{formatting.plain(cell.throughput)} "]
+    cells = [f"{formatting.number(cell.throughput)} "]
     for name in ("p50", "p99"):
         mark = MARK if name in cell.e2e.unsupported else " "
         cells.append(formatting.milliseconds(cell.e2e.value(name)) + mark)
@@ -114,41 +115,41 @@ def _verdict(cell: Cell) -> Text:
 
 
 def _notes(found: Comparison) -> list[str]:
-    """What the numbers are, as far as these cells have them."""
+    """Explain the figures that these cells have."""
     notes = []
     sources = {cell.source for cell in found.cells if cell.source is not None}
     if sources:
-        notes.append("mean = server + network; network is the rest, the server's handling of the protocol included")
+        notes.append("mean = server + network; network is the rest, including the server's handling of the protocol")
     if PER_REQUEST in sources:
-        notes.append("server: queue and compute, which the server told for each request")
+        notes.append("server: queue and compute, as the server reported them for each request")
     if sources - {PER_REQUEST}:
-        notes.append("server: queue and compute, averages of the server's own statistics, the first requests included")
+        notes.append("server: queue and compute, averages of the server's own statistics, warm-up included")
     notes += _excesses(found)
     for why in dict.fromkeys(cell.no_split for cell in found.cells if cell.source is None):
-        notes.append(f"-: {formatting.one_line(why or 'the server does not say how long it took', 1000)}")
+        notes.append(f"-: {formatting.one_line(why or 'the server does not report how long it took', 1000)}")
     if strangers := sum(cell.strangers for cell in found.cells):
-        notes.append(f"the server counted {strangers:,} requests more than these: others, or ones that failed here")
+        notes.append(f"the server counted {strangers:,} more requests: from other clients, or ones that failed here")
     marked = {name for cell in found.cells for name in ("p50", "p99") if name in cell.e2e.unsupported}
     if marked:
         wanted = ", ".join(f"{needed(PERCENTILES[name]):,} for {name}" for name in sorted(marked))
-        notes.append(f"{MARK} too few values to support it: it takes {wanted}")
+        notes.append(f"{MARK} too few values: it needs {wanted}")
     return notes
 
 
 def _excesses(found: Comparison) -> list[str]:
-    """Where the server says that it took longer than the client saw: the cell with the most of it, and how many others."""
+    """Name the cell in which the server's own time exceeds what the client saw by most, and how many others there are."""
     cells = sorted(found.cells, key=lambda cell: -cell.excess)
     cells = [cell for cell in cells if cell.excess >= LEAST_EXCESS]
     if not cells:
         return []
-    most, more = cells[0], f" (and less in {len(cells) - 1} more)" if len(cells) > 1 else ""
-    where = f"{cell_words(most.protocol, most.size)}{more}"
-    longer = f"by its own account the server took {formatting.milliseconds(most.excess)} ms longer than the client saw"
-    return [f"{longer}: {where}. Network is 0 there: {WHY_EXCESS[most.source or PER_REQUEST]}"]
+    most, more = cells[0], f" (and less in {_other_cells(len(cells) - 1)})" if len(cells) > 1 else ""
+    where = f"{describe_cell(most.protocol, most.size)}{more}"
+    more = f"the server reports {formatting.milliseconds(most.excess)} ms more than the client saw"
+    return [f"{more}: {where}. Network is 0 there: {WHY_EXCESS[most.source or PER_REQUEST]}"]
 
 
 def _bars(found: Comparison, room: int) -> RenderableType:
-    """The mean end-to-end time, split; each size has a scale of its own, and its longest bar takes all the room."""
+    """Bars of the mean end-to-end time and its parts. Each size has its own scale: its longest bar is `room` wide."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=13, no_wrap=True)
     grid.add_column(width=room, no_wrap=True)
@@ -161,10 +162,10 @@ def _bars(found: Comparison, room: int) -> RenderableType:
     for size in _sizes(found):
         cells = _of_size(found, size)
         longest = max((sum(value for _, value in parts(cell)) for cell in cells), default=0.0)
-        grid.add_row(Text(size_words(size), style="bold"))
+        grid.add_row(Text(format_size(size), style="bold"))
         for cell in cells:
             total = sum(value for _, value in parts(cell))
-            label = f"{formatting.milliseconds(total)} ms" if parts(cell) else "no answer that counts"
+            label = f"{formatting.milliseconds(total)} ms" if parts(cell) else "no successful response"
             grid.add_row(f" {WAYS[cell.protocol].label}", _bar(cell, longest, room), label)
     return Group(legend, grid)
 
@@ -181,27 +182,31 @@ def _bar(cell: Cell, longest: float, room: int) -> Text:
 
 
 def parts(cell: Cell) -> list[tuple[str, float]]:
-    """What the mean end-to-end time is made of, in seconds; what the server says beyond it is not drawn."""
+    """The parts of the mean end-to-end time, in seconds; what the server reports beyond it is not drawn."""
     if cell.server is not None and cell.network is not None:
         return [("server", cell.server - cell.excess), ("network", cell.network)]
     return [] if cell.e2e.mean is None else [("not split", cell.e2e.mean)]
 
 
 def _invalid(found: Comparison) -> list[RenderableType]:
-    """Why cells are INVALID, where some are: of each check, what it said first, and of how many cells it says the like."""
-    said: dict[str, dict[str, str]] = {}
+    """Why cells are INVALID: for each failed check its first message, and how many other cells failed it."""
+    failed: dict[str, dict[str, str]] = {}
     for cell in found.cells:
         for reason in cell.reasons:
             check, _, message = reason.partition(": ")
-            said.setdefault(check, {}).setdefault(cell_words(cell.protocol, cell.size), message)
+            failed.setdefault(check, {}).setdefault(describe_cell(cell.protocol, cell.size), message)
     lines = []
-    for check, by_cell in said.items():
+    for check, by_cell in failed.items():
         (first, message), *others = by_cell.items()
-        more = f" and {len(others)} more" if others else ""
+        more = f" and {_other_cells(len(others))}" if others else ""
         lines.append(
             Text.assemble(("✗ ", "bold red"), (f"{check}: {first}{more}: ", "red"), formatting.one_line(message, 1000))
         )
     return [Group(*lines)] if lines else []
+
+
+def _other_cells(count: int) -> str:
+    return f"{count} other cell{'s' if count > 1 else ''}"
 
 
 def _sizes(found: Comparison) -> list[int]:
@@ -221,16 +226,16 @@ _WIDTH, _STEP = 560, 26
 
 
 def check_chart(path: str) -> None:
-    """Before anything is measured: is it a kind of file that can be drawn, and is there what draws it?"""
+    """Check before a measurement that a chart can be drawn. Raises UserError for unknown suffixes and missing packages."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise UserError(f"--chart {path}: not a kind of chart that is known here", f"end it with {', '.join(FORMATS)}")
+        raise UserError(f"--chart {path}: unknown file type", f"use one of {', '.join(FORMATS)}")
     absent = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
     if absent:
         raise UserError(f"--chart needs {' and '.join(absent)}", "pip install 'inferometer[report]'")
 
 
 def draw(found: Comparison, path: str) -> None:
-    """The chart, as the kind of file that the path's end names. What it needs to be read stands in it: no network."""
+    """Draw the chart into a file, whose suffix sets the format. HTML files need no network."""
     check_chart(path)
     kind = Path(path).suffix.lower().removeprefix(".")
     options: dict[str, dict[str, Any]] = {"html": {"inline": True}, "png": {"scale_factor": 2}}
@@ -241,7 +246,7 @@ def draw(found: Comparison, path: str) -> None:
 
 
 def chart(found: Comparison) -> Any:
-    """Bars of the mean end-to-end time, split; one panel a size, each with a scale of its own."""
+    """Build the chart: bars of the mean end-to-end time and its parts, one panel per size, each with its own scale."""
     import altair as alt  # noqa: PLC0415  (heavy, and an extra)
 
     shown = {name for cell in found.cells for name, _ in parts(cell)}
@@ -250,14 +255,14 @@ def chart(found: Comparison) -> Any:
     length = f"{found.requests:,} requests" if found.requests else format_seconds(found.duration or 0)
     rounds = f" × {found.rounds} rounds" if found.rounds > 1 else ""
     source = {cell.source for cell in found.cells} - {None}
-    told = "of each request" if source == {PER_REQUEST} else "averages of its statistics"
+    measured = "per request" if source == {PER_REQUEST} else "averages of its statistics"
     lines = [
-        f"model {found.model} on {found.server or 'an unnamed server'}: mean end-to-end time, {found.concurrency:,} in flight, {length} a bar{rounds}; each size has a scale of its own",
-        f"server: queue and compute ({told}); network: the rest, with the handling of the protocol",
+        f"model {found.model} on {found.server or 'an unnamed server'}: mean end-to-end time, {found.concurrency:,} in flight, {length} per bar{rounds}; each size has its own scale",
+        f"server: queue and compute ({measured}); network: the rest, including the handling of the protocol",
     ]
-    all_of_them = len({cell.protocol for cell in found.cells}) == len(WAYS)
+    is_complete = len({cell.protocol for cell in found.cells}) == len(WAYS)
     title = alt.TitleParams(
-        "One model, four protocols" if all_of_them else "One model, by protocol",
+        "One model, four protocols" if is_complete else "One model, by protocol",
         subtitle=lines if source else lines[:1],
         anchor="start", fontSize=18, subtitleFontSize=12, color=_INK, subtitleColor=_FAINT, offset=16,
     )  # fmt: skip
@@ -273,7 +278,7 @@ def chart(found: Comparison) -> Any:
 
 
 def chart_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
-    """What a panel shows, a row for each part of a bar, in milliseconds."""
+    """The data of a panel: one row per part of a bar, in milliseconds."""
     rows = []
     for cell in cells:
         start = 0.0
@@ -289,9 +294,9 @@ def _chart_labels(cells: Sequence[Cell]) -> list[dict[str, object]]:
     for cell in cells:
         total = sum(seconds for _, seconds in parts(cell)) * 1e3
         text = (
-            f"{formatting.plain(total)} ms · {formatting.plain(cell.throughput)} requests/s"
+            f"{formatting.number(total)} ms · {formatting.number(cell.throughput)} requests/s"
             if total
-            else "no answer that counts"
+            else "no successful response"
         )
         invalid = "" if cell.verdict == "VALID" else f" · {cell.verdict}"
         labels.append(
@@ -303,7 +308,7 @@ def _chart_labels(cells: Sequence[Cell]) -> list[dict[str, object]]:
 def _panel(alt: Any, cells: Sequence[Cell], size: int, known: Sequence[str]) -> Any:
     labels = _chart_labels(cells)
     longest = max((float(str(label["end"])) for label in labels), default=0.0) or 1.0
-    # Room for the words behind the longest bar.
+    # Leave room for the text after the longest bar.
     scale = alt.Scale(domain=[0, longest * 1.65], nice=False)
     y = alt.Y("protocol:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8))
     bars = (
@@ -343,12 +348,12 @@ def _panel(alt: Any, cells: Sequence[Cell], size: int, known: Sequence[str]) -> 
             color=alt.condition("datum.valid", alt.value(_INK), alt.value("#b00020")),
         )
     )
-    title = alt.TitleParams(f"{size_words(size)} tensor", anchor="start", fontSize=13, color=_INK, offset=6)
+    title = alt.TitleParams(f"{format_size(size)} tensor", anchor="start", fontSize=13, color=_INK, offset=6)
     return alt.layer(bars, text).properties(width=_WIDTH, height=alt.Step(_STEP), title=title)
 
 
 def _ticks(longest: float) -> list[float]:
-    """A few round values up to the longest bar."""
+    """A few round values up to the length of the longest bar."""
     step = 1.0
     while step > longest / 2:
         step /= 10

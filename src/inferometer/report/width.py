@@ -1,6 +1,6 @@
-"""How wide a report is: 100 columns in a file or a pipe, and in a terminal as far as that has them.
+"""The width of a report: 100 columns in a file or a pipe; in a terminal its width, from 70 to 100.
 
-A report for less leaves columns of its tables out, the least telling first, and breaks its lines at words.
+A narrower report leaves out columns of its tables, the least important first, and breaks its lines between words.
 """
 
 import os
@@ -13,29 +13,29 @@ from rich.table import Column, Table
 
 WIDTH = 100
 NARROWEST = 70
-"""What the tables need without all that they can do without; in less, the terminal breaks the lines itself."""
-_ENDLESS = 1000
+"""What the tables need without all optional columns. A terminal that is narrower breaks the lines itself."""
+_UNLIMITED = 1000
 
 
 def columns(file: TextIO | None = None) -> int:
-    """Of standard output, or of `file`."""
+    """Return the width of a report for standard output, or for `file`."""
     out = sys.stdout if file is None else file
     try:
-        there = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
-    except (OSError, ValueError):  # no file, or a closed one
-        there = 0
-    return min(max(there, NARROWEST), WIDTH) if there else WIDTH
+        terminal = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
+    except (OSError, ValueError):  # not a file, or a closed one
+        terminal = 0
+    return min(max(terminal, NARROWEST), WIDTH) if terminal else WIDTH
 
 
 def bare(*columns: Column) -> Table:
-    """A table of numbers, without lines."""
+    """A table of numbers without lines."""
     return Table(*columns, box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
 
 
-def fitted(table: Table, width: int, dispensable: Sequence[str]) -> Table:
-    """The bare table, without as many of the columns of these names as it takes to fit, in their order; at WIDTH it is left alone."""
-    for name in dispensable if width < WIDTH else ():
-        if Console(width=_ENDLESS).measure(table).maximum < width:
+def fitted(table: Table, width: int, optional: Sequence[str]) -> Table:
+    """Remove optional columns from a bare table, the first of them first, until it fits. At WIDTH it is left alone."""
+    for name in optional if width < WIDTH else ():
+        if Console(width=_UNLIMITED).measure(table).maximum < width:
             break
         kept = [column for column in table.columns if str(column.header).strip() != name]
         table = bare(*(column.copy() for column in kept))

@@ -1,6 +1,6 @@
-"""Where a run goes: a folder of manifest.json, requests.parquet, chunks.parquet, samples.parquet and summary.json.
+"""Runs on disk: a folder of manifest.json, Parquet files (requests, chunks, samples, series) and summary.json.
 
-The manifest is written last of the records' files: a folder that has one is whole. summary.json can always be made again.
+The manifest is written after the Parquet files, so a folder that has one is complete. summary.json can always be made again.
 """
 
 from inferometer.store.folder import new_folder, point_latest, write_summary

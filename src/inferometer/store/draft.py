@@ -1,7 +1,7 @@
-"""The manifest as far as it is known at the start of a run, so that a run which does not end can still be read.
+"""The manifest as far as it is known at the start of a run, so that a run that does not end can still be read.
 
-The draft is locked while its run lasts, so that nobody takes the spool apart meanwhile; and it has room to spare, so that
-the run's end can be written into it in place, on a full disk too.
+The draft is locked while its run is in progress, so that no other process takes the spool apart. It is padded, so that the
+end of the run can be written into it in place, even on a full disk.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import msgspec
 from inferometer.errors import UserError
 from inferometer.records import Manifest
 
-_ROOM = 16_384
+_PADDING = 16_384
 
 
 class Draft(msgspec.Struct):
@@ -24,35 +24,38 @@ class Draft(msgspec.Struct):
 
 
 def begin(path: Path, draft: Draft) -> IO[bytes]:
-    """Write it; the lock lasts as long as the file that is returned is open."""
+    """Write and lock the draft; the lock lasts as long as the returned file is open."""
     file = path.open("w+b", buffering=0)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX)
-    file.write(msgspec.json.encode(draft) + b" " * _ROOM)
+    file.write(msgspec.json.encode(draft) + b" " * _PADDING)
     return file
 
 
 def end(file: IO[bytes], draft: Draft) -> None:
-    """How the run ended, over what was known before."""
+    """Overwrite the draft in place with what is known at the end of the run."""
     data = msgspec.json.encode(draft)
-    room = os.fstat(file.fileno()).st_size
-    if len(data) <= room:
+    size = os.fstat(file.fileno()).st_size
+    if len(data) <= size:
         with contextlib.suppress(OSError):
             file.seek(0)
-            file.write(data.ljust(room))
+            file.write(data.ljust(size))
 
 
 def read(path: Path) -> Draft:
+    """Read the draft of a run that did not end. Raises UserError when the run is still in progress."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{path.parents[1]}: this run is still under way", "wait for its end, or end it with Ctrl-C"
+                f"{path.parents[1]}: this run is still in progress", "wait until it ends, or end it with Ctrl-C"
             ) from None
         except OSError:  # a file system without locks
             pass
         try:
             return msgspec.json.decode(file.read(), type=Draft)
         except msgspec.MsgspecError as error:
-            raise UserError(f"{path}: damaged: {error}", "this run cannot be read: run again") from None
+            raise UserError(
+                f"{path}: the file is damaged: {error}", "this run cannot be recovered: run again"
+            ) from None

@@ -1,4 +1,4 @@
-"""The run's folder on disk: its name, files that are either whole or not there, and the disk's errors in plain words."""
+"""A run's folder on disk: its name, files that are either complete or absent, and disk errors as UserErrors."""
 
 import contextlib
 import errno
@@ -14,12 +14,13 @@ MANIFEST = "manifest.json"
 REQUESTS = "requests.parquet"
 CHUNKS = "chunks.parquet"
 SAMPLES = "samples.parquet"
+SERIES = "series.parquet"
 SUMMARY = "summary.json"
 LATEST = "LATEST"
 
 
 def new_folder(base: str | Path) -> Path:
-    """A folder of its own for a run under `base`: `runs/20260930-142501-3f9c`. Made at once, so that a bad place shows early."""
+    """Make a new folder for a run under `base`, such as `runs/20260930-142501-3f9c`. A base that cannot be written fails here."""
     with disk_errors(Path(base)):
         Path(base).mkdir(parents=True, exist_ok=True)
         while True:
@@ -30,7 +31,7 @@ def new_folder(base: str | Path) -> Path:
 
 
 def point_latest(folder: Path) -> None:
-    """Have `LATEST`, beside the folder, name it. A convenience: where links cannot be made, there is none."""
+    """Make the link `LATEST` beside the folder point to it. On file systems without links there is no LATEST."""
     link, fresh = folder.parent / LATEST, folder.parent / f".{LATEST}.{os.getpid()}"
     if link.exists() and not link.is_symlink():
         return
@@ -40,13 +41,14 @@ def point_latest(folder: Path) -> None:
 
 
 def write_summary(folder: Path, data: bytes) -> None:
+    """Write summary.json."""
     with whole(folder / SUMMARY) as partial:
         partial.write_bytes(data)
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; the file takes its real name when all of it is on the disk, and else leaves nothing."""
+    """Yield a temporary path to write to. The file gets its real name once all of it is on disk; on errors it is removed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with disk_errors(path.parent):
@@ -61,21 +63,21 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def disk_errors(place: Path) -> Iterator[None]:
-    """What the disk may answer, said in one line with the next thing to do."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError that says what the disk refused at `path` and what to do next."""
     try:
         yield
     except OSError as error:
         number = error.errno or _errno_within(error)
         if number in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"{place}: the disk is full", f"free some space, or {ANOTHER_FOLDER}") from None
+            raise UserError(f"{path}: the disk is full", f"free some space, or {ANOTHER_FOLDER}") from None
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{place}: no permission to write there", ANOTHER_FOLDER) from None
+            raise UserError(f"{path}: no permission to write there", ANOTHER_FOLDER) from None
         if number in (errno.ENOTDIR, errno.EEXIST):
-            raise UserError(f"{place}: not a folder", ANOTHER_FOLDER) from None
-        raise UserError(f"{place}: {error.strerror or error}", ANOTHER_FOLDER) from None
+            raise UserError(f"{path}: not a folder", ANOTHER_FOLDER) from None
+        raise UserError(f"{path}: {error.strerror or error}", ANOTHER_FOLDER) from None
 
 
 def _errno_within(error: OSError) -> int:
-    """Arrow may give the number in its text only: `[Errno 28] ...`."""
+    """Find the error number in Arrow's messages, which may be the only place that has it: `[Errno 28] ...`."""
     return next((n for n in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) if f"rrno {n}]" in str(error)), 0)

@@ -1,4 +1,4 @@
-"""From the run's folder to a Run: the rows at once, the chunks in pieces when they are asked for."""
+"""Reads a run back from its folder: the rows at once, the chunks and the series when they are needed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from inferometer.errors import UserError
@@ -27,46 +26,50 @@ from inferometer.records import (
     Run,
     Sample,
 )
-from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES
+from inferometer.series import TimeSeries
+from inferometer.store import arrow
+from inferometer.store import series as series_file
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES
 from inferometer.store.writing import CHUNK_SCHEMA, UNKNOWN
 
 SCHEMA = 1
-"""The newest layout of a run's folder that is understood here."""
+"""The newest layout of a run's folder that this version can read."""
 _ADDED = ("session", "turn")
 """Columns that older runs lack: their requests belong to no session."""
 
 
 def read(folder: str | Path) -> Run:
-    """The run that lies in `folder`, which may be a link to it such as runs/LATEST."""
-    place = Path(folder)
-    if not place.exists():
+    """Read the run in `folder`, which may be a link to it such as runs/LATEST. Raises UserError when it is not a run."""
+    path = Path(folder)
+    if not path.exists():
         raise UserError(f"{folder}: there is no such folder", "give the folder of a run, such as runs/LATEST")
-    if not place.is_dir():
+    if not path.is_dir():
         raise UserError(f"{folder}: not a folder", "give the folder of a run, such as runs/LATEST")
-    place = place.resolve()
-    return _with_files(place, lambda: Records(*_requests(place / REQUESTS), _samples(place / SAMPLES)))
+    path = path.resolve()
+    return _run(path, lambda: Records(*_requests(path / REQUESTS), _samples(path / SAMPLES)))
 
 
 def written(folder: Path, records: Records) -> Run:
-    """The run that was just written to `folder`: the same as `read` gives, without its reading all rows once more."""
-    return _with_files(folder.resolve(), lambda: records)
+    """The run that was just written to `folder`: equal to what `read` returns, without reading all rows again."""
+    return _run(folder.resolve(), lambda: records)
 
 
-def _with_files(place: Path, records: Callable[[], Records]) -> Run:
-    manifest, found = _manifest(place), records()
-    with _parquet(place / CHUNKS) as file:
-        _check_columns(place / CHUNKS, file.schema_arrow, CHUNK_SCHEMA.names)
+def _run(folder: Path, read_records: Callable[[], Records]) -> Run:
+    manifest, records = _manifest(folder), read_records()
+    with arrow.open_parquet(folder / CHUNKS, CHUNK_SCHEMA.names) as file:
         total = file.metadata.num_rows
-    return Run(place, manifest, found, total, partial(_chunks, place / CHUNKS))
+    chunks, series = partial(_chunks, folder / CHUNKS), partial(_series, folder / SERIES, records.samples)
+    return Run(folder, manifest, records, total, chunks, series)
 
 
-def _manifest(place: Path) -> Manifest:
-    path = place / MANIFEST
+def _manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(
-            f"{place}: no {MANIFEST}, so this is not a run, or one that did not end", "give the folder of a run"
+            f"{folder}: there is no {MANIFEST}: the folder is not a run, or the run did not end",
+            "give the folder of a run, such as runs/LATEST",
         ) from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", "give a folder that can be read") from None
@@ -75,108 +78,59 @@ def _manifest(place: Path) -> Manifest:
         schema = tree.get("schema") if isinstance(tree, dict) else None
         if isinstance(schema, int) and schema > SCHEMA:
             raise UserError(
-                f"{path}: written by a newer inferometer ({tree.get('inferometer', '?')}; layout {schema}, known here: {SCHEMA})",
+                f"{path}: written by a newer inferometer ({tree.get('inferometer', '?')}; its layout is {schema}, "
+                f"this version reads up to {SCHEMA})",
                 "upgrade inferometer to read it",
             )
         return msgspec.convert(tree, Manifest)
     except msgspec.MsgspecError as error:
-        raise UserError(f"{path}: not a run's manifest: {error}", "the file is damaged: run again") from None
-
-
-# --- parquet ---------------------------------------------------------------------------------------------------------
-
-
-def _parquet(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    if isinstance(error, FileNotFoundError):
-        return UserError(f"{path}: missing", "the run's folder is not whole: copy it again, or run again")
-    if isinstance(error, PermissionError):
-        return UserError(f"{path}: no permission to read it", "give a folder that can be read")
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(f"{path}: damaged: {line}", "copy the run's folder again, or run again")
-
-
-def _check_columns(path: Path, schema: pa.Schema, names: list[str]) -> None:
-    if missing := [name for name in names if name not in schema.names]:
-        raise UserError(f"{path}: lacks the columns {', '.join(missing)}", "it is not a run's file: run again")
-
-
-def _chunks(path: Path) -> Iterator[Chunks]:
-    with _parquet(path) as file:
-        for group in range(file.num_row_groups):
-            try:
-                table = file.read_row_group(group, columns=CHUNK_SCHEMA.names).combine_chunks()
-            except (OSError, pa.ArrowException) as error:
-                raise _damaged(path, error) from None
-            yield Chunks(table["arrival"].to_numpy(), table["tokens"].to_numpy())
+        raise UserError(f"{path}: not the manifest of a run: {error}", "the file is damaged: run again") from None
 
 
 def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
-    """The rows, their phases and the failures that they name."""
-    with _parquet(path) as file:
-        known = [name for name in NAMES if name not in _ADDED or name in file.schema_arrow.names]
-        names = [*known, "message", "phase"]
-        _check_columns(path, file.schema_arrow, names)
+    """Read the rows, their phases and the failures that they refer to."""
+    with arrow.open_parquet(path, [name for name in (*NAMES, "message", "phase") if name not in _ADDED]) as file:
+        known = [name for name in NAMES if name in file.schema_arrow.names]
         try:
-            table = file.read(columns=names)
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(path, error) from None
-    try:
-        columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
-        columns |= {name: np.full(len(table), -1, ROW[name]) for name in NAMES if name not in known}
-        columns["counted_by"] = _places(table["counted_by"], COUNTED_BY)
-        columns["failure"], failures = _failures(table["failure"], table["message"])
-        phase = _places(table["phase"], PHASES)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise _damaged(path, error) from None
+            table = file.read(columns=[*known, "message", "phase"])
+            columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
+            columns |= {name: np.full(len(table), -1, ROW[name]) for name in NAMES if name not in known}
+            columns["counted_by"] = _indices(table["counted_by"], COUNTED_BY)
+            columns["failure"], failures = _failures(table["failure"], table["message"])
+            phase = _indices(table["phase"], PHASES)
+        except (OSError, pa.ArrowException, ValueError, TypeError) as error:
+            raise arrow.damaged(path, error) from None
     return Columns(len(table), columns), phase, failures
 
 
 def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column of ROW; what is null becomes what says so there."""
+    """A column of ROW; null becomes MISSING or -1."""
     if column.null_count and (name in TIMES or name in UNKNOWN):
-        values = _filled(_joined(column), MISSING if name in TIMES else -1)
+        values = arrow.filled(arrow.joined(column), MISSING if name in TIMES else -1)
     else:
         values = column.to_numpy()
     return values.astype(ROW[name], casting="same_kind", copy=False)
 
 
-def _filled(column: pa.Array, null: int) -> NDArray[Any]:
-    """Whole numbers with `null` for those that are. (Arrow's own fill_null takes 80 ms to import.)"""
-    valid, values = column.buffers()
-    part = slice(column.offset, column.offset + len(column))
-    numbers = np.frombuffer(values, column.type.to_pandas_dtype())[part]
-    if valid is None:
-        return numbers
-    there = np.unpackbits(np.frombuffer(valid, np.uint8), count=part.stop, bitorder="little")[part]
-    return np.where(there.view(np.bool_), numbers, numbers.dtype.type(null))
-
-
-def _places(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:
-    """Words back to their places in `words`."""
-    coded = _coded(column)
-    place_of = np.array([words.index(word) for word in coded.dictionary.to_pylist()], np.int8)
-    places: NDArray[np.int8] = place_of[coded.indices.to_numpy()]
-    return places
+def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:
+    """Turn words back into their indices in `words`."""
+    encoded = arrow.encoded(column)
+    index_of = np.array([words.index(word) for word in encoded.dictionary.to_pylist()], np.int8)
+    indices: NDArray[np.int8] = index_of[encoded.indices.to_numpy()]
+    return indices
 
 
 def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, tuple[Failure, ...]]:
-    """Each row's place in the list of the different (code, message), in the order in which they first come; 0 is ok."""
-    code, message = _coded(codes), _coded(messages)
+    """Number the distinct pairs of code and message in the order in which they first occur; 0 stands for success."""
+    code, message = arrow.encoded(codes), arrow.encoded(messages)
     numbers = np.zeros(len(code), np.int32)
     if code.null_count == len(code):
         return numbers, ()
-    code_place = _filled(code.indices, -1)
-    failed = np.flatnonzero(code_place >= 0)
-    code_place, message_place = code_place[failed].astype(np.int64), _filled(message.indices, 0)[failed]
+    code_index = arrow.filled(code.indices, -1)
+    failed = np.flatnonzero(code_index >= 0)
+    code_index, message_index = code_index[failed].astype(np.int64), arrow.filled(message.indices, 0)[failed]
     width = max(len(message.dictionary), 1)
-    pairs, first, inverse = np.unique(code_place * width + message_place, return_index=True, return_inverse=True)
+    pairs, first, inverse = np.unique(code_index * width + message_index, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(pairs), np.int64)
     rank[order] = np.arange(len(pairs))
@@ -187,21 +141,25 @@ def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, t
     )
 
 
-def _coded(column: pa.ChunkedArray) -> Any:
-    """One dictionary array of a column of words."""
-    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    return _joined(coded.unify_dictionaries())
-
-
-def _joined(column: pa.ChunkedArray) -> Any:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _samples(path: Path) -> tuple[Sample, ...]:
     fields = [field.name for field in msgspec.structs.fields(Sample)]
-    with _parquet(path) as file:
-        _check_columns(path, file.schema_arrow, fields)
+    with arrow.open_parquet(path, fields) as file:
         try:
             return tuple(msgspec.convert(row, Sample) for row in file.read(columns=fields).to_pylist())
         except (OSError, pa.ArrowException, msgspec.ValidationError) as error:
-            raise _damaged(path, error) from None
+            raise arrow.damaged(path, error) from None
+
+
+def _chunks(path: Path) -> Iterator[Chunks]:
+    with arrow.open_parquet(path, CHUNK_SCHEMA.names) as file:
+        for group in range(file.num_row_groups):
+            try:
+                table = file.read_row_group(group, columns=CHUNK_SCHEMA.names).combine_chunks()
+            except (OSError, pa.ArrowException) as error:
+                raise arrow.damaged(path, error) from None
+            yield Chunks(table["arrival"].to_numpy(), table["tokens"].to_numpy())
+
+
+def _series(path: Path, samples: tuple[Sample, ...]) -> tuple[TimeSeries, ...]:
+    """The stored series. Runs from before series.parquet have the client's health, from their samples."""
+    return series_file.read(path) if path.exists() else series_file.client_health(samples)

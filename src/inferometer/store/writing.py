@@ -1,17 +1,17 @@
-"""From records to the run's folder. Chunks stream through in row groups of bounded size, so that memory does not grow with them.
+"""Writes a run's records into its folder. Chunks stream through in row groups of bounded size, so memory does not grow with them.
 
-How the chunk columns lie on the disk was measured (10 M chunks about 10 ms apart with 10 % jitter, one core, reading):
-arrival as DELTA_BINARY_PACKED without compression 32 ms and 38 MB; BYTE_STREAM_SPLIT with lz4 37 ms and 35 MB; PLAIN without
-compression 36 ms and 80 MB; any of them with zstd 50 to 190 ms. Token counts repeat and take next to nothing in a dictionary.
+The encodings of the chunk columns were chosen by measuring (10 M chunks about 10 ms apart with 10 % jitter, one core, reading):
+arrival as DELTA_BINARY_PACKED without compression took 32 ms and 38 MB; BYTE_STREAM_SPLIT with lz4 37 ms and 35 MB; PLAIN
+without compression 36 ms and 80 MB; any of them with zstd 50 to 190 ms. Token counts repeat and take next to nothing in a
+dictionary.
 
-The same holds for the requests (500 k rows, writing and reading): 64-bit columns, which hold times and numbers that rise, as
-DELTA_BINARY_PACKED and the others, which repeat, in dictionaries 80 + 30 ms and 7 MB; all in dictionaries with lz4 220 + 60 ms
-and 15 MB; all PLAIN 120 + 65 ms and 66 MB.
+The same holds for the requests (500 k rows, writing and reading): 64-bit columns, which hold times and rising numbers, as
+DELTA_BINARY_PACKED, and the others, which repeat, in dictionaries took 80 + 30 ms and 7 MB; all in dictionaries with lz4
+220 + 60 ms and 15 MB; all PLAIN 120 + 65 ms and 66 MB.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,13 +20,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, Chunks, Manifest, Records, Sample
-from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, whole
+from inferometer.series import TimeSeries
+from inferometer.store import arrow
+from inferometer.store import series as series_file
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, whole
 
 GROUP = 1 << 20
-"""Rows of a row group: 1 M chunks, 10 MB in memory."""
+"""Rows per row group: 1 M chunks take 10 MB of memory."""
 
 UNKNOWN = ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "session", "turn")
-"""Columns in which -1 says `not known`; null on the disk."""
+"""Columns in which -1 means `not known`; on disk that is null."""
 
 _NULLABLE = {*TIMES, *UNKNOWN, "failure", "message"}
 
@@ -35,7 +38,9 @@ CHUNK_SCHEMA = pa.schema(
 )
 
 
-def write(folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks]) -> None:
+def write(
+    folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks], series: Sequence[TimeSeries] = ()
+) -> None:
     """Write the run's files, the manifest last."""
     with whole(folder / CHUNKS) as partial:
         _write_chunks(partial, chunks)
@@ -45,18 +50,20 @@ def write(folder: Path, manifest: Manifest, records: Records, chunks: Iterable[C
             writer.write_table(table, row_group_size=GROUP)
     with whole(folder / SAMPLES) as partial:
         pq.write_table(_sample_table(records.samples), partial, compression="lz4")
+    with whole(folder / SERIES) as partial:
+        series_file.write(partial, series)
     with whole(folder / MANIFEST) as partial:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 
-def _writer(path: Path, schema: pa.Schema, by_differences: list[str]) -> pq.ParquetWriter:
-    """Columns that rise are written as their differences, the others, which repeat, in dictionaries."""
+def _writer(path: Path, schema: pa.Schema, rising: list[str]) -> pq.ParquetWriter:
+    """A writer that stores rising columns as differences and the others, whose values repeat, in dictionaries."""
     return pq.ParquetWriter(
         path,
         schema,
         compression="none",
-        use_dictionary=[name for name in schema.names if name not in by_differences],
-        column_encoding=dict.fromkeys(by_differences, "DELTA_BINARY_PACKED"),
+        use_dictionary=[name for name in schema.names if name not in rising],
+        column_encoding=dict.fromkeys(rising, "DELTA_BINARY_PACKED"),
         write_statistics=False,
     )
 
@@ -64,82 +71,65 @@ def _writer(path: Path, schema: pa.Schema, by_differences: list[str]) -> pq.Parq
 def _write_chunks(path: Path, chunks: Iterable[Chunks]) -> None:
     with _writer(path, CHUNK_SCHEMA, ["arrival"]) as writer:
         for arrival, tokens in _regroup(chunks):
-            table = pa.table([_numbers(arrival), _numbers(tokens)], schema=CHUNK_SCHEMA)
+            table = pa.table([arrow.numbers(arrival), arrow.numbers(tokens)], schema=CHUNK_SCHEMA)
             writer.write_table(table, row_group_size=GROUP)
 
 
 def _regroup(chunks: Iterable[Chunks]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint16]]]:
-    """Pieces of any size become pieces of GROUP rows (the last one smaller)."""
-    held: list[Chunks] = []
+    """Turn pieces of any size into pieces of GROUP rows; only the last one may be smaller."""
+    pending: list[Chunks] = []
     count = 0
     for piece in chunks:
         at = 0
         while at < len(piece.arrival):
             take = min(GROUP - count, len(piece.arrival) - at)
-            held.append(Chunks(piece.arrival[at : at + take], piece.tokens[at : at + take]))
+            pending.append(Chunks(piece.arrival[at : at + take], piece.tokens[at : at + take]))
             at, count = at + take, count + take
             if count == GROUP:
-                yield _join(held)
-                held, count = [], 0
-    if held:
-        yield _join(held)
+                yield _join(pending)
+                pending, count = [], 0
+    if pending:
+        yield _join(pending)
 
 
-def _join(held: list[Chunks]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
-    if len(held) == 1:
-        return held[0].arrival, held[0].tokens
-    return np.concatenate([piece.arrival for piece in held]), np.concatenate([piece.tokens for piece in held])
+def _join(pieces: list[Chunks]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    if len(pieces) == 1:
+        return pieces[0].arrival, pieces[0].tokens
+    return np.concatenate([piece.arrival for piece in pieces]), np.concatenate([piece.tokens for piece in pieces])
 
 
 def request_table(records: Records) -> pa.Table:
-    """The ROW columns under their names; what is missing or not known is null, and codes are words."""
+    """The columns of ROW under their names; missing and unknown values are null, and codes are spelled out."""
     rows = records.rows
     columns: dict[str, pa.Array] = {}
     for name in NAMES:
         values = rows[name]
         if name in TIMES:
-            columns[name] = _numbers(values, values == MISSING)
+            columns[name] = arrow.numbers(values, values == MISSING)
         elif name in UNKNOWN:
-            columns[name] = _numbers(values, values < 0)
+            columns[name] = arrow.numbers(values, values < 0)
         elif name == "failure":
             columns["failure"] = _failure_column(values, [failure.code for failure in records.failures])
             columns["message"] = _failure_column(values, [failure.message for failure in records.failures])
         elif name == "counted_by":
-            columns[name] = _words(values, COUNTED_BY)
+            columns[name] = arrow.words(values, COUNTED_BY)
         elif name == "open_loop":
-            columns[name] = pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values != 0)])
+            columns[name] = arrow.booleans(values != 0)
         else:
-            columns[name] = _numbers(values)
-    columns["phase"] = _words(records.phase, PHASES)
+            columns[name] = arrow.numbers(values)
+    columns["phase"] = arrow.words(records.phase, PHASES)
     fields = [pa.field(name, column.type, name in _NULLABLE) for name, column in columns.items()]
     return pa.table(list(columns.values()), pa.schema(fields))
 
 
-def _numbers(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """The numbers as they lie there, null where `missing`. (pa.array looks for numpy.ma first, which takes long to import.)"""
-    values = np.ascontiguousarray(values)
-    valid = _bits(~missing) if missing is not None and missing.any() else None
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(values)])
-
-
-def _bits(mask: NDArray[np.bool_]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(mask, bitorder="little"))
-
-
-def _failure_column(failure: NDArray[np.int32], words: list[str]) -> pa.Array:
-    """The word of each row's failure, null where it is ok; equal words share a place in the dictionary."""
-    distinct = {word: place for place, word in enumerate(dict.fromkeys(words))}
-    place_of = np.array([0, *(distinct[word] for word in words)], np.int32)
-    return pa.DictionaryArray.from_arrays(
-        _numbers(place_of[failure], failure == 0), pa.array(list(distinct), pa.string())
-    )
-
-
-def _words(places: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(_numbers(places), pa.array(words, pa.string()))
+def _failure_column(failure: NDArray[np.int32], texts: list[str]) -> pa.Array:
+    """The text for each row's failure, null for rows that succeeded; equal texts share an entry of the dictionary."""
+    distinct = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    index_of = np.array([0, *(distinct[text] for text in texts)], np.int32)
+    return arrow.words(index_of[failure], list(distinct), failure == 0)
 
 
 def _sample_table(samples: tuple[Sample, ...]) -> pa.Table:
-    kinds = {int: pa.int64(), float: pa.float64()}
+    types = {int: pa.int64(), float: pa.float64()}
     fields = msgspec.structs.fields(Sample)
-    return pa.table({f.name: pa.array([getattr(sample, f.name) for sample in samples], kinds[f.type]) for f in fields})
+    return pa.table({f.name: pa.array([getattr(sample, f.name) for sample in samples], types[f.type]) for f in fields})

@@ -1,0 +1,59 @@
+"""Options that several commands share: `--set` for the server's section of the config, and the exports."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from inferometer.errors import UserError
+from inferometer.report.exporters import EXPORTERS
+
+Command = Callable[..., Any]
+
+
+def export_options(function: Command) -> Command:
+    """Add one option per exporter. The command gets `exports`: the paths that were given, by the exporter's name."""
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        paths = {name: given.pop(_parameter(name)) for name in EXPORTERS}
+        return function(exports={name: path for name, path in paths.items() if path is not None}, **given)
+
+    for name, exporter in reversed(EXPORTERS.items()):
+        option = click.option(
+            f"--{name}", _parameter(name), metavar="PATH", help=f"{exporter.help} Use - for standard output."
+        )
+        command = option(command)
+    return command
+
+
+def _parameter(name: str) -> str:
+    return f"export_{name.replace('-', '_')}"
+
+
+def server_settings(*own: str) -> Callable[[Command], Command]:
+    """Add `--set server.KEY=VALUE`; the command gets `overrides`. The keys `own` are refused: the command sets them itself."""
+
+    def check(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+        for setting in given:
+            key = setting.partition("=")[0]
+            section, _, name = key.strip().partition(".")
+            if section != "server" or not name:
+                raise UserError(
+                    f"--set {key}: this command accepts only keys of the section server",
+                    "write, for example, --set server.tls.ca=FILE",
+                )
+            if name in own:
+                raise UserError(f"--set {key}: this command sets that key itself", "leave it out; see --help")
+        return given
+
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        callback=check,
+        metavar="server.KEY=VALUE",
+        help="Set a key of the config's section server, such as server.api_key_env=VARIABLE or server.tls.ca=FILE "
+        "(docs/config.md lists them). Can be repeated.",
+    )

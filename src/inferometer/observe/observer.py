@@ -1,0 +1,132 @@
+"""The seam for observers, and the threads that keep them from holding up a run.
+
+An observer records something beside the run: a server's statistics, its metrics, a machine's GPUs. Its methods are called when
+the run starts, when a stage begins and when the run has ended, and it returns rows for `series.parquet`. An observer that
+samples more often than that does so in a thread of its own.
+
+Observers are called in threads. One that raises or hangs costs its own rows and a line in the manifest, never the run. One that
+is still busy when several stages begin sees only the latest of them, so a jump in the stage's number means that it missed the
+stages in between.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from inferometer.errors import UserError
+from inferometer.series import SeriesRow
+
+START_TIMEOUT = 10.0
+"""Seconds that all observers together may take before t=0; a slower one starts while the run is in progress."""
+END_TIMEOUT = 10.0
+"""Seconds that all observers together may take after the last request; the rows of a slower one are lost."""
+
+
+class Observer(Protocol):
+    """Records something beside a run. All methods are called in one thread, never in parallel."""
+
+    def start(self) -> None:
+        """Prepare, and take the values from before the first request."""
+
+    def mark(self, stage: int) -> None:
+        """Take the values at the start of a stage (the first stage, 0, is not announced)."""
+
+    def end(self) -> Sequence[SeriesRow]:
+        """Take the values from after the last request, and return all rows, their times by CLOCK_MONOTONIC."""
+
+
+class Observers:
+    """Drives observers, by name, from start to end. Use it as a context manager: leaving it ends the threads."""
+
+    def __init__(self, observers: Mapping[str, Observer]) -> None:
+        self._threads = {name: _ObserverThread(observer) for name, observer in observers.items()}
+        self.errors: dict[str, str] = {}
+        """Why an observer's rows are missing, by its name; complete after `end`."""
+
+    def __enter__(self) -> "Observers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for thread in self._threads.values():
+            thread.tell(ending=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._threads)
+
+    def start(self, timeout: float = START_TIMEOUT) -> None:
+        """Start all observers at once and wait until they are ready, but not longer than `timeout`."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads.values():
+            thread.start()
+        for thread in self._threads.values():
+            thread.ready.wait(max(deadline - time.monotonic(), 0))
+
+    def mark(self, stage: int) -> None:
+        """Announce the current stage; returns at once. Announcing a stage again has no effect."""
+        for thread in self._threads.values():
+            thread.tell(stage=stage)
+
+    def end(self, timeout: float = END_TIMEOUT) -> tuple[SeriesRow, ...]:
+        """End all observers at once and return the rows of those that end within `timeout`."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads.values():
+            thread.tell(ending=True)
+        rows: list[SeriesRow] = []
+        for name, thread in self._threads.items():
+            ended = thread.ended.wait(max(deadline - time.monotonic(), 0))
+            rows += thread.rows if ended else ()
+            if error := thread.error if ended else f"did not end within {timeout:g} s":
+                self.errors[name] = error
+        return tuple(rows)
+
+
+class _ObserverThread:
+    """One observer and its thread."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._changed = threading.Condition()
+        self._stage = 0
+        self._ending = False
+        self.ready, self.ended = threading.Event(), threading.Event()
+        self.rows: tuple[SeriesRow, ...] = ()
+        self.error = ""
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="observer", daemon=True).start()
+
+    def tell(self, stage: int = 0, ending: bool = False) -> None:
+        with self._changed:
+            if stage > self._stage or ending:
+                self._stage, self._ending = max(stage, self._stage), self._ending or ending
+                self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            self._observer.start()
+            self.ready.set()
+            self._follow_stages()
+            self.rows = tuple(self._observer.end())
+        except UserError as error:
+            self.error = error.what
+        except Exception as error:  # whatever it was, it must not cost the run
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            self.ready.set()
+            self.ended.set()
+
+    def _follow_stages(self) -> None:
+        """Announce stages until the end. If the run ends while a stage is still to be announced, that stage is skipped:
+        its values would be those of the end.
+        """
+        marked = 0
+        while True:
+            with self._changed:
+                while not self._ending and self._stage == marked:
+                    self._changed.wait()
+                if self._ending:
+                    return
+                marked = self._stage
+            self._observer.mark(marked)

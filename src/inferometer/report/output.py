@@ -1,0 +1,72 @@
+"""Where a report goes: to the terminal, and to files on request. `run` and `report` both end here."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import click
+
+from inferometer.analysis.summary import Summary
+from inferometer.errors import UserError
+from inferometer.records import Run
+from inferometer.report import console
+from inferometer.report.exporters import EXPORTERS
+from inferometer.report.width import columns
+
+
+def check_paths(paths: Mapping[str, str | None]) -> None:
+    """Check before a measurement that the files can be written, by option; `-` is standard output.
+
+    Raises UserError when one cannot, or when two options want standard output.
+    """
+    to_stdout = [f"{option} -" for option, path in paths.items() if path == "-"]
+    if len(to_stdout) > 1:
+        raise UserError(f"{' and '.join(to_stdout)} both write to standard output", "give one of them a file")
+    for path in paths.values():
+        if path is None or path == "-":
+            continue
+        if Path(path).is_dir():
+            raise UserError(f"{path}: this is a folder", "give the path of a file")
+        if not os.access(Path(path).parent, os.W_OK):
+            raise UserError(
+                f"{path}: its folder does not exist or cannot be written", "give a path that can be written"
+            )
+
+
+def check_exports(exports: Mapping[str, str]) -> None:
+    """Check the paths of exports, by the exporter's name."""
+    check_paths({f"--{name}": path for name, path in exports.items()})
+
+
+def deliver(
+    run: Run, summary: Summary, exports: Mapping[str, str], explain: bool = False, histogram: bool = False
+) -> int:
+    """Print the report, write the exports, and return the exit status: 0 for a VALID run, 1 for an INVALID one."""
+    if "-" not in exports.values():
+        text = console.render(run, summary, explain, wants_color(), columns(), histogram)
+        click.echo(text, nl=False, color=True)
+    for name, path in exports.items():
+        write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
+    gc.freeze()  # the process ends here: without this, Python would search all it has imported for garbage, for 50 ms
+    return 0 if summary.verdict == "VALID" else 1
+
+
+def wants_color() -> bool:
+    """Whether standard output is a terminal that shows colours, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def write_file(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """Call `write` with the file at `path`; `-` is standard output. Raises UserError when it cannot be written."""
+    if path == "-":
+        write(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with Path(path).open("wb") as file:
+            write(file)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", "give a path that can be written") from None

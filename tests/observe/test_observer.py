@@ -1,0 +1,152 @@
+"""Observers in their threads: none of them holds up or breaks a run."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from inferometer.errors import UserError
+from inferometer.observe.observer import Observer, Observers
+from inferometer.series import SeriesRow
+
+
+class Counting:
+    """Records each call; waits in `mark` for `go`."""
+
+    def __init__(self, go: threading.Event | None = None) -> None:
+        self.calls: list[str | int] = []
+        self.marked = threading.Event()
+        self._go = go
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def mark(self, stage: int) -> None:
+        self.calls.append(stage)
+        self.marked.set()
+        if self._go is not None:
+            self._go.wait(10)
+
+    def end(self) -> Sequence[SeriesRow]:
+        self.calls.append("end")
+        return [SeriesRow("test", "calls", {}, 5, len(self.calls))]
+
+
+class Hanging(Counting):
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+
+    def start(self) -> None:
+        if self._method == "start":
+            threading.Event().wait()
+
+    def end(self) -> Sequence[SeriesRow]:
+        threading.Event().wait()
+        return []
+
+
+class Failing(Counting):
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+        self._method, self._error = method, error
+
+    def start(self) -> None:
+        self._raise("start")
+
+    def mark(self, stage: int) -> None:
+        self.marked.set()
+        self._raise("mark")
+
+    def end(self) -> Sequence[SeriesRow]:
+        self._raise("end")
+        return []
+
+    def _raise(self, method: str) -> None:
+        if method == self._method:
+            raise self._error
+
+
+def test_an_observer_is_started_marked_and_ended_in_this_order() -> None:
+    counting = Counting()
+    observers = Observers({"counting": counting})
+    observers.start()
+    assert counting.calls == ["start"]
+    for stage in (0, 0, 1, 1):
+        observers.mark(stage)
+    assert counting.marked.wait(10)
+    assert observers.end() == (SeriesRow("test", "calls", {}, 5, 3),)
+    assert counting.calls == ["start", 1, "end"]
+    assert observers.errors == {}
+
+
+def test_a_busy_observer_is_told_of_the_latest_stage_only() -> None:
+    go = threading.Event()
+    counting = Counting(go)
+    with Observers({"slow": counting}) as observers:
+        observers.start()
+        observers.mark(1)
+        assert counting.marked.wait(10)
+        begin = time.monotonic()
+        for stage in (2, 3, 4):
+            observers.mark(stage)
+        assert time.monotonic() - begin < 5, "announcing a stage does not wait"
+        counting.marked.clear()
+        go.set()
+        assert counting.marked.wait(10)
+        observers.end()
+    assert counting.calls == ["start", 1, 4, "end"]
+
+
+def test_a_stage_that_is_over_before_it_could_be_announced_is_skipped() -> None:
+    go = threading.Event()
+    counting = Counting(go)
+    observers = Observers({"slow": counting})
+    observers.start()
+    observers.mark(1)
+    assert counting.marked.wait(10)
+    observers.mark(2)
+    threading.Timer(0.05, go.set).start()
+    observers.end()
+    assert counting.calls == ["start", 1, "end"]
+
+
+def test_observers_that_hang_cost_a_reason_and_the_others_keep_their_rows() -> None:
+    makers: dict[str, Observer] = {"start": Hanging("start"), "good": Counting(), "end": Hanging("end")}
+    observers = Observers(makers)
+    observers.start(timeout=0.05)
+    observers.mark(1)
+    rows = observers.end(timeout=0.05)
+    assert [row.name for row in rows] == ["calls"]
+    assert observers.errors == {name: "did not end within 0.05 s" for name in ("start", "end")}
+
+
+def test_observers_that_raise_cost_a_reason_and_the_others_keep_their_rows() -> None:
+    failing = {
+        "start": Failing("start", UserError("no GPU", "install one")),
+        "mark": Failing("mark", ValueError("odd")),
+        "end": Failing("end", OSError("gone")),
+    }
+    observers = Observers({**failing, "good": Counting()})
+    observers.start()
+    observers.mark(1)
+    assert failing["mark"].marked.wait(10)
+    assert [row.name for row in observers.end()] == ["calls"]
+    assert observers.errors == {"start": "no GPU", "mark": "ValueError: odd", "end": "OSError: gone"}
+
+
+def test_leaving_the_block_ends_the_threads() -> None:
+    before = threading.active_count()
+    with Observers({"counting": Counting()}) as observers:
+        observers.start()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threading.active_count() <= before
+
+
+def test_without_observers_nothing_happens() -> None:
+    with Observers({}) as observers:
+        assert not observers
+        observers.start()
+        observers.mark(1)
+        assert observers.end() == ()
