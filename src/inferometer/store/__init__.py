@@ -1,10 +1,37 @@
 """Runs on disk: a folder of manifest.json, Parquet files (requests, chunks, samples, series) and summary.json.
 
 The manifest is written after the Parquet files, so a folder that has one is complete. summary.json can always be made again.
+pyarrow is imported when a run is read or written: client processes, which only write a spool, do without it.
 """
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from inferometer.records import Chunks, Manifest, Records, Run
+from inferometer.series import TimeSeries
 from inferometer.store.folder import new_folder, point_latest, write_summary
-from inferometer.store.reading import read, written
-from inferometer.store.writing import write
 
 __all__ = ["new_folder", "point_latest", "read", "write", "write_summary", "written"]
+
+
+def read(folder: str | Path) -> Run:
+    """Read the run in `folder`, which may be a link to it such as runs/LATEST. Raises UserError when it is not a run."""
+    from inferometer.store import reading  # noqa: PLC0415
+
+    return reading.read(folder)
+
+
+def written(folder: Path, records: Records) -> Run:
+    """The run that was just written to `folder`: equal to what `read` returns, without reading all rows again."""
+    from inferometer.store import reading  # noqa: PLC0415
+
+    return reading.written(folder, records)
+
+
+def write(
+    folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks], series: Sequence[TimeSeries] = ()
+) -> None:
+    """Write the run's files, the manifest last."""
+    from inferometer.store import writing  # noqa: PLC0415
+
+    writing.write(folder, manifest, records, chunks, series)
