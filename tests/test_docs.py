@@ -18,7 +18,7 @@ from inferometer.serve.models.types import Inference, Output, Refused
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_generated_pages_are_up_to_date() -> None:
@@ -43,7 +43,8 @@ def test_yaml_examples_are_good_input(page: Path) -> None:
 
 # --- the reference server --------------------------------------------------------------------------------------------
 
-SERVE, BACKENDS = ROOT / "docs" / "serve.md", ROOT / "docs" / "backends.md"
+SERVE = ROOT / "docs" / "reference" / "server.md"
+BACKENDS = ROOT / "docs" / "how-to" / "serve-your-model.md"
 
 
 @pytest.mark.parametrize("page", [SERVE, BACKENDS], ids=lambda page: page.name)

@@ -90,7 +90,7 @@ def command(
     inferometer run http://127.0.0.1:8000 --set server.api=kserve --model resnet
     inferometer run bench.yaml --set load.rate=50 --json out.json
 
-    Results go to a folder of their own under runs/ (see `output` in docs/config.md). Ctrl-C ends the run early and reports
+    Results go to a folder of their own under runs/ (see `output` in docs/reference/config.md). Ctrl-C ends the run early and reports
     what there is; a second Ctrl-C does not wait for answers. Exit status: 0 VALID, 1 INVALID, 2 bad input.
     """
     from inferometer import conduct  # noqa: PLC0415

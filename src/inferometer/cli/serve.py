@@ -60,7 +60,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 _EPILOG = f"""
 Models: a built-in name, a model file, a model's folder, or a repository of models (REPOSITORY/MODEL/config.pbtxt and
-REPOSITORY/MODEL/1/..., as Triton has it). docs/serve.md says what it does, docs/backends.md which models it takes.
+REPOSITORY/MODEL/1/..., as Triton has it). docs/reference/server.md says what it does, docs/how-to/serve-your-model.md which models it takes.
 
 \b
   inferometer serve                the simulator, with OpenAI endpoints

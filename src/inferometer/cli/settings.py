@@ -31,5 +31,5 @@ def server_settings(*said: str) -> Callable[[_Command], _Command]:
         multiple=True,
         callback=check,
         metavar="server.KEY=VALUE",
-        help="Set a key of the server's section in docs/config.md: server.api_key_env=VARIABLE, server.tls.ca=FILE. Repeatable.",
+        help="Set a key of the server's section in docs/reference/config.md: server.api_key_env=VARIABLE, server.tls.ca=FILE. Repeatable.",
     )
