@@ -1,4 +1,4 @@
-"""`make docs`: generates the reference pages that come from tables in the code: the configuration, the metrics, the checks, the failures."""
+"""`make docs`: writes the pages of docs/ that are generated from the code: configuration, metrics, checks and failures."""
 
 from pathlib import Path
 
