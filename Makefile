@@ -12,7 +12,7 @@ help:
 	@echo "make test    set up, run the tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make backends  PyTorch, ONNX Runtime and transformers, for the models and tests that want them"
-	@echo "make docs    write docs/config.md and docs/metrics.md anew from the code"
+	@echo "make docs    write docs/reference/config.md and docs/reference/metrics.md anew from the code"
 	@echo "make bench   the benchmarks behind the claims (wants wrk and a C compiler)"
 
 setup: $(VENV)/ready

@@ -1,69 +1,213 @@
-"""The docs say what the code does: generated pages are up to date, links lead somewhere, examples are good input."""
+"""The docs say what the code does: generated pages are up to date, links lead somewhere, and examples run."""
 
 import asyncio
+import json
+import os
 import re
 import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import yaml
+from helpers import measure, polite, scripted
 
+from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
 from inferometer.config import from_mapping
+from inferometer.report.json import encode
 from inferometer.serve import backends, metrics
+from inferometer.serve.background import serving
 from inferometer.serve.models import configs
 from inferometer.serve.models.registry import Models
 from inferometer.serve.models.types import Inference, Output, Refused
+from inferometer.serve.settings import Settings
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    *sorted((ROOT / "bench").glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
+CONFIG = (DOCS / "reference" / "config.md").read_text(encoding="utf-8")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def test_generated_pages_are_up_to_date() -> None:
     for name, text in runpy.run_path(str(ROOT / "tools" / "write_docs.py"))["PAGES"].items():
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text(), f"docs/{name}: run make docs"
+        assert (DOCS / name).read_text(encoding="utf-8") == text(), f"docs/{name}: run make docs"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+@each_page
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not heading or heading in _headings(target), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_yaml_examples_are_good_input(page: Path) -> None:
+def test_the_index_lists_every_page() -> None:
+    linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)#]+\.md)", (DOCS / "README.md").read_text())}
+    assert linked >= {page for page in DOCS.rglob("*.md") if page != DOCS / "README.md"}
+
+
+def test_pages_that_messages_name_exist() -> None:
+    """Messages and docstrings send readers to docs/...; those pages must not have moved."""
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").rglob("*.py"), ROOT / "Makefile"]:
+        for name in re.findall(r"docs/[\w/-]+\.(?:md|svg)", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+@each_page
+def test_yaml_examples_are_valid(page: Path) -> None:
     for block in _blocks(page, "yaml"):
         if not block.startswith("# config.yaml"):
             tree = yaml.safe_load(block)
             from_mapping({"server": {"url": "http://x"}} | tree)
 
 
+@each_page
+def test_commands_and_flags_in_examples_exist(page: Path) -> None:
+    for line in _commands(page):
+        arguments = shlex.split(line, comments=True)[1:]
+        if not arguments or arguments[0].isupper():  # `inferometer`, `inferometer COMMAND --help`
+            continue
+        command = main.get_command(click.Context(main), arguments[0])
+        if command is None:
+            assert arguments[0].startswith("-") and arguments[0] in _options(main), line
+            continue
+        for argument in arguments[1:]:
+            flag = argument.partition("=")[0]
+            if re.fullmatch(r"--?[a-z][\w-]*", flag):
+                assert flag in _options(command), line
+        for option, argument in pairwise(arguments):
+            key = argument.partition("=")[0]
+            if option == "--set" and key not in ("load.type", "data.type", "KEY"):
+                assert f"| `{key}` |" in CONFIG, line
+
+
+def test_make_targets_in_examples_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"(?:^    |`)make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)) <= targets
+
+
+def test_the_exit_status_is_the_same_on_both_pages() -> None:
+    first, second = (DOCS / name for name in ("reference/cli.md", "how-to/ci-gate.md"))
+    statuses = [re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE) for page in (first, second)]
+    assert statuses[0] == statuses[1]
+    assert statuses[0]
+
+
+# --- commands that a reader would copy -------------------------------------------------------------------------------
+
+
+def _shell(script: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a script as a reader would: with this Python and its commands first on the path, and these sources."""
+    scripts = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    return subprocess.run(
+        ["sh", "-c", script], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("way", ["checkout", "installed"])
+def test_a_client_can_be_written_as_the_page_says(way: str, tmp_path: Path) -> None:
+    page = DOCS / "how-to" / "grpc-client.md"
+    checkout, installed, serve_line, client_line = _blocks(page, "sh")
+    (source,) = _blocks(page, "python")
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    (tmp_path / "client.py").write_text(source, encoding="utf-8")
+    generate = re.sub(r"^pip install .*$", "", checkout, flags=re.MULTILINE) if way == "checkout" else installed
+    made = _shell(generate, tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert serve_line == "inferometer serve identity\n"
+    with serving(Settings(models=("identity",), http=0, grpc=0)) as server:
+        address = server.grpc.removeprefix("grpc://")
+        ran = _shell(client_line.replace("127.0.0.1:8001", address), tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    output, timing = ran.stdout.splitlines()
+    assert output == "OUTPUT0 [1. 2. 3. 4.]"
+    assert re.fullmatch(r"queue;dur=[\d.]+, compute;dur=[\d.]+", timing)
+
+
+@pytest.mark.parametrize(
+    ("status", "p99", "said"),
+    [
+        (0, 0.1, "fast enough: ttft p99 is 0.1 s\n"),
+        (0, 0.2, "too slow: ttft p99 is 0.2 s, the limit is 0.150 s\n"),
+        (0, None, "too slow: ttft p99 is null s, the limit is 0.150 s\n"),
+        (1, 0.1, "not measured: exit status 1\nlag: the client sent late\n"),
+    ],
+)
+def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, said: str, tmp_path: Path) -> None:
+    """The page's script, with stand-ins for the run and the server; the summary is a real one, with a p99 of our choice."""
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    with scripted(polite) as url:
+        _, summary = measure(tmp_path / "runs", url)
+    tree = json.loads(encode(summary))
+    assert "p99" in tree["metrics"]["ttft"]
+    tree["metrics"]["ttft"]["p99"] = p99
+    for check in tree["checks"]:
+        is_lag = status and check["name"] == "completed"
+        check.update(
+            {"name": "lag", "status": "fail", "message": "the client sent late"} if is_lag else {"status": "pass"}
+        )
+    (tmp_path / "given.json").write_text(json.dumps(tree), encoding="utf-8")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "inferometer").write_text(
+        f"#!/bin/sh\nif [ $1 = serve ]; then exec sleep 60; fi\ncp given.json summary.json\nexit {status}\n"
+    )
+    (commands / "curl").write_text("#!/bin/sh\n")
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    (script,) = _blocks(DOCS / "how-to" / "ci-gate.md", "sh")
+    ended = _shell(f"PATH={shlex.quote(str(commands))}:$PATH\n{script}", tmp_path)
+    assert (ended.returncode, ended.stdout) == (int(not said.startswith("fast")), said), ended.stderr
+
+
 # --- the reference server --------------------------------------------------------------------------------------------
 
-SERVE, BACKENDS = ROOT / "docs" / "serve.md", ROOT / "docs" / "backends.md"
+SERVE = DOCS / "reference" / "server.md"
+BACKENDS = DOCS / "how-to" / "serve-your-model.md"
 
 
 @pytest.mark.parametrize("page", [SERVE, BACKENDS], ids=lambda page: page.name)
-def test_model_configurations_are_good_and_name_backends_that_there_are(page: Path) -> None:
+def test_model_configurations_are_valid_and_name_backends_that_exist(page: Path) -> None:
     yamls = [block for block in _blocks(page, "yaml") if block.startswith("# config.yaml")]
-    found = [configs.from_pbtxt(block) for block in _blocks(page, "pbtxt")] + [configs.from_yaml(one) for one in yamls]
-    assert found
-    for config in found:
+    examples = [configs.from_pbtxt(block) for block in _blocks(page, "pbtxt")] + [
+        configs.from_yaml(one) for one in yamls
+    ]
+    assert examples
+    for config in examples:
         assert backends.backend_of(config)
         assert configs.facts(config)
         assert configs.policy(config)
 
 
-def test_a_configuration_says_the_same_as_pbtxt_and_as_yaml() -> None:
+def test_a_configuration_means_the_same_as_pbtxt_and_as_yaml() -> None:
     (text,) = _blocks(SERVE, "pbtxt")
     (same,) = (block for block in _blocks(SERVE, "yaml") if block.startswith("# config.yaml"))
     assert configs.from_pbtxt(text) == configs.from_yaml(same)
 
 
-def test_metrics_of_the_page_are_those_that_are_documented() -> None:
+def test_metrics_of_the_server_are_those_that_are_documented() -> None:
     async def names() -> set[str]:
         models = Models(asyncio.get_running_loop())
         page = metrics.page(models).decode()
@@ -73,12 +217,12 @@ def test_metrics_of_the_page_are_those_that_are_documented() -> None:
     assert set(re.findall(r"`(nv_\w+)`", SERVE.read_text(encoding="utf-8"))) == asyncio.run(names())
 
 
-def test_options_that_are_documented_are_there() -> None:
-    table = SERVE.read_text(encoding="utf-8").partition("## Running it")[2].partition("An HTTP request")[0]
-    documented = set(re.findall(r"^\| [^|]*", table, re.MULTILINE))
-    options = {option for parameter in serve.params for option in parameter.opts}
-    found = {name for cell in documented for name in re.findall(r"--[a-z-]+", cell)}
-    assert found and found <= options
+def test_options_of_the_server_that_are_documented_exist() -> None:
+    section = SERVE.read_text(encoding="utf-8").partition("## Running it")[2].partition("## Clients by others")[0]
+    documented = set(re.findall(r"`(--[a-z-]+)", section))
+    infer = main.get_command(click.Context(main), "infer")
+    assert infer is not None
+    assert {"--tls-cert", "--max-message", "--idle", "--drain"} <= documented <= _options(serve) | _options(infer)
 
 
 def test_every_backend_has_a_line_in_the_table() -> None:
@@ -92,20 +236,20 @@ def test_every_backend_has_a_line_in_the_table() -> None:
 def test_python_models_do_what_the_page_says(tmp_path: Path) -> None:
     scale, words = _blocks(BACKENDS, "python")
     x = from_numpy("X", np.array([[1, 2, 3]], np.float32), "FP32")
-    (answer,) = _answers(tmp_path / "scale.py", scale, x, factor=10)
-    np.testing.assert_array_equal(answer, [[11, 21, 31]])
-    with pytest.raises(Refused, match="factor is a number, not 'a'"):
-        _answers(tmp_path / "scale.py", scale, x, factor="a")
+    (output,) = _outputs(tmp_path / "scale.py", scale, x, factor=10)
+    np.testing.assert_array_equal(output, [[11, 21, 31]])
+    with pytest.raises(Refused, match=r"factor must be a number \(got .a.\)"):
+        _outputs(tmp_path / "scale.py", scale, x, factor="a")
     text = from_numpy("text_input", np.array([b"one two three"], object), "BYTES")
-    assert [answer.item() for answer in _answers(tmp_path / "words.py", words, text)] == [b"one", b"two", b"three"]
+    assert [output.item() for output in _outputs(tmp_path / "words.py", words, text)] == [b"one", b"two", b"three"]
 
 
-def _answers(path: Path, source: str, given: Tensor, **parameters: int | str) -> list[np.ndarray]:
-    """What the model gives for one request, as the server would answer it."""
+def _outputs(path: Path, source: str, given: Tensor, **parameters: int | str) -> list[np.ndarray]:
+    """The outputs of the model at `path` for one request, as the server would send them."""
     path.write_text(source, encoding="utf-8")
     made: list[Output] = []
 
-    async def ask() -> None:
+    async def infer() -> None:
         loop = asyncio.get_running_loop()
         models = Models(loop)
         try:
@@ -128,9 +272,35 @@ def _answers(path: Path, source: str, given: Tensor, **parameters: int | str) ->
         if refused is not None:
             raise refused
 
-    asyncio.run(ask())
+    asyncio.run(infer())
     return [to_numpy(output.tensor) for output in made]
 
 
 def _blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """Every `inferometer ...` line of the page: in shell blocks, in indented examples, and as inline code."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "".join(_blocks(page, "sh"))
+    indented = "\n".join(
+        re.findall(r"^    (?:\$ )?(.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    )
+    lines = re.findall(
+        r"^(?:\.venv/bin/|taskset -c 1 )?(inferometer .*?)(?: >.*)?(?: &)?$", blocks + indented, re.MULTILINE
+    )
+    prose = re.sub(r"\s+", " ", re.sub(r"```.*?```|^    [^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE))
+    for line in [*lines, *re.findall(r"`(inferometer [^`]*)`", prose)]:
+        yield line + "'" if line.count("'") % 2 else line  # an argument that goes on in the next line
+
+
+def _options(command: click.Command) -> set[str]:
+    named = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+    return named | {"--help", "-h"}
+
+
+def _headings(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

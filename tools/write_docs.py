@@ -21,16 +21,18 @@ def metrics() -> str:
         [
             "# What the numbers mean\n",
             "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
-            "With `--explain`, every report prints the definitions that it uses. [measurement.md](measurement.md) describes how they are measured.\n",
+            "Every report prints the definitions it used if you pass `--explain`. [How it measures](../explanation/measurement.md) says how the\n"
+            "values are taken.\n",
             "## Metrics\n\n| name | unit | definition |\n|---|---|---|",
             *rows,
             "\n## Rates\n\n| name | definition |\n|---|---|",
             *rates,
-            "\n## Where the time went\n\nMeans, for servers that report their own times: see [tensors.md](tensors.md).\n\n| name | definition |\n|---|---|",
+            "\n## Where the time went\n\nMeans, for servers that report their own times: see\n"
+            "[where the time went](../how-to/kserve-server.md#where-the-time-went).\n\n| name | definition |\n|---|---|",
             *parts,
             "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it checks |\n|---|---|",
             *checks,
-            "\n## Failures\n\n`http_NNN` stands for any status other than 200. Each failure keeps the server's message, truncated.\n\n"
+            "\n## Failures\n\n`http_NNN` stands for every status other than 200. Each failure keeps the server's own message, cut to a bounded length.\n\n"
             "| code | meaning |\n|---|---|",
             *failures,
             "",
@@ -38,7 +40,7 @@ def metrics() -> str:
     )
 
 
-PAGES = {"config.md": markdown, "metrics.md": metrics}
+PAGES = {"reference/config.md": markdown, "reference/metrics.md": metrics}
 
 if __name__ == "__main__":
     for name, text in PAGES.items():

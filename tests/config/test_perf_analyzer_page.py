@@ -1,4 +1,4 @@
-"""docs/perf_analyzer.md promises options: each is one that `run` takes, and says what the page says."""
+"""docs/how-to/from-perf-analyzer.md promises options: each is one that `run` takes, and says what the page says."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from inferometer import conduct
 from inferometer.config.schema import Closed, Config, Constant, Poisson, Stages, Tensors
 from inferometer.errors import UserError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "perf_analyzer.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "from-perf-analyzer.md").read_text(encoding="utf-8")
 CELLS = re.findall(r"^\| [^|]+ \| (.+) \|$", PAGE, re.MULTILINE)
 OPTIONS = [
     code for cell in CELLS for code in re.findall(r"`(--[^`]+)`", cell) if not code.endswith("=") and " " in code

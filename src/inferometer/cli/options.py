@@ -55,5 +55,5 @@ def server_settings(*own: str) -> Callable[[Command], Command]:
         callback=check,
         metavar="server.KEY=VALUE",
         help="Set a key of the config's section server, such as server.api_key_env=VARIABLE or server.tls.ca=FILE "
-        "(docs/config.md lists them). Can be repeated.",
+        "(docs/reference/config.md lists them). Can be repeated.",
     )

@@ -32,7 +32,7 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set any key of the config, over the file: --set load.rate=50. Can be repeated. docs/config.md lists the keys.",
+    help="Set any key of the config, over the file: --set load.rate=50. Can be repeated. docs/reference/config.md lists the keys.",
 )
 @click.option("--model", help="The model to use. Default: the first that the server lists.")
 @click.option(

@@ -60,7 +60,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 _EPILOG = f"""
 Models: any number of built-in names, model files, model folders, and model repositories in Triton's layout
-(REPOSITORY/MODEL/config.pbtxt and REPOSITORY/MODEL/1/...). docs/serve.md describes the server, docs/backends.md the
+(REPOSITORY/MODEL/config.pbtxt and REPOSITORY/MODEL/1/...). docs/reference/server.md describes the server, docs/how-to/serve-your-model.md the
 models that it can load.
 
 \b

@@ -143,7 +143,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node = node[_position(node, name, override)] if isinstance(node, list) else node[name]
         if not isinstance(node, dict | list):
             raise UserError(
-                f"--set {override}: {name} is a single value, not a section", "see docs/config.md for the keys"
+                f"--set {override}: {name} is a single value, not a section",
+                "see docs/reference/config.md for the keys",
             )
     if isinstance(node, list):
         node[_position(node, last, override)] = value
@@ -315,14 +316,15 @@ def _explain(message: str, tree: dict[str, Any], source: str) -> UserError:
         return UserError(f"{source}: unknown key {here}", remedy)
     if missing := re.search(r"missing required field `(.*)`", what):
         return UserError(
-            f"{source}: {'.'.join([*path, missing[1]])} is missing", "add it; docs/config.md says what it takes"
+            f"{source}: {'.'.join([*path, missing[1]])} is missing",
+            "add it; docs/reference/config.md says what it takes",
         )
     if tag := re.search(r"Invalid (?:enum )?value '?(.*?)'?$", what):
         choices = _choices(path, tree)
         near = difflib.get_close_matches(tag[1], choices, 1, 0.5)
         remedy = f"did you mean {near[0]}? " if near else ""
         return UserError(f"{source}: {where}: there is no {tag[1]!r}", f"{remedy}it takes {' | '.join(choices)}")
-    value, remedy = _value_at(path, tree), "see docs/config.md"
+    value, remedy = _value_at(path, tree), "see docs/reference/config.md"
     if what.startswith("Expected `str") and isinstance(value, int | float):
         remedy = f'quote it: {where}: "...", or --set \'{where}="..."\''
     elif what.startswith("Expected `array") and isinstance(value, int | float):

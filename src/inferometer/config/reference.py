@@ -1,4 +1,4 @@
-"""docs/config.md, written from the schema: what stands there is what the code accepts."""
+"""docs/reference/config.md, written from the schema: what stands there is what the code accepts."""
 
 from collections.abc import Iterator
 from types import UnionType

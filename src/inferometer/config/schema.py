@@ -1,4 +1,4 @@
-"""The one schema. Field names are a contract; docs/config.md is generated from what stands here (config/reference.py)."""
+"""The one schema. Field names are a contract; docs/reference/config.md is generated from what stands here (config/reference.py)."""
 
 from typing import Annotated, Any, Literal
 

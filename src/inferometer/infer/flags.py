@@ -182,7 +182,7 @@ _SPOKEN = {
     "; for a tensor server --set server.api=kserve": "",
     "check the URL's path, ": "check the URL's path and --api (Triton: generate), ",
     "use a grpc:// URL, or api: generate": "use a grpc:// URL, or --api generate",
-    "see docs/config.md": "see `inferometer infer --help`",
+    "see docs/reference/config.md": "see `inferometer infer --help`",
     "api: kserve": "--api kserve",
     "server.timeouts.connect": "--timeout",
     "check server.tls: the server may want a certificate": "the server may want a certificate of yours: --cert and --key",
