@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import metrics
+from inferometer.analysis import exact, metrics
 from inferometer.records import Columns, Manifest, Run, Spent, StageStatistics
 from inferometer.units import NS
 
@@ -131,14 +131,14 @@ def _counted_in(rows: Columns, found: tuple[StageStatistics | None, ...], stage:
 
 
 def _of_each(rows: Columns) -> Breakdown:
-    e2e, service = float(metrics.e2e(rows).mean()), float(metrics.e2e_service(rows).mean())
-    queue, compute = float(rows["queue"].mean()) / NS, float(rows["compute"].mean()) / NS
+    e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
+    queue, compute = exact.mean(rows["queue"]) / NS, exact.mean(rows["compute"]) / NS
     network, excess = rest(service - queue - compute)
     return Breakdown(PER_REQUEST, len(rows), e2e, e2e - service, network, queue, compute, excess=excess)
 
 
 def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
-    e2e, service = float(metrics.e2e(rows).mean()), float(metrics.e2e_service(rows).mean())
+    e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
     success = sum(one.success.count for one in stages)
     queue, given, inferred, taken, hit, missed = (
         _mean([getattr(one, name) for one in stages], success)

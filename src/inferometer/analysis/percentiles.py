@@ -12,19 +12,19 @@ n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.analysis import exact
+
 PERCENTILES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 """In thousandths, so that ranks are whole-number arithmetic."""
 
 Values = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint32]
-_BLOCK = 1 << 16
 
 
 class Unsupported(msgspec.Struct, frozen=True):
@@ -82,15 +82,17 @@ def interval(thousandths: int, count: int) -> tuple[int | None, int | None]:
 def _binomial_quantiles(n: int, p: float, *levels: float) -> list[int]:
     """For each level the smallest k with P(B <= k) >= level.
 
-    Exact: the probabilities follow from the one at the mode by their ratios, P(k+1)/P(k) = (n-k)/(k+1) p/(1-p), and are
-    normed by their sum. More than 12 standard deviations off there is less than a double can hold.
+    The probabilities follow from the one at the mode by their ratios, P(k+1)/P(k) = (n-k)/(k+1) p/(1-p), and are divided
+    by their sum. More than 12 standard deviations away they are less than a double can add to it. Cumulative sums and
+    products are computed in order on every processor; numpy's logarithm and exponential are not the same on all of them.
     """
     spread = 12 * math.sqrt(n * p * (1 - p)) + 60
     first, last = max(0, math.floor(n * p - spread)), min(n, math.ceil(n * p + spread))
+    mode = min(max(math.floor((n + 1) * p), first), last)
     k = np.arange(first, last, dtype=np.float64)
-    logs = np.concatenate([[0.0], np.cumsum(np.log((n - k) / (k + 1)) + math.log(p / (1 - p)))])
-    weights = np.exp(logs - logs.max())
-    below = np.cumsum(weights)
+    ratio = (n - k) / (k + 1) * (p / (1 - p))
+    lower, upper = np.cumprod(1 / ratio[: mode - first][::-1])[::-1], np.cumprod(ratio[mode - first :])
+    below = np.cumsum(np.concatenate([lower, [1.0], upper]))
     return [first + int(np.searchsorted(below, level * below[-1])) for level in levels]
 
 
@@ -108,7 +110,8 @@ def distribution(values: Values, unit: str, infinite: int = 0, scale: float = 1.
     def at(place: int) -> float:
         return float(values[place - 1]) / scale if place <= finite else math.inf
 
-    mean, std = _moments(values) if not infinite else (math.inf, None)
+    mean = math.inf if infinite else exact.mean(values)
+    std = exact.deviation(values, mean) if finite > 1 and not infinite else None
     short = {name for name, p in PERCENTILES.items() if count < needed(p)}
     return Distribution(
         unit=unit,
@@ -133,18 +136,3 @@ def select(values: Values, places: Sequence[int]) -> None:
     values.partition(place)
     select(values[:place], places[:middle])
     select(values[place + 1 :], [other - place - 1 for other in places[middle + 1 :]])
-
-
-def _moments(values: Values) -> tuple[float, float | None]:
-    """Mean and standard deviation, block by block: no copy of the values. (np.dot would add up in as many parts as there are
-    cores, and so give the same run other last digits elsewhere.)
-    """
-    count = len(values)
-    mean = math.fsum(float(block.sum()) for block in _blocks(values)) / count
-    if count < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum(float(np.square(block - mean).sum()) for block in _blocks(values)) / (count - 1))
-
-
-def _blocks(values: Values) -> Iterator[Any]:
-    return (values[at : at + _BLOCK] for at in range(0, len(values), _BLOCK))

@@ -9,6 +9,7 @@ network  the rest: the way there and back, and the server's handling of the prot
 excess   0 unless the server says that it took longer than the client saw; then network is 0
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import __version__
-from inferometer.analysis import metrics
+from inferometer.analysis import exact, metrics
 from inferometer.analysis.breakdown import rest
 from inferometer.analysis.percentiles import Distribution, distribution
 from inferometer.analysis.summary import Summary
@@ -137,13 +138,13 @@ def _reasons(summary: Summary) -> list[str]:
 
 def _rate(summaries: Sequence[Summary]) -> float | None:
     known = [(one.throughput.requests, one.window.span) for one in summaries if one.throughput.requests is not None]
-    span = sum(seconds for _, seconds in known)
-    return sum(rate * seconds for rate, seconds in known) / span if span else None
+    span = math.fsum(seconds for _, seconds in known)
+    return math.fsum(rate * seconds for rate, seconds in known) / span if span else None
 
 
 def _mean(columns: Sequence[NDArray[Any]]) -> float | None:
     together = np.concatenate(columns)
-    return float(together.mean()) if len(together) else None
+    return exact.mean(together) if len(together) else None
 
 
 def _split(found: Sequence[Summary]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def _split(found: Sequence[Summary]) -> dict[str, Any]:
     requests = sum(one.requests for one in known)
 
     def mean(name: str) -> float:
-        return float(sum(getattr(one, name) * one.requests for one in known) / requests)
+        return math.fsum(getattr(one, name) * one.requests for one in known) / requests
 
     server = mean("queue") + mean("compute")
     network, excess = rest(mean("e2e") - server)

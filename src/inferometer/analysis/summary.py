@@ -1,5 +1,6 @@
 """From a run to its summary: the numbers, the checks and the verdict. The structs are the shape of summary.json."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -214,12 +215,12 @@ def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tupl
 
 def _together(window: MeasuredWindow, stages: tuple[StageSummary, ...]) -> tuple[MeasuredWindow, Throughput]:
     """Of the stages' windows alone: what was done before a stage was stable counts for the whole as little as for the stage."""
-    span = sum(stage.window.span for stage in stages)
+    span = math.fsum(stage.window.span for stage in stages)
     rates = {}
     for name in Throughput.__struct_fields__:
         known = [(getattr(stage.throughput, name), stage.window.span) for stage in stages]
         done = [rate * seconds for rate, seconds in known if rate is not None]
-        rates[name] = sum(done) / span if done and span else None
+        rates[name] = math.fsum(done) / span if done and span else None
     return msgspec.structs.replace(window, span=span), Throughput(**rates)
 
 

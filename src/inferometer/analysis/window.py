@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import stability
+from inferometer.analysis import exact, stability
 from inferometer.analysis.metrics import e2e, e2e_service
 from inferometer.config.schema import Measure
 from inferometer.records import MISSING, PHASES, Columns, StagePlan
@@ -83,8 +83,10 @@ def _auto_warmup(rows: Columns) -> NDArray[np.bool_]:
 
 def _batch_means(series: NDArray[np.float64]) -> NDArray[np.float64]:
     whole = len(series) - len(series) % _BATCH
-    means: NDArray[np.float64] = series[:whole].reshape(-1, _BATCH).mean(axis=1)
-    return means
+    means = np.zeros(whole // _BATCH)
+    for at in range(_BATCH):
+        means += series[at:whole:_BATCH]
+    return means / _BATCH
 
 
 def mser(series: NDArray[np.float64]) -> int:
@@ -92,10 +94,10 @@ def mser(series: NDArray[np.float64]) -> int:
     count = len(series)
     if count < 4 or np.isnan(series).any():
         return 0
-    centred = series - series.mean()  # takes the cancellation out of the sums of squares
+    centred = series - exact.mean(series)  # takes the cancellation out of the sums of squares
     left = np.arange(count, 0, -1)
-    total, squares = np.cumsum(centred[::-1])[::-1], np.cumsum((centred**2)[::-1])[::-1]
-    error = (squares - total**2 / left) / left**2
+    total, squares = np.cumsum(centred[::-1])[::-1], np.cumsum(np.square(centred)[::-1])[::-1]
+    error = (squares - np.square(total) / left) / left**2
     error = error[: count // 2 + 1]
     return int(
         np.flatnonzero(error <= error.min() + 1e-12 * error.max())[0]

@@ -1,5 +1,7 @@
 """Was the client itself well: did it have the CPU, the memory and the clock to be trusted?"""
 
+import statistics
+
 import numpy as np
 
 from inferometer.analysis import metrics
@@ -32,7 +34,7 @@ def cpu(facts: Evidence) -> Check:
     shards = _by_shard(facts)
     if not shards:
         return Check("cpu", "warn", None, limit, "The client's health was not sampled. Run for a second or more.")
-    mean, shard = max((float(np.mean([s.cpu for s in samples])), shard) for shard, samples in shards.items())
+    mean, shard = max((statistics.fmean(s.cpu for s in samples), shard) for shard, samples in shards.items())
     used = f"client process {shard} used {mean:.0%} of a core on average"
     if mean > limit:
         bad = f"{used[0].upper()}{used[1:]}, more than {limit:.0%}: it was the bottleneck. Use more client.processes or another machine, or lower the load."

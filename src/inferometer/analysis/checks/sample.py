@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.settings import asks_for_text, number, text
@@ -19,7 +20,7 @@ def token_source(facts: Evidence) -> Check | None:
     if not len(sources):
         return None
     other = sources != COUNTED_BY.index("server")
-    share = float(other.mean())
+    share = float(np.count_nonzero(other) / len(other))
     if not share:
         return Check("token_source", "pass", 0.0, 0.0, "output tokens counted by the server")
     counts = text(facts.run.manifest, "server", "api") != "generate"
@@ -36,8 +37,9 @@ def answers(facts: Evidence) -> Check | None:
     told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
     if not len(told):
         return None
-    share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
-    asked, got = told["n_want"].mean(), told["n_out"].mean()
+    share = float(np.count_nonzero(told["n_out"] < told["n_want"]) / len(told))
+    longer = float(np.count_nonzero(told["n_out"] > told["n_want"]) / len(told))
+    asked, got = exact.mean(told["n_want"]), exact.mean(told["n_out"])
     ours = (told["counted_by"] == COUNTED_BY.index("tokenizer")).any()
     unless = ", unless the client's tokenizer counts otherwise than the model's (data.tokenizer)" if ours else ""
     if longer > SHORT:
