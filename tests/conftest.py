@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import settings
+from needs import BACKENDS, REAL, missing
 
 from inferometer import conduct
 from inferometer.config import Config
@@ -15,7 +16,7 @@ from inferometer.engine import http1_connection, http2_connection
 from inferometer.fleet import supervisor
 from inferometer.units import NS
 
-settings.register_profile("shared-machine", deadline=None)
+settings.register_profile("shared-machine", deadline=None, max_examples=50)
 settings.load_profile("shared-machine")
 
 # As the server sets it for users (serve/app.py). Otherwise gRPC's core tells of the end of one test's connections
@@ -26,6 +27,17 @@ os.environ["GRPC_VERBOSITY"] = "NONE"
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the tests are selected by -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests whose needs are missing, and mark all that have one as `extra`."""
+    reasons = {need: missing(need) for need in (*BACKENDS, *REAL)}
+    for item in items:
+        for need in reasons.keys() & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("extra")
+            if reason := reasons[need]:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

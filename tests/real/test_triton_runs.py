@@ -28,7 +28,7 @@ from inferometer.records import MISSING, Run
 from inferometer.units import NS
 from inferometer.workload import tokenizer
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 Server = dict[str, Any]

@@ -411,6 +411,7 @@ def test_a_stream_without_requests_ends_well(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
+@pytest.mark.slow
 def test_a_thousand_streams_at_the_same_time(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
         async with grpc.aio.insecure_channel(served.place) as channel:

@@ -93,7 +93,7 @@ KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_out
 
 
 @given(st.binary(max_size=300) | mutated() | reshaped())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_answered_or_closed_and_the_next_connection_is_served(server: Served, data: bytes):
     here, there = socket.socketpair()
     here.settimeout(30)

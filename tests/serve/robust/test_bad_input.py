@@ -1,7 +1,6 @@
 """What a client can get wrong, over both protocols: the status, a message with the expected and the given, and the next request
 is served. And what is wrong when the server starts: one line, and a remedy; what can go on goes on."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -34,10 +33,6 @@ from inferometer.serve.kserve.messages import ModelInferRequest
 
 INT64 = 2**63 - 1
 LIMIT = 64 << 10
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None or importlib.util.find_spec("PIL") is None,
-    reason="the classifier needs torch and pillow",
-)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +236,7 @@ def test_the_index_says_why_a_model_did_not_load(server: Child) -> None:
     }  # fmt: skip
 
 
-@needs_torch
+@pytest.mark.torch
 def test_a_broken_image() -> None:
     with child("classifier", *PORTS) as server:
         data = b"\x89PNG\r\n\x1a\n and then nothing"
@@ -304,9 +299,10 @@ def test_a_missing_package_of_one_model_of_a_repository(tmp_path: Path) -> None:
         assert "inferometer[onnx]" in reason
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.pt"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("model.onnx", marks=pytest.mark.onnx), pytest.param("model.pt", marks=pytest.mark.torch)]
+)
 def test_a_model_file_that_does_not_load(tmp_path: Path, name: str) -> None:
-    pytest.importorskip({"model.onnx": "onnxruntime", "model.pt": "torch"}[name], reason="its backend is not installed")
     (tmp_path / name).write_bytes(b"this is no model")
     assert name in refused(str(tmp_path / name), *PORTS)
 

@@ -166,6 +166,7 @@ class Watcher:
         self._thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     models = write_models(tmp_path, busy=delayed("30ms", slots=3))
     with child(models, "identity", *PORTS, "--access-log", first=UNHURRIED) as server:

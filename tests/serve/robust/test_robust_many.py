@@ -34,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         yield one
 
 
+@pytest.mark.slow
 def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
     many_streams(server.place, COUNT, "late")
     files, memory = server.files(), server.memory()  # gRPC opens a few of its own when it is first busy
@@ -57,6 +58,7 @@ def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
     assert server.errors() == ""
 
 
+@pytest.mark.slow
 def test_requests_over_the_limit_are_refused_in_words(tmp_path: Path) -> None:
     models = write_models(tmp_path, late=delayed("1s", slots=0))
     with child("identity", models, *PORTS, "--max-requests=50") as server:

@@ -76,6 +76,7 @@ def test_one_that_does_not_come_to_its_end_is_refused_in_words(cut: int) -> None
         assert server.errors() == ""
 
 
+@pytest.mark.slow
 def test_one_that_stalls_ends_with_the_patience_for_that() -> None:
     with child("identity", *PORTS, "--drain=600s", "--stalled=1s") as server:
         with asks(server) as upload:
