@@ -39,7 +39,7 @@ class Settling:
             return None
         self._looked_at[stage] = windows
         done, sent = (np.concatenate([part[name] for part in good]) for name in ("done", "sent"))
-        found = stability.look(done, sent, rule, until)
+        found = stability.assess(done, sent, rule, until)
         return stage if found.settled is not None else None
 
     def _recorded_until(self) -> int:
