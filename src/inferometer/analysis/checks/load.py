@@ -83,7 +83,7 @@ def stable(evidence: Evidence) -> Check | None:
         good = f"three consecutive windows of {length} agree within {result.spread:.1%}"
         return Check("stability", "pass", result.spread, plan.stable, good)
     if result.windows < stability.WINDOWS:
-        bad = f"The run was too short{where}: it had {result.windows} complete windows of {length}, and three consecutive ones have to agree."
+        bad = f"Three consecutive windows of {length}{where} have to agree, but there were only {result.windows} complete windows."
         return Check("stability", "fail", None, plan.stable, f"{bad} Use a longer load.duration.")
     consecutive = f"No three consecutive windows of {length}{where} (out of {result.windows})"
     if not np.isfinite(result.spread):
