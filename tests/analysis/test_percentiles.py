@@ -1,9 +1,6 @@
 """Order statistics against numpy, their intervals against scipy's binomial."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -32,20 +29,6 @@ def test_mean_and_deviation_are_those_of_numpy(numbers: list[float]) -> None:
         assert found.std == pytest.approx(np.std(numbers, ddof=1), abs=1e-6)
     else:
         assert found.std is None
-
-
-DEVIATION = """
-import numpy as np
-from inferometer.analysis.percentiles import distribution
-print(distribution(np.random.default_rng(0).exponential(1.0, 300_000), "s"))
-"""
-
-
-def test_every_digit_is_independent_of_the_linear_algebra_library() -> None:
-    """Not so where a sum goes to the linear algebra library, which has its own way for each processor and number of cores."""
-    machines = ({"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}, {"OPENBLAS_NUM_THREADS": "2"})
-    said = [subprocess.check_output([sys.executable, "-c", DEVIATION], env=os.environ | each) for each in machines]
-    assert said[0] == said[1]
 
 
 @given(st.integers(1, 20_000), st.sampled_from(list(PERCENTILES.values())))

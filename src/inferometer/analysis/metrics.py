@@ -129,7 +129,7 @@ METRICS = {
         Metric("client_lag", "s", "the part of lag that the client caused: lag - time spent waiting at the concurrency cap or for a connection", client_lag, "sent"),
         Metric("read_delay", "s", "the longest time that bytes of a response waited in the socket before the client read them (latencies do not include it if the kernel stamped the bytes)", read_delay),
         Metric("queue", "s", "how long a request waited in the server's queue, if the server reports it per request", queue),
-        Metric("compute", "s", "how long the server computed a request, if it reports it per request", compute),
+        Metric("compute", "s", "how long the server spent computing a request, if it reports it per request", compute),
         Metric("network", "s", "the remainder: e2e_service - queue - compute", network),
         Metric("tokens_per_chunk", "tokens/chunk", "output tokens of a response / its chunks", tokens_per_chunk),
         Metric("input_tokens", "tokens", "tokens in the prompt", _count_of("n_in")),

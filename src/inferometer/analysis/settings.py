@@ -25,7 +25,7 @@ def text(manifest: Manifest, section: str, key: str) -> object:
     return part.get(key) if isinstance(part, dict) else None
 
 
-def asks_for_text(manifest: Manifest) -> bool:
+def sends_prompts(manifest: Manifest) -> bool:
     """Whether the run sends prompts and receives tokens, rather than tensors or the user's own messages."""
     return text(manifest, "data", "type") not in ("tensors", "messages")
 

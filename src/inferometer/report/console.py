@@ -143,7 +143,7 @@ def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
 def _rates(run: Run, summary: Summary) -> list[Text]:
     rate = summary.throughput
     shown = [_number(formatting.plain(rate.requests), "requests/s")]
-    if settings.asks_for_text(run.manifest):
+    if settings.sends_prompts(run.manifest):
         shown.append(_number(formatting.plain(rate.output_tokens), "output tokens/s"))
         shown.append(_number(formatting.plain(rate.input_tokens), "input tokens/s"))
     else:
@@ -217,7 +217,7 @@ def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
 
 def _may_be_split(run: Run) -> bool:
     """Of an OpenAI-style endpoint nobody expects that it tells of its own time."""
-    return bool(run.manifest.server) or not settings.asks_for_text(run.manifest)
+    return bool(run.manifest.server) or not settings.sends_prompts(run.manifest)
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
@@ -319,7 +319,7 @@ def _failures(summary: Summary, width: int) -> RenderableType:
 
 def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
-    columns = STAGE_COLUMNS if streamed or settings.asks_for_text(run.manifest) else STAGE_COLUMNS_OF_ONE_ANSWER
+    columns = STAGE_COLUMNS if streamed or settings.sends_prompts(run.manifest) else STAGE_COLUMNS_OF_ONE_ANSWER
     table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
         shown = [(stage.metrics[name], column) for name, column in columns]

@@ -34,7 +34,7 @@ CHECKS = {
         CheckRule("stalls", "the client's event loop was blocked (for 10 ms or more at a time) for at most limits.stalls of the run", client.stalls),
         CheckRule("memory", "at most limits.memory of the machine's memory was in use", client.memory),
         CheckRule("clock_step", "the wall clock, which the kernel uses for its timestamps, jumped by at most limits.clock_step against the monotonic clock", client.clock_step),
-        CheckRule("read_delay", f"kernel timestamps: at most {client.MERGED:.1%} of the gaps may be between chunks that were read so late that the kernel may have merged them, and merging accounts for at most {client.DOUBT:.0%}, or {client.IN_DOUBT * 1e3:.1f} ms, of the p99 of each of itl, ttft and ttft_service", client.read_delay),
+        CheckRule("read_delay", f"kernel timestamps: at most {client.MERGED:.1%} of the gaps are between chunks that were read so late that the kernel may have merged them, and merging may account for at most {client.DOUBT:.0%}, or {client.IN_DOUBT * 1e3:.1f} ms, of the p99 of each of itl, ttft and ttft_service", client.read_delay),
         CheckRule("stamps", "arrivals were timestamped by the kernel, not when the client read them", client.stamps),
         CheckRule("token_source", "the server counted the output tokens", sample.token_source),
         CheckRule("answers", "responses have the requested number of tokens", sample.answers),

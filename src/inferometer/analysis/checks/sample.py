@@ -5,7 +5,7 @@ import numpy as np
 from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import asks_for_text, number, text
+from inferometer.analysis.settings import number, sends_prompts, text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -13,7 +13,7 @@ SHORT = 0.01
 
 
 def token_source(evidence: Evidence) -> Check | None:
-    if not asks_for_text(evidence.run.manifest):
+    if not sends_prompts(evidence.run.manifest):
         return None
     rows = evidence.run.records.rows
     sources = rows["counted_by"][evidence.steady & (rows["failure"] == 0)]
@@ -56,7 +56,7 @@ def answers(evidence: Evidence) -> Check | None:
 
 
 def prompts(evidence: Evidence) -> Check | None:
-    if not asks_for_text(evidence.run.manifest):
+    if not sends_prompts(evidence.run.manifest):
         return None
     distinct = number(evidence.run.manifest.workload, "distinct")
     sent = int(np.count_nonzero(evidence.run.records.rows["sent"] != MISSING))
