@@ -6,6 +6,8 @@ PYTHON := python3
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images often set this. Without bytecode, every process that a test starts compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The folders whose tests start no server and no client process.
 QUICK := analysis config schedule wire store report workload timing observe infer
