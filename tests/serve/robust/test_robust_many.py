@@ -47,7 +47,8 @@ def test_a_thousand_streams_at_the_same_time(server: Child) -> None:
 
 
 def test_a_thousand_connections_at_the_same_time(server: Child) -> None:
-    files = server.files()
+    many_connections(server.address, 10, small("late"))
+    files = server.files()  # including a timer, which the server opens when it is first busy
     many_connections(server.address, COUNT, small("late"))
     memory = server.memory()
     tally = many_connections(server.address, COUNT, small("late"))
