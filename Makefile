@@ -1,24 +1,35 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# `make demo` and `make test` work on a fresh machine: they set up everything else themselves.
 
 VENV := .venv
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
+PYTHON := python3
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images often set this. Without bytecode, every process that a test starts compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup backends demo test lint docs bench clean
+# The folders whose tests start no server and no client process.
+QUICK := analysis config schedule wire store report workload timing observe infer
+
+.PHONY: help setup backends demo test test-all test-extra test-quick lint docs bench clean
 
 help:
-	@echo "make demo    set up, start the embedded simulator, measure it, print the result"
-	@echo "make test    set up, run the tests"
-	@echo "make lint    ruff and mypy"
-	@echo "make backends  PyTorch, ONNX Runtime and transformers, for the models and tests that want them"
-	@echo "make docs    write docs/reference/config.md and docs/reference/metrics.md anew from the code"
-	@echo "make bench   the benchmarks behind the claims (wants wrk and a C compiler)"
+	@echo "make demo        start the embedded simulator, measure it, print the result"
+	@echo "make test        run the tests, except those marked slow; skip those whose needs are not installed"
+	@echo "make test-all    run all tests, including the slow ones"
+	@echo "make test-extra  run only the slow tests and those that need more than 'make setup' installs"
+	@echo "make test-quick  run only the tests that start no servers"
+	@echo "make lint        check style (ruff) and types (mypy)"
+	@echo "make backends    install PyTorch, ONNX Runtime and transformers, for the models and tests that need them"
+	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
+	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
+	@echo "make clean       delete everything that these targets created, except benchmark results"
 
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard src/inferometer/proto/*.proto)
-	python3 -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
@@ -29,7 +40,16 @@ demo: setup
 	@$(BIN)/python tools/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-all: setup
+	$(PYTEST)
+
+test-extra: setup
+	$(PYTEST) -m "extra or slow"
+
+test-quick: setup
+	$(PYTEST) -m "not slow and not extra" $(QUICK:%=tests/%)
 
 lint: setup
 	$(BIN)/ruff check
@@ -43,4 +63,4 @@ bench: setup
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Made-up runs over a protocol, for comparisons whose every number is known."""
+"""Synthetic runs over a protocol, for comparisons with known results."""
 
 import numpy as np
 import synthetic_run as made
@@ -21,7 +21,7 @@ def measured(
     sent: int = 1200,
     received: int = 1100,
 ) -> Measured:
-    """A closed loop of one: the nth answer takes e2e_ms and n us; `told` and `sums` are queue and compute in ms."""
+    """A closed loop of one user: the nth response takes e2e_ms and n us; `told` and `sums` are queue and compute in ms."""
     rows = made.blank(count)
     took = (np.arange(count) * 1_000 + e2e_ms * made.MS).astype(np.int64)
     ends = np.cumsum(took)

@@ -1,4 +1,4 @@
-"""Runs made up from a seed, whose every number is known."""
+"""Synthetic runs, made from a seed, in which every number is known."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def manifest(**changes: object) -> Manifest:
 
 
 def blank(count: int) -> np.ndarray:
-    """Rows of requests that were answered well but for what is set afterwards; times in seconds are easy to set."""
+    """Rows of successful requests; set whatever else a test needs."""
     rows = np.zeros(count, ROW)
     rows["id"] = np.arange(count)
     for name in ("first_byte", "first_token", "last_token"):
@@ -60,7 +60,7 @@ def blank(count: int) -> np.ndarray:
 
 
 def closed_rows(count: int = 600, users: int = 8, chunks: int = 10, seed: int = 0) -> tuple[np.ndarray, Chunks]:
-    """`users` that ask again 50 us after each answer: TTFT about 50 ms, then a chunk every 10 ms."""
+    """`users` that send the next request 50 us after each response: TTFT about 50 ms, then a chunk every 10 ms."""
     rng = np.random.default_rng(seed)
     rows = blank(count)
     ttft = rng.normal(50 * MS, 2 * MS, count).astype(np.int64)
@@ -83,7 +83,7 @@ def closed_rows(count: int = 600, users: int = 8, chunks: int = 10, seed: int = 
 
 
 def open_rows(count: int = 600, rate: float = 100.0, seed: int = 1) -> tuple[np.ndarray, Chunks]:
-    """The same answers at Poisson instants, each sent 100 us late."""
+    """The same responses at Poisson instants, each request sent 100 us late."""
     rng = np.random.default_rng(seed)
     rows, chunks = closed_rows(count, seed=seed)
     instants = np.sort(rng.uniform(0, count / rate, count) * SECOND).astype(np.int64)
@@ -112,7 +112,7 @@ def run(
     sampled: tuple[Sample, ...] | None = None,
     **about: object,
 ) -> Run:
-    """A Run in memory of copies of the rows; its chunks come in pieces of `piece`."""
+    """A Run in memory, of copies of the rows; its chunks arrive in pieces of `piece`."""
     chunks = chunks or Chunks(np.zeros(0, np.int64), np.zeros(0, np.uint16))
     if phase is None:
         phase = np.ones(len(rows), np.int8)
@@ -126,7 +126,7 @@ def pieces(chunks: Chunks, size: int) -> Iterator[Chunks]:
 
 
 def fail(rows: np.ndarray, which: slice | list[int], number: int = 1) -> None:
-    """Have these requests end without an answer."""
+    """Make these requests fail without a response."""
     rows["failure"][which] = number
     rows["status"][which] = 503
     for name in ("first_token", "last_token"):
@@ -135,7 +135,7 @@ def fail(rows: np.ndarray, which: slice | list[int], number: int = 1) -> None:
 
 
 def never_sent(rows: np.ndarray, which: slice | list[int], number: int) -> None:
-    """Have these requests be dropped or cancelled before they were sent."""
+    """Make these requests fail (dropped or cancelled) before they are sent."""
     fail(rows, which, number)
     rows["status"][which] = 0
     for name in ("sent", "first_byte"):

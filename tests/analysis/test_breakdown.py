@@ -1,4 +1,4 @@
-"""What the time went into: the parts add up to the whole, from each request or from the server's sums."""
+"""The breakdown of end-to-end time: its parts add up, whether from times per request or from the server's totals."""
 
 import numpy as np
 import pytest
@@ -47,17 +47,17 @@ def adds_up(split: Breakdown) -> bool:
     return parts == pytest.approx(split.e2e + split.excess) and min(split.network, split.excess) == 0
 
 
-def test_nobody_says_anything() -> None:
+def test_no_breakdown_if_the_server_reports_no_times() -> None:
     assert found(made.run(unary())) is None
     assert found(made.run(unary(), statistics=(None,))) is None
     assert found(made.run(made.blank(0), statistics=(sums(4),))) is None
 
 
-def test_a_decoupled_models_sums_end_before_its_answers() -> None:
+def test_no_breakdown_for_a_decoupled_model() -> None:
     assert found(made.run(unary(), statistics=(sums(100),), server={"decoupled": True})) is None
 
 
-def test_each_request_says_it() -> None:
+def test_breakdown_from_times_per_request() -> None:
     rows = unary(open_loop=True)
     rows["queue"], rows["compute"] = np.arange(100) * MS // 25, 5 * MS
     run = made.run(rows, statistics=(sums(100),))
@@ -70,14 +70,14 @@ def test_each_request_says_it() -> None:
     assert summary.metrics["network"].value("max") == pytest.approx(0.005)
 
 
-def test_those_that_were_not_told_of_are_left_out() -> None:
+def test_requests_without_reported_times_are_left_out() -> None:
     rows = unary()
     rows["queue"][:10], rows["compute"][:10] = MS, 2 * MS
     split = found(made.run(rows))
     assert split is not None and split.requests == 10
 
 
-def test_a_server_keeps_sums() -> None:
+def test_breakdown_from_the_servers_totals() -> None:
     split = found(made.run(unary(), statistics=(sums(100),)))
     assert split is not None and split.source == AVERAGES and adds_up(split)
     assert (split.e2e, split.client, split.network) == pytest.approx((0.010, 0, 0.0035))
@@ -86,14 +86,14 @@ def test_a_server_keeps_sums() -> None:
     assert (split.requests, split.counted, split.batch, split.cache) == (100, 100, 4.0, 0.0)
 
 
-def test_the_cache_is_part_of_compute_and_others_requests_show() -> None:
+def test_cache_lookups_are_part_of_compute_and_other_clients_requests_are_counted() -> None:
     statistics = sums(150, cache_hit=Spent(50, 50 * 3 * MS), cache_miss=Spent(100, 100 * 3 * MS))
     split = found(made.run(unary(), statistics=(statistics,)))
     assert split is not None and adds_up(split)
     assert (split.cache, split.counted, split.requests) == (pytest.approx(0.003), 150, 100)
 
 
-def test_stages_are_split_each_for_itself_and_a_missing_one_spoils_the_whole() -> None:
+def test_stages_have_their_own_breakdown_and_the_run_has_none_if_one_is_missing() -> None:
     rows = unary()
     rows["stage"] = rows["id"] >= 50
     rows["done"][50:] += 10 * MS
@@ -112,8 +112,8 @@ def test_stages_are_split_each_for_itself_and_a_missing_one_spoils_the_whole() -
 # --- what the server says beyond what the client saw ------------------------------------------------------------------
 
 
-def test_sums_beyond_what_the_client_saw_leave_no_network_and_an_excess() -> None:
-    """10 ms were seen; the sums have 2 ms of queue and 1 + 3 + 9 ms of compute."""
+def test_totals_above_the_clients_time_give_an_excess_and_no_network() -> None:
+    """The client saw 10 ms; the totals have 2 ms of queue and 1 + 3 + 9 ms of compute."""
     longer = sums(100, compute_output=Spent(100, 100 * 9 * MS))
     split = found(made.run(unary(open_loop=True), statistics=(longer,)))
     assert split is not None and adds_up(split)
@@ -121,7 +121,7 @@ def test_sums_beyond_what_the_client_saw_leave_no_network_and_an_excess() -> Non
     assert (split.queue, split.compute, split.excess) == pytest.approx((0.002, 0.013, 0.005))
 
 
-def test_a_request_that_took_the_server_longer_than_the_client_is_no_less() -> None:
+def test_times_per_request_above_the_clients_time_give_an_excess() -> None:
     rows = unary()
     rows["queue"], rows["compute"] = 4 * MS, 7 * MS
     split = found(made.run(rows))
@@ -129,21 +129,21 @@ def test_a_request_that_took_the_server_longer_than_the_client_is_no_less() -> N
     assert (split.network, split.queue, split.compute, split.excess) == pytest.approx((0, 0.004, 0.007, 0.001))
 
 
-def test_what_is_beyond_is_defined_where_there_is_a_split() -> None:
+def test_definitions_include_the_breakdown_only_if_there_is_one() -> None:
     assert (
-        "after an answer has left"
+        "after a response was sent"
         in summarise(made.run(unary(), statistics=(sums(100),))).definitions["breakdown.excess"]
     )
     assert not [name for name in summarise(made.run(unary())).definitions if name.startswith("breakdown.")]
 
 
-# --- why there is none ------------------------------------------------------------------------------------------------
+# --- no breakdown ------------------------------------------------------------------------------------------------
 
 KSERVE = {"name": "s"}
 NONE = "the server offers no statistics"
 
 
-def test_why_there_is_no_split() -> None:
+def test_reason_why_there_is_no_breakdown() -> None:
     def why(run: Run) -> str | None:
         summary = summarise(run)
         assert summary.breakdown is None
@@ -152,24 +152,24 @@ def test_why_there_is_no_split() -> None:
     failed = unary()
     made.fail(failed, slice(0, 100))
     uncounted = sums(100, success=Spent(0, 0))
-    assert why(made.run(unary())) == "the server does not say how long it took: its answers have no server-timing"
+    assert why(made.run(unary())) == "the server does not report how long it took: its responses have no server-timing"
     assert why(made.run(unary(), server=KSERVE)) == "the server's statistics were not read"
     assert why(made.run(unary(), server=KSERVE, statistics=(None,), no_statistics=(NONE,))) == NONE
     assert why(made.run(unary(), server=KSERVE, statistics=(uncounted,))) == (
-        "the server's statistics count no request as answered"
+        "the server's statistics count no successful request"
     )
     assert why(made.run(unary(), server={"decoupled": True}, statistics=(sums(100),))) == (
-        "the statistics of a decoupled model end before its answers"
+        "the statistics of a decoupled model end before it responds"
     )
-    assert why(made.run(failed, statistics=(sums(100),))) == "no request was answered"
+    assert why(made.run(failed, statistics=(sums(100),))) == "no request succeeded"
 
 
-def test_a_split_has_no_reason_why_not() -> None:
+def test_a_breakdown_has_no_reason() -> None:
     summary = summarise(made.run(unary(), statistics=(sums(100),)))
     assert summary.breakdown is not None and summary.no_breakdown is None
 
 
-def test_the_stage_that_spoils_the_whole_is_named() -> None:
+def test_the_reason_names_the_stage_without_statistics() -> None:
     rows = unary()
     rows["stage"] = rows["id"] >= 50
     plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
@@ -181,17 +181,17 @@ def test_the_stage_that_spoils_the_whole_is_named() -> None:
     assert split(early, early.records.rows["failure"] == 0, 1) == "the server's statistics were not read"
 
 
-def test_a_stage_of_which_nothing_was_answered_has_none() -> None:
+def test_a_stage_without_a_successful_request_has_no_breakdown() -> None:
     rows = unary()
     rows["stage"] = rows["id"] >= 50
     made.fail(rows, slice(50, 100))
     plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
     run = made.run(rows, plan=plan, server=KSERVE, statistics=(sums(50), sums(9)))
-    assert split(run, run.records.rows["failure"] == 0, 1) == "no request of the stage was answered"
+    assert split(run, run.records.rows["failure"] == 0, 1) == "no request of the stage succeeded"
 
 
-def test_a_stage_that_is_over_before_it_is_seen_spoils_nothing_but_itself() -> None:
-    """All that was answered in both is counted in the first."""
+def test_a_stage_too_short_for_statistics_does_not_affect_the_others() -> None:
+    """All successful requests of both stages are counted in the first."""
     rows = unary()
     rows["stage"] = rows["id"] >= 50
     plan = (StagePlan(type="closed", open=False), StagePlan(type="closed", open=False))
@@ -199,5 +199,5 @@ def test_a_stage_that_is_over_before_it_is_seen_spoils_nothing_but_itself() -> N
     whole, first = found(run), found(run, 0)
     assert whole is not None and first is not None and (whole.requests, first.requests) == (100, 100)
     assert split(run, run.records.rows["failure"] == 0, 1) == (
-        "the stage was too short for the server's statistics to tell it from its neighbours"
+        "the stage was too short: the server's statistics cannot be told apart from those of the stages next to it"
     )

@@ -1,4 +1,4 @@
-"""Every check, failing and passing. A message that is not of a pass says what and what next."""
+"""Every check, passing and failing. Messages of checks that do not pass say what is wrong and what to do next."""
 
 from collections.abc import Callable
 
@@ -32,8 +32,8 @@ def check(summary: Summary, name: str) -> Check:
     assert found is not None, f"{name} did not apply"
     assert (summary.verdict == "INVALID") == any(check.status == "fail" for check in summary.checks)
     if found.status != "pass":
-        assert len(found.message.split(". ")) >= 2, "says what and what next"
-    msgspec.json.encode(summary)  # which summary.json has
+        assert len(found.message.split(". ")) >= 2, "it must say what is wrong and what to do next"
+    msgspec.json.encode(summary)  # as summary.json does
     return found
 
 
@@ -56,12 +56,12 @@ def test_good_runs_pass_every_check_that_applies() -> None:
 # --- outcome ---------------------------------------------------------------------------------------------------------
 
 
-def test_completed_fails_when_nothing_was_answered() -> None:
+def test_completed_fails_if_no_request_succeeded() -> None:
     found = check(closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_500", "no"),)), "completed")
     assert found.status == "fail" and "failures" in found.message
 
 
-def test_completed_says_when_the_window_left_nothing() -> None:
+def test_completed_fails_if_the_window_is_empty() -> None:
     found = check(closed(phase=np.zeros(600, np.int8)), "completed")
     assert found.status == "fail" and "measure.warmup" in found.message
 
@@ -71,18 +71,18 @@ def test_interrupted_and_workers() -> None:
     found = check(closed(outcome=Outcome(errors=("shard 1 died of signal 9", "shard 2 hung"))), "workers")
     assert found.status == "fail" and "signal 9" in found.message and "1 more" in found.message
     alone = check(closed(outcome=Outcome(True, ("the run did not end",))), "workers").message
-    assert alone.startswith("the run did not end. What was recorded is kept") and "others" not in alone
+    assert alone.startswith("the run did not end. The records were kept") and "others" not in alone
 
 
 @pytest.mark.parametrize(("failed", "status"), [(6, "pass"), (7, "fail")])
-def test_failures_up_to_the_limit(failed: int, status: str) -> None:
+def test_failures_pass_up_to_the_limit(failed: int, status: str) -> None:
     busy = (Failure("http_503", "the server is busy"), Failure("reset", ""))
     found = check(closed(lambda rows: made.fail(rows, slice(0, failed)), failures=busy), "failures")
     assert (found.status, found.limit, found.value) == (status, 0.01, failed / 600)
     assert status == "pass" or "http_503: the server is busy" in found.message
 
 
-def test_failures_by_404_ask_whether_the_server_speaks_that() -> None:
+def test_failures_with_404_suggest_checking_the_api() -> None:
     found = closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_404", "Not Found"),))
     assert "server.api" in check(found, "failures").message
 
@@ -90,35 +90,33 @@ def test_failures_by_404_ask_whether_the_server_speaks_that() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("connect_refused", "whether the server is still up, at that address"),
-        ("connect_failed", "still up, at that address"),
+        ("connect_refused", "Check whether the server is still up at that address"),
+        ("connect_failed", "still up at that address"),
         ("connect_timeout", "server.timeouts.connect"),
         ("closed", "the server's log"),
         ("reset", "the server's log"),
         ("cut_short", "the server's log"),
-        ("first_token_timeout", "See why the server is slow"),
+        ("first_token_timeout", "Find out why the server is slow"),
         ("total_timeout", "server.timeouts"),
         ("tls", "server.tls"),
         ("grpc_UNAUTHENTICATED", "server.api_key_env"),
         ("no_sockets", "ulimit -n"),
-        ("http_503", "Mend that"),
+        ("http_503", "Fix the cause"),
     ],
 )
-def test_failures_say_what_to_look_at(code: str, words: str) -> None:
+def test_failures_suggest_what_to_check(code: str, words: str) -> None:
     found = closed(lambda rows: made.fail(rows, slice(0, 300)), failures=(Failure(code, ""),))
     assert words in check(found, "failures").message
 
 
 @pytest.mark.parametrize(("url", "hint"), [("http://x", True), (["http://x", "http://y"], True), ("https://x", False)])
 @pytest.mark.parametrize("code", ["closed", "reset"])
-def test_failures_of_all_requests_without_tls_ask_whether_the_port_speaks_it(
-    code: str, url: object, hint: bool
-) -> None:
+def test_failures_of_all_plain_text_requests_suggest_tls(code: str, url: object, hint: bool) -> None:
     def said(failed: slice) -> str:
         about = {"failures": (Failure(code, ""),), "config": config(server={"url": url})}
         return check(closed(lambda rows: made.fail(rows, failed), **about), "failures").message
 
-    assert ("if it speaks TLS" in said(slice(None))) == hint
+    assert ("if the server expects TLS" in said(slice(None))) == hint
     assert "TLS" not in said(slice(0, 300))
 
 
@@ -146,7 +144,7 @@ def late(by: int, held: int = 0) -> Callable[[np.ndarray], None]:
     return change
 
 
-def test_lag_fails_beyond_a_two_hundredth_of_the_median_time_to_first_token() -> None:
+def test_lag_fails_above_half_a_percent_of_the_median_time_to_first_token() -> None:
     assert check(opened(late(MS // 10)), "lag").status == "pass"
     found = check(opened(late(MS // 4)), "lag")  # to the 0.1 ms that there are
     assert (
@@ -156,7 +154,7 @@ def test_lag_fails_beyond_a_two_hundredth_of_the_median_time_to_first_token() ->
     )
 
 
-def test_lag_of_a_quarter_of_a_millisecond_is_allowed_however_short_the_answers() -> None:
+def test_lag_of_a_quarter_of_a_millisecond_is_allowed_even_for_short_responses() -> None:
     def quick(rows: np.ndarray) -> None:
         rows["first_token"] = rows["sent"] + MS
         late(MS // 10)(rows)
@@ -164,21 +162,21 @@ def test_lag_of_a_quarter_of_a_millisecond_is_allowed_however_short_the_answers(
     assert check(opened(quick), "lag").limit == 0.00025
 
 
-def test_lag_that_the_cap_is_to_blame_for_is_not_the_clients() -> None:
+def test_waiting_at_the_cap_is_not_the_clients_lag() -> None:
     assert check(opened(late(5 * MS, held=5 * MS)), "lag").status == "pass"
 
 
-def test_lag_of_a_closed_loop_is_not_judged_for_it_measures_from_the_send() -> None:
+def test_lag_does_not_apply_to_closed_loops() -> None:
     assert not applies(closed(late(5 * MS)), "lag")
 
 
-def test_lag_limit_is_the_users() -> None:
+def test_lag_limit_can_be_raised() -> None:
     assert check(opened(late(5 * MS), config=config(limits={"lag": 0.01})), "lag").status == "pass"
 
 
-def test_lag_of_a_few_fails_where_it_moves_the_p99_of_the_latencies() -> None:
-    """5 of 600 are sent 5 ms late, so that the p99 of lag is 0.1 ms; 4 others are answered 5 ms late: together they are 9, and
-    the p99 is one of them."""
+def test_lag_of_a_few_requests_fails_if_it_raises_a_p99() -> None:
+    """5 of 600 requests are sent 5 ms late, so that the p99 of lag is 0.1 ms, and 4 others get their response 5 ms late:
+    together they are 9, and the p99 is one of them."""
 
     def tails(by: int, ttft: int = 50 * MS) -> Callable[[np.ndarray], None]:
         def change(rows: np.ndarray) -> None:
@@ -190,17 +188,17 @@ def test_lag_of_a_few_fails_where_it_moves_the_p99_of_the_latencies() -> None:
         return change
 
     found = check(opened(tails(5 * MS)), "lag")
-    assert (found.status, found.value) == ("fail", pytest.approx(0.0051))  # 0.1 ms have all of them
+    assert (found.status, found.value) == ("fail", pytest.approx(0.0051))  # 0.1 ms of it is in all requests
     assert (
         found.limit == pytest.approx(0.005 * 0.0551, rel=1e-3)
-        and "p99 of ttft is 5.1 ms more than without" in found.message
+        and "p99 of ttft includes 5.1 ms of the client's own lag" in found.message
     )
     assert check(opened(tails(MS // 10)), "lag").status == "pass"
     quick = opened(tails(5 * MS, ttft=MS))
     assert (check(quick, "lag").status, check(quick, "lag").limit) == ("fail", 0.00025)
 
 
-def test_lag_of_one_stage_fails_however_large_the_others_are() -> None:
+def test_lag_of_one_stage_fails_even_if_the_others_are_much_larger() -> None:
     def late_second(rows: np.ndarray) -> None:
         rows["stage"][560:] = 1
         for name in ("sent", "first_token", "last_token", "done"):
@@ -209,11 +207,11 @@ def test_lag_of_one_stage_fails_however_large_the_others_are() -> None:
     plans = (made.OPEN, msgspec.structs.replace(made.OPEN, name="evening"))
     found = check(opened(late_second, plan=plans), "lag")
     assert (found.status, found.value) == ("fail", 0.0051) and "of stage 2 (evening)" in found.message
-    assert check(opened(late_second), "lag").status == "pass", "where it is all one"
+    assert check(opened(late_second), "lag").status == "pass", "as one stage, the p99 is not affected"
 
 
-def test_lag_counts_where_failures_count_as_infinitely_slow() -> None:
-    """4 are sent 5 ms late and 3 failed: the p99, the 6th from the end, is one of the late."""
+def test_lag_with_failures_that_count_as_infinitely_slow() -> None:
+    """4 are sent 5 ms late and 3 fail: the p99, the 6th from the end, is one of the late ones."""
 
     def change(rows: np.ndarray) -> None:
         rows["first_token"] = rows["sent"] + 50 * MS
@@ -227,10 +225,10 @@ def test_lag_counts_where_failures_count_as_infinitely_slow() -> None:
     found = check(opened(change, failures=reset, config=as_inf), "lag")
     assert (found.status, found.value) == ("fail", pytest.approx(0.0051))
     with_many = check(opened(lambda rows: made.fail(rows, slice(0, 10)), failures=reset, config=as_inf), "lag")
-    assert with_many.status == "pass", "the p99s are infinite, lag or no lag"
+    assert with_many.status == "pass", "the p99s are infinite with or without lag"
 
 
-def test_lag_that_the_cap_is_to_blame_for_may_move_the_p99() -> None:
+def test_waiting_at_the_cap_may_raise_a_p99() -> None:
     def capped(rows: np.ndarray) -> None:
         for name in ("sent", "first_token", "last_token", "done", "held"):
             rows[name][:20] += 50 * MS
@@ -242,7 +240,7 @@ def slow_sender(rows: np.ndarray) -> None:
     rows["sent"] = rows["intended"] + (rows["intended"] * 0.1).astype(np.int64)
 
 
-def test_rate_fails_when_sending_fell_behind() -> None:
+def test_rate_fails_if_the_client_sent_too_slowly() -> None:
     found = check(opened(slow_sender), "rate")
     assert (
         found.status == "fail"
@@ -259,11 +257,11 @@ def held(rows: np.ndarray) -> None:
 CAPPED = msgspec.structs.replace(made.OPEN, concurrency=4)
 
 
-def test_rate_names_the_server_when_the_cap_held_requests() -> None:
+def test_rate_names_the_cap_if_requests_waited_for_it() -> None:
     assert "max_concurrency" in check(opened(held, plan=(CAPPED,)), "rate").message
 
 
-def test_rate_names_connections_when_requests_were_held_and_there_is_no_cap() -> None:
+def test_rate_names_connections_if_requests_waited_without_a_cap() -> None:
     message = check(opened(held), "rate").message
     assert "client.connections" in message and "cap" not in message and "max_concurrency" not in message
 
@@ -272,7 +270,7 @@ NO_FILES = "the limit of 100 open files (ulimit -n) is hit: raise it, use more p
 
 
 def without_sockets(count: int) -> Callable[[np.ndarray], None]:
-    """The last so many requests find none; the others had to open a connection each, which is all that they waited for."""
+    """The last `count` requests get no socket; each of the others had to wait only for a connection to open."""
 
     def change(rows: np.ndarray) -> None:
         rows["held"] = rows["sent"] - rows["intended"]
@@ -284,24 +282,26 @@ def without_sockets(count: int) -> Callable[[np.ndarray], None]:
 
 @pytest.mark.parametrize("plan", [made.OPEN, CAPPED])
 @pytest.mark.parametrize("count", [60, 550, 600])
-def test_rate_names_the_sockets_when_this_machine_had_none_left(count: int, plan: StagePlan) -> None:
+def test_rate_names_sockets_if_the_machine_ran_out_of_them(count: int, plan: StagePlan) -> None:
     found = check(opened(without_sockets(count), plan=(plan,), failures=(Failure("no_sockets", NO_FILES),)), "rate")
     assert found.status == "fail" and found.value == pytest.approx(1 - count / 600, rel=0.01)
-    assert found.message.endswith(f" planned. This machine had no socket for {count} requests: {NO_FILES}.")
+    assert found.message.endswith(
+        f" planned requests/s were sent. This machine ran out of sockets for {count} requests: {NO_FILES}."
+    )
 
 
-def test_rate_names_the_sockets_of_the_stage_that_fell_behind() -> None:
-    """Sockets ran out in both stages, but only the second one's shortfall is owed to it."""
+def test_rate_names_sockets_for_the_stage_that_was_too_slow() -> None:
+    """Sockets ran out in both stages, but only the second one fell short because of it."""
 
     def two_stages(rows: np.ndarray) -> None:
         rows["stage"][300:] = 1
         made.never_sent(rows, [10, *range(400, 600)], 1)
 
     found = check(opened(two_stages, plan=(CAPPED, made.OPEN), failures=(Failure("no_sockets", NO_FILES),)), "rate")
-    assert found.value == pytest.approx(1 / 3, rel=0.01) and "no socket for 200 requests" in found.message
+    assert found.value == pytest.approx(1 / 3, rel=0.01) and "ran out of sockets for 200 requests" in found.message
 
 
-def test_rate_does_not_name_the_sockets_when_few_were_missing_and_the_client_was_slow() -> None:
+def test_rate_names_the_client_if_it_was_slow_and_few_sockets_were_missing() -> None:
     def change(rows: np.ndarray) -> None:
         slow_sender(rows)
         made.never_sent(rows, slice(0, 6), 1)
@@ -311,7 +311,7 @@ def test_rate_does_not_name_the_sockets_when_few_were_missing_and_the_client_was
 
 
 @pytest.mark.parametrize(("code", "words"), [("connect_refused", "see the failures"), (DROPPED, "max_concurrency")])
-def test_rate_names_what_else_kept_requests_from_being_sent(code: str, words: str) -> None:
+def test_rate_names_the_failures_that_prevented_sending(code: str, words: str) -> None:
     found = check(
         opened(lambda rows: made.never_sent(rows, slice(300, 600), 1), plan=(CAPPED,), failures=(Failure(code, ""),)),
         "rate",
@@ -319,19 +319,17 @@ def test_rate_names_what_else_kept_requests_from_being_sent(code: str, words: st
     assert found.status == "fail" and words in found.message and "client.processes" not in found.message
 
 
-def test_rate_of_a_closed_loop_and_concurrency_of_an_open_one_do_not_apply() -> None:
+def test_rate_does_not_apply_to_closed_loops_nor_concurrency_to_open_ones() -> None:
     assert not applies(closed(), "rate") and not applies(opened(), "concurrency")
 
 
-def test_rate_of_a_run_with_nothing_sent() -> None:
+def test_rate_fails_if_no_request_was_sent() -> None:
     everything = {"failures": (Failure(CANCELLED, ""),)}
     assert check(opened(lambda rows: made.never_sent(rows, slice(None), 1), **everything), "rate").status == "fail"
 
 
 @pytest.mark.parametrize(("late", "status"), [(90_000, "warn"), (120_000, "fail")])
-def test_concurrency_fails_when_answers_were_replaced_late_and_warns_when_it_is_only_their_shortness(
-    late: int, status: str
-) -> None:
+def test_concurrency_fails_if_the_client_was_slow_and_warns_if_responses_are_just_short(late: int, status: str) -> None:
     rows, chunks = made.closed_rows()
     rows["intended"] = rows["sent"] - late
     plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
@@ -340,7 +338,7 @@ def test_concurrency_fails_when_answers_were_replaced_late_and_warns_when_it_is_
     assert check(closed(), "concurrency").value == pytest.approx(1, abs=0.01)
 
 
-def test_concurrency_of_one_is_warned_about_and_not_told_to_use_more_processes_or_less_of_it() -> None:
+def test_concurrency_of_one_only_warns_and_does_not_suggest_more_processes() -> None:
     rows = made.blank(100)
     rows["sent"] = np.arange(100) * made.MS
     rows["done"] = rows["sent"] + 800_000
@@ -359,7 +357,7 @@ def test_concurrency_after_failures_points_to_them() -> None:
     assert found.status == "fail" and "see the failures" in found.message
 
 
-def test_concurrency_does_not_apply_with_think_time_or_without_a_replacement() -> None:
+def test_concurrency_does_not_apply_with_think_time_or_if_no_request_was_replaced() -> None:
     assert not applies(closed(plan=(msgspec.structs.replace(made.CLOSED, think=1.0),)), "concurrency")
     assert not applies(closed(plan=(msgspec.structs.replace(made.CLOSED, concurrency=600),)), "concurrency")
 
@@ -374,7 +372,7 @@ def test_in_flight_is_counted_after_the_ramp_and_before_the_drain() -> None:
     assert in_flight(Columns.of(rows), msgspec.structs.replace(plan, ramp_up=9.0)) is None
 
 
-def test_in_flight_is_counted_until_the_stage_is_over_though_sequences_go_on() -> None:
+def test_in_flight_is_counted_until_the_end_of_the_stage_even_if_sequences_continue() -> None:
     rows = made.blank(7)
     rows["sent"] = np.array([0, 0, 1, 1, 2, 3, 4]) * SECOND  # two users; when 2 s are over, one has a sequence to end
     rows["done"] = np.array([1, 1, 2, 2, 3, 4, 5]) * SECOND
@@ -394,7 +392,7 @@ def test_in_flight_is_counted_until_the_stage_is_over_though_sequences_go_on() -
         ("clock_step", {"clock_step": -2 * MS}),
     ],
 )
-def test_client_health_against_its_limits(name: str, bad: dict[str, float]) -> None:
+def test_client_health_fails_above_its_limits(name: str, bad: dict[str, float]) -> None:
     ill = (*made.samples(), *made.samples(shard=1, **bad))
     found = check(closed(sampled=ill), name)
     assert found.status == "fail" and found.value is not None and found.limit is not None
@@ -408,37 +406,37 @@ def test_cpu_peaks_warn() -> None:
     assert check(closed(sampled=peaks + samples[3:]), "cpu").status == "warn"
 
 
-def test_no_samples_is_a_warning_not_an_excuse() -> None:
+def test_cpu_warns_if_there_are_no_samples() -> None:
     summary = closed(sampled=())
     assert check(summary, "cpu").status == "warn" and not applies(summary, "stalls")
 
 
-def test_a_clock_step_only_warns_where_arrivals_do_not_depend_on_it() -> None:
+def test_a_clock_step_only_warns_if_arrivals_do_not_depend_on_it() -> None:
     stepped = closed(sampled=made.samples(clock_step=5 * MS), clock={"stamps": "user"})
     assert check(stepped, "clock_step").status == "warn" and check(stepped, "stamps").status == "warn"
 
 
 def merged_run(merged: int) -> Check:
-    """One gap in each of so many answers is merged with the one before it, which becomes twice as long."""
+    """In each of the first `merged` responses, one gap is merged with the one before it, which becomes twice as long."""
     rows, chunks = made.closed_rows()
     rows["read_delay"][:merged] = 11 * MS
     chunks.arrival.reshape(600, 10)[:merged, 4] = chunks.arrival.reshape(600, 10)[:merged, 5]
     return check(summarise(made.run(rows, chunks)), "read_delay")
 
 
-def test_too_many_chunks_that_may_be_merged() -> None:
+def test_read_delay_fails_if_too_many_chunks_may_be_merged() -> None:
     found = merged_run(28)
     assert (found.status, found.value, found.limit) == ("fail", 28 / 5400, 0.005)
 
 
-def test_few_merged_chunks_matter_where_the_p99_is_owed_to_them() -> None:
+def test_read_delay_fails_if_few_merged_chunks_raise_the_p99() -> None:
     assert (merged_run(2).status, merged_run(2).limit) == ("pass", 0.01)
     found = merged_run(27)  # half of the 54 that lie above the p99
     assert found.status == "fail" and found.value is not None and 0.01 < found.value < 0.05
-    assert "the p99 of itl may be" in found.message
+    assert "the p99 of itl could be" in found.message
 
 
-def test_zero_gaps_of_answers_read_in_time_are_the_servers_own() -> None:
+def test_zero_gaps_of_responses_read_in_time_are_the_servers() -> None:
     rows, chunks = made.closed_rows()
     chunks.arrival.reshape(600, 10)[:, 4] = chunks.arrival.reshape(600, 10)[:, 5]
     assert check(summarise(made.run(rows, chunks)), "read_delay").status == "pass"
@@ -454,8 +452,8 @@ def test_a_server_that_writes_two_events_at_once_is_valid() -> None:
 
 
 def first_read_late(merged: int, by: int, **about: object) -> Summary:
-    """The first chunk of so many answers is read `by` after it came, in open loop: as the kernel stamps it, with all that
-    came in that time; of the lateness, a read delay shows what is left after the last of them."""
+    """In open loop, the first chunk of `merged` responses is read `by` after it arrived. The kernel gives it the timestamp of
+    the last chunk that arrived meanwhile, and the read delay only counts from there."""
     rows, chunks = made.open_rows()
     for row, arrival in zip(rows[:merged], chunks.arrival.reshape(600, 10)[:merged], strict=True):
         read = arrival[0] + by
@@ -466,7 +464,7 @@ def first_read_late(merged: int, by: int, **about: object) -> Summary:
     return summarise(made.run(rows, chunks, **({"plan": (made.OPEN,)} | about)))
 
 
-def test_first_tokens_with_the_stamp_of_the_second_fail_the_p99_of_ttft() -> None:
+def test_read_delay_fails_if_merged_first_tokens_raise_the_p99_of_ttft() -> None:
     true, said = opened().metrics["ttft"].p99 or 0, first_read_late(9, 17 * MS).metrics["ttft"].p99 or 0
     assert said > 1.05 * true
     summary = first_read_late(9, 17 * MS)  # 7 ms of read delay, below the gap of 10 ms
@@ -476,17 +474,17 @@ def test_first_tokens_with_the_stamp_of_the_second_fail_the_p99_of_ttft() -> Non
     assert "9 first chunks may be merged" in found.message and "the p99 of ttft" in found.message
 
 
-def test_first_tokens_read_late_but_before_the_second_came_have_their_own_stamp() -> None:
+def test_first_tokens_read_late_but_before_the_second_arrived_keep_their_timestamp() -> None:
     summary = first_read_late(60, 5 * MS)
     assert summary.verdict == "VALID" and summary.metrics["ttft"] == opened().metrics["ttft"]
 
 
-def test_few_merged_first_tokens_do_not_matter_where_the_p99_is_not_owed_to_them() -> None:
+def test_read_delay_passes_if_merged_first_tokens_do_not_affect_the_p99() -> None:
     summary = first_read_late(1, 17 * MS)
     assert summary.verdict == "VALID" and "1 of 5,400 gaps" in check(summary, "read_delay").message
 
 
-def test_failures_that_count_as_infinite_leave_a_p99_of_ttft_that_nothing_is_owed_to() -> None:
+def test_read_delay_passes_if_failures_make_the_p99_of_ttft_infinite() -> None:
     rows, chunks = made.closed_rows()
     made.fail(rows, slice(500, 600))
     rows["read_delay"][:9] = 7 * MS
@@ -513,20 +511,20 @@ def test_tokens_not_counted_by_the_server_warn(who: int, words: str) -> None:
     assert (found.status, found.value) == ("warn", 0.1) and words in found.message
 
 
-def test_tokens_of_a_server_that_cannot_count_them_want_its_tokenizer() -> None:
+def test_token_source_suggests_the_tokenizer_if_the_server_cannot_count() -> None:
     found = closed(lambda rows: rows["counted_by"].fill(2), config=config(server={"api": "generate"}))
     message = check(found, "token_source").message
     assert "data.tokenizer" in message and "usage" not in message
 
 
-def test_answers_whose_tokens_the_client_counted_may_be_as_long_as_asked() -> None:
+def test_wrong_length_counted_by_the_client_suggests_the_tokenizer() -> None:
     def counted_here(rows: np.ndarray) -> None:
         rows["counted_by"], rows["n_want"] = 2, 5
 
     assert "data.tokenizer" in check(closed(counted_here), "answers").message
 
 
-def test_short_answers_warn() -> None:
+def test_short_and_long_responses_warn() -> None:
     def want(tokens: int) -> Callable[[np.ndarray], None]:
         return lambda rows: rows["n_want"].fill(tokens)
 

@@ -1,4 +1,4 @@
-"""Columns are chosen from as an array of rows would be, and cost a copy only where it must be."""
+"""Columns can be indexed like an array of rows, and copy only if they must."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from inferometer.records import NAMES, ROW, Columns
 
 
 def numbered(count: int) -> np.ndarray:
-    """Rows in which no two numbers of a column are the same, as far as its width allows."""
+    """Rows in which the numbers of a column are all different, as far as its width allows."""
     rows = np.zeros(count, ROW)
     for place, name in enumerate(NAMES):
         rows[name] = (np.arange(count) * 3 + place) % 127
@@ -24,7 +24,7 @@ choices = st.one_of(
 
 
 @given(choices)
-def test_a_choice_is_the_same_rows_as_of_an_array(choice: slice | np.ndarray) -> None:
+def test_selecting_rows_gives_the_same_as_with_an_array(choice: slice | np.ndarray) -> None:
     rows = numbered(10)
     chosen = Columns.of(rows)[choice]
     assert len(chosen) == len(rows[choice])
@@ -32,7 +32,7 @@ def test_a_choice_is_the_same_rows_as_of_an_array(choice: slice | np.ndarray) ->
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.data())
-def test_a_choice_of_a_choice(first: int, last: int, data: st.DataObject) -> None:
+def test_selecting_from_a_selection(first: int, last: int, data: st.DataObject) -> None:
     rows = numbered(10)
     size = len(rows[first:last])
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), np.bool_)
@@ -40,7 +40,7 @@ def test_a_choice_of_a_choice(first: int, last: int, data: st.DataObject) -> Non
     assert len(chosen) == mask.sum() and chosen["sent"].tolist() == rows[first:last][mask]["sent"].tolist()
 
 
-def test_as_rows_again_and_one_by_one() -> None:
+def test_conversion_back_to_rows_and_iteration() -> None:
     rows = numbered(5)
     assert np.asarray(Columns.of(rows)).dtype == ROW and (np.asarray(Columns.of(rows)) == rows).all()
     assert (np.sort(Columns.of(rows[::-1]), order="id") == rows).all()
@@ -48,7 +48,7 @@ def test_as_rows_again_and_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_empty_columns_are_filled_each_by_itself_also_through_a_slice(count: int) -> None:
+def test_empty_columns_can_be_filled_one_by_one_and_through_a_slice(count: int) -> None:
     columns, rows = Columns.empty(count), numbered(count)
     for name in NAMES:
         columns[:][name][:] = rows[name]
@@ -56,7 +56,7 @@ def test_empty_columns_are_filled_each_by_itself_also_through_a_slice(count: int
     assert all(columns[name].dtype == ROW[name] for name in NAMES)
 
 
-def test_only_a_choice_that_leaves_something_out_is_a_copy() -> None:
+def test_only_a_selection_that_omits_rows_is_a_copy() -> None:
     columns = Columns.of(numbered(4))
     everything = np.ones(4, np.bool_)
     assert np.shares_memory(columns[everything]["sent"], columns["sent"])

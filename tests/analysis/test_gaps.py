@@ -1,4 +1,4 @@
-"""Gaps gathered piece by piece are the gaps taken at once, whatever the pieces."""
+"""Gaps gathered piece by piece are the same as gaps computed at once, for any size of pieces."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from inferometer.records import Chunks
 
 
 def tangled(counts: list[int], spare: list[int], stages: list[int]) -> tuple[np.ndarray, Chunks]:
-    """Answers of these many chunks, in any order of rows, with `spare` chunks that belong to nobody between them."""
+    """Responses with these numbers of chunks, in random row order, with `spare` chunks that belong to no request between them."""
     rng = np.random.default_rng(len(counts))
     rows = made.blank(len(counts))
     start, arrivals = 0, []
@@ -51,7 +51,7 @@ def test_pieces_of_any_size_give_the_same_gaps(answers: list[tuple[int, int, int
 
 
 def of_gaps(*answers: tuple[int, list[int]], piece: int = 1000) -> Gaps:
-    """What is gathered from answers of a read delay and gaps each."""
+    """Gaps gathered from responses, each with a read delay and gaps."""
     rows = made.blank(len(answers))
     rows["read_delay"] = [delay for delay, _ in answers]
     rows["chunk_count"] = [len(gaps) + 1 for _, gaps in answers]
@@ -67,42 +67,42 @@ def counts(found: Gaps) -> tuple[int, int, list[int]]:
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 1000])
 @pytest.mark.parametrize(("delay", "late"), [(-1, 0), (0, 0), (10, 0), (11, 1), (39, 1), (500, 1)])
-def test_an_answer_is_read_late_from_a_quarter_of_its_gap_on(delay: int, late: int, piece: int) -> None:
+def test_a_response_is_read_late_above_a_quarter_of_its_gap(delay: int, late: int, piece: int) -> None:
     even, merged = [40, 40, 40], [0, 80, 40, 0, 80]
     found = of_gaps((0, even), (delay, merged), (0, even), piece=piece)
     assert counts(found) == (late, 2 * late, [1] * late)
 
 
-def test_the_first_gap_is_told_from_those_after_it() -> None:
+def test_the_first_gap_is_distinguished_from_later_ones() -> None:
     assert counts(of_gaps((20, [40, 0, 80]), (20, [0, 40, 40]), (20, [40, 40]))) == (3, 2, [1])
 
 
-def test_a_server_that_writes_in_pairs_is_not_read_late_though_most_gaps_are_0() -> None:
+def test_a_server_that_writes_in_pairs_is_not_read_late() -> None:
     pairs = [0, 1000, 0, 1000, 0]
     assert counts(of_gaps((60, pairs), (99, pairs))) == (0, 0, [])
 
 
-def test_chunks_merged_by_the_ten_are_found_by_the_mean_gap_which_merging_leaves_as_it_is() -> None:
+def test_chunks_merged_ten_at_a_time_are_found_by_the_mean_gap() -> None:
     assert counts(of_gaps((30, ([0] * 9 + [1000]) * 3))) == (1, 27, [0])
 
 
-def test_one_long_gap_does_not_excuse_the_others() -> None:
+def test_one_long_gap_does_not_hide_late_reads() -> None:
     assert counts(of_gaps((30, [0, 100, 100, 100, 50_000]))) == (1, 1, [0])
 
 
-def test_an_answer_with_no_gap_but_0_goes_by_the_mean_of_all_answers() -> None:
+def test_a_response_with_only_zero_gaps_uses_the_mean_of_all_responses() -> None:
     even = (0, [100, 100, 100, 100])
     assert counts(of_gaps(even, (20, [0]), even)) == (0, 0, [])
     assert counts(of_gaps(even, (30, [0]), even)) == (1, 1, [1])
     assert counts(of_gaps((1, [0, 0]), (0, [0]))) == (1, 2, [0])
 
 
-def test_an_answer_whose_read_delay_is_not_known_is_not_read_late_though_the_clock_went_back() -> None:
+def test_a_response_without_a_known_read_delay_is_not_read_late() -> None:
     assert counts(of_gaps((-1, [0, -50]), (0, [0, -50]))) == (0, 0, [])
 
 
 def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
-    """The rule of gaps.py, an answer at a time."""
+    """The rule of gaps.py, for one response at a time."""
     ends = zip(rows["chunk_start"].tolist(), rows["chunk_count"].tolist(), strict=True)
     own = [np.diff(chunks.arrival[start : start + count]).tolist() for start, count in ends]
     everything = [gap for gaps, counts in zip(own, counted, strict=True) for gap in gaps if counts]
@@ -123,7 +123,7 @@ def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int,
 
 @given(answers, st.integers(1, 40), st.data())
 @settings(deadline=None)
-def test_merged_chunks_are_counted_as_by_hand_whatever_the_pieces(
+def test_merged_chunks_are_counted_correctly_for_any_piece_size(
     answers: list[tuple[int, int, int, bool]], piece: int, data: st.DataObject
 ) -> None:
     sizes, spare, stages, counted = (list(column) for column in zip(*answers, strict=True))
@@ -143,11 +143,11 @@ def test_merged_chunks_are_counted_as_by_hand_whatever_the_pieces(
 @pytest.mark.parametrize(
     ("start", "count"), [([0, 2], [3, 3]), ([-1, 2], [2, 2]), ([0, 3], [3, 9])], ids=["overlap", "before", "beyond"]
 )
-def test_slices_that_do_not_fit_the_chunks_are_an_error(start: list[int], count: list[int]) -> None:
+def test_slices_that_do_not_match_the_chunks_are_an_error(start: list[int], count: list[int]) -> None:
     rows = made.blank(2)
     rows["chunk_start"], rows["chunk_count"] = start, count
     chunks = Chunks(np.arange(6, dtype=np.int64), np.ones(6, np.uint16))
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="do not match"):
         gather(made.run(rows, chunks), np.ones(2, np.bool_))
 
 
@@ -155,8 +155,8 @@ def test_no_chunks_no_gaps() -> None:
     assert len(gather(made.run(made.blank(3)), np.ones(3, np.bool_)).values) == 0
 
 
-def test_a_gap_longer_than_32_bits_hold_and_one_that_goes_back_are_kept_exactly() -> None:
-    """A wall clock that steps back makes a negative gap; a stall of over 4.29 s a long one."""
+def test_gaps_above_32_bits_and_negative_gaps_are_exact() -> None:
+    """A wall clock that jumps back causes a negative gap; a stall of over 4.29 s causes a long one."""
     rows = made.blank(1)
     rows["chunk_count"] = 4
     arrival = np.array([0, 5_000_000_000, 5_000_000_007, 5_000_000_002], np.int64)

@@ -1,4 +1,4 @@
-"""Each metric's formula on rows made by hand, with and without what it needs."""
+"""The formula of each metric, on handmade rows with and without the values that it needs."""
 
 import numpy as np
 import pytest
@@ -74,11 +74,11 @@ def test_closed_loop_counts_from_the_send_and_lag_does_not(name: str, expected: 
         ("reasoning_tokens", {"reasoning": -1}),
     ],
 )
-def test_what_is_missing_is_nan_and_never_0(name: str, without: dict[str, int]) -> None:
+def test_missing_values_are_nan(name: str, without: dict[str, int]) -> None:
     assert np.isnan(value(name, **without))
 
 
-def test_client_lag_leaves_out_what_held_the_request_up() -> None:
+def test_client_lag_excludes_time_spent_waiting() -> None:
     assert value("client_lag", held=2 * MS) == pytest.approx(0.001)
     assert value("lag", held=2 * MS) == pytest.approx(0.003)
 

@@ -1,9 +1,6 @@
 """Order statistics against numpy, their intervals against scipy's binomial."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -34,23 +31,9 @@ def test_mean_and_deviation_are_those_of_numpy(numbers: list[float]) -> None:
         assert found.std is None
 
 
-DEVIATION = """
-import numpy as np
-from inferometer.analysis.percentiles import distribution
-print(distribution(np.random.default_rng(0).exponential(1.0, 300_000), "s"))
-"""
-
-
-def test_every_digit_is_the_same_on_any_machine() -> None:
-    """Not so where a sum goes to the linear algebra library, which has its own way for each processor and number of cores."""
-    machines = ({"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Nehalem"}, {"OPENBLAS_NUM_THREADS": "2"})
-    said = [subprocess.check_output([sys.executable, "-c", DEVIATION], env=os.environ | each) for each in machines]
-    assert said[0] == said[1]
-
-
 @given(st.integers(1, 20_000), st.sampled_from(list(PERCENTILES.values())))
 @settings(deadline=None)
-def test_interval_is_the_exact_binomial_one(count: int, p: int) -> None:
+def test_interval_is_the_exact_binomial_interval(count: int, p: int) -> None:
     low, high = interval(p, count)
     quantiles = binom.ppf([0.025, 0.975], count, p / 1000)
     assert (low or 0) == quantiles[0]
@@ -59,37 +42,37 @@ def test_interval_is_the_exact_binomial_one(count: int, p: int) -> None:
 
 @pytest.mark.parametrize("p", PERCENTILES.values())
 @pytest.mark.parametrize("count", [10**6, 10**8])
-def test_interval_is_exact_for_many_values_too(count: int, p: int) -> None:
+def test_interval_is_exact_for_many_values(count: int, p: int) -> None:
     assert interval(p, count) == tuple(binom.ppf([0.025, 0.975], count, p / 1000) + np.array([0, 1]))
 
 
 @given(st.integers(2, 5_000), st.sampled_from(list(PERCENTILES.values())))
-def test_interval_holds_the_percentile_and_covers_95_percent(count: int, p: int) -> None:
+def test_interval_contains_the_percentile_and_covers_95_percent(count: int, p: int) -> None:
     low, high = interval(p, count)
     assert (low or 0) <= rank(p, count) <= (high or count + 1)
     cdf = binom.cdf([(low or 0) - 1, (high or count + 1) - 1], count, p / 1000)
     assert cdf[1] - cdf[0] >= 0.95 - 1e-12
 
 
-def test_an_end_that_no_value_bounds_is_none() -> None:
+def test_an_unbounded_end_of_the_interval_is_none() -> None:
     found = distribution(np.arange(100.0), "s")
     low, high = found.ci["p999"]
     assert low is not None and high is None
 
 
-def test_needed_counts_are_the_stated_ones() -> None:
+def test_needed_counts() -> None:
     assert [needed(p) for p in PERCENTILES.values()] == [7, 44, 90, 459, 4603]
 
 
 @pytest.mark.parametrize(("name", "p"), PERCENTILES.items())
-def test_a_percentile_is_null_just_below_its_need_and_there_at_it(name: str, p: int) -> None:
+def test_a_percentile_is_null_below_its_needed_count(name: str, p: int) -> None:
     few, enough = distribution(np.arange(needed(p) - 1.0), "s"), distribution(np.arange(float(needed(p))), "s")
     assert getattr(few, name) is None and few.unsupported[name].needs == needed(p)
     assert few.value(name) == few.unsupported[name].value
     assert getattr(enough, name) is not None and name not in enough.unsupported
 
 
-def test_infinite_values_lie_above_all_others() -> None:
+def test_infinite_values_are_above_all_others() -> None:
     found = distribution(np.arange(97.0), "s", infinite=3)
     assert (found.count, found.infinite, found.p50, found.p95) == (100, 3, 49.0, 94.0)
     assert found.value("p99") == math.inf and found.max == math.inf and found.mean == math.inf and found.std is None
@@ -104,13 +87,13 @@ def test_no_values_at_all() -> None:
     assert (found.count, found.mean, found.p50, found.ci, found.unsupported) == (0, None, None, {}, {})
 
 
-def test_whole_numbers_are_scaled_after_they_are_chosen() -> None:
+def test_integers_are_scaled_after_selection() -> None:
     found = distribution(np.arange(1, 11, dtype=np.int64) * 10**9, "s", scale=1e9)
     assert (found.p50, found.mean, found.max) == (5.0, 5.5, 10.0)
 
 
 @given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=200), st.data())
-def test_select_brings_each_place_its_value(numbers: list[int], data: st.DataObject) -> None:
+def test_select_puts_the_values_where_a_sort_would(numbers: list[int], data: st.DataObject) -> None:
     places = sorted(data.draw(st.sets(st.integers(0, len(numbers) - 1))))
     array = np.array(numbers)
     select(array, places)

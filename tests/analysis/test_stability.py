@@ -1,4 +1,4 @@
-"""When a stage has settled: the rule, what it marks, and what the check and the throughput make of it."""
+"""When a stage is stable: the rule, the rows it marks, the check and the throughput."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferometer.analysis import stability
 from inferometer.analysis.checks import Check
-from inferometer.analysis.stability import StabilityRule, look
+from inferometer.analysis.stability import StabilityRule, assess
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, mark
 from inferometer.config.schema import Measure, Window
@@ -23,7 +23,7 @@ PLAN = StagePlan(type="closed", open=False, concurrency=1, duration=60.0, stable
 
 
 def answers(*windows: tuple[int, float], start: int = 0) -> np.ndarray:
-    """Rows of a stage with so many answers in each window, each with this service time in ms; the first at `start`."""
+    """Rows of a stage with the given numbers of responses per window and service times in ms, the first at `start`."""
     done, service = [], []
     for number, (count, ms) in enumerate(windows):
         done += [start + number * WINDOW + place * WINDOW // count for place in range(count)]
@@ -36,37 +36,37 @@ def answers(*windows: tuple[int, float], start: int = 0) -> np.ndarray:
 
 
 def found(rows: np.ndarray, until: int, rule: StabilityRule = RULE) -> stability.Stability:
-    return look(rows["done"], rows["sent"], rule, until)
+    return assess(rows["done"], rows["sent"], rule, until)
 
 
 # --- the rule --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_three_windows_in_a_row_that_agree_in_throughput_and_latency() -> None:
+def test_stable_with_the_first_three_consecutive_windows_that_agree() -> None:
     rows = answers((10, 50), (100, 5), (100, 9), (105, 9), (110, 9.8), (100, 9), start=7 * WINDOW)
     assert found(rows, 13 * WINDOW) == stability.Stability(6, pytest.approx(0.1), (9 * WINDOW, 12 * WINDOW))
 
 
 @pytest.mark.parametrize("windows", [[(100, 5), (100, 5), (89, 5)], [(100, 5), (100, 5), (100, 5.6)]])
-def test_one_of_both_that_is_further_apart_is_not_stable(windows: list[tuple[int, float]]) -> None:
+def test_not_stable_if_throughput_or_latency_differs_more(windows: list[tuple[int, float]]) -> None:
     one = found(answers(*windows), 3 * WINDOW)
     assert one.settled is None
     assert one.spread == pytest.approx(0.12, abs=0.01)
 
 
-def test_the_window_that_is_not_over_does_not_count() -> None:
+def test_an_incomplete_window_does_not_count() -> None:
     rows = answers((100, 5), (100, 5), (100, 5))
     assert found(rows, 3 * WINDOW - 1) == stability.Stability(2)
     assert found(rows, 3 * WINDOW).settled == (0, 3 * WINDOW)
 
 
-def test_a_window_without_an_answer_is_never_stable() -> None:
+def test_a_window_without_a_response_is_never_stable() -> None:
     rows = answers((5, 5), (5, 5), (5, 5), (5, 5))
     rows = rows[rows["done"] // WINDOW != 2]
     assert found(rows, 4 * WINDOW, StabilityRule(WINDOW, 1e9)) == stability.Stability(4)
 
 
-def test_nothing_answered_yet() -> None:
+def test_no_response_yet() -> None:
     assert found(made.blank(0), 100 * WINDOW) == stability.Stability()
 
 
@@ -75,7 +75,7 @@ def test_nothing_answered_yet() -> None:
     st.floats(0, 3),
     st.integers(0, 13 * WINDOW),
 )
-def test_it_is_what_the_plain_words_say(windows: list[tuple[int, int]], share: float, until: int) -> None:
+def test_the_rule_matches_a_plain_implementation(windows: list[tuple[int, int]], share: float, until: int) -> None:
     rows = _any(windows)
     if not len(rows):
         return
@@ -97,7 +97,7 @@ def test_it_is_what_the_plain_words_say(windows: list[tuple[int, int]], share: f
 
 
 def _any(windows: list[tuple[int, int]]) -> np.ndarray:
-    """As `answers`, and a window may have none."""
+    """Like `answers`, but a window may be empty."""
     parts = [answers((count, ms), start=number * WINDOW) for number, (count, ms) in enumerate(windows) if count]
     return np.concatenate(parts) if parts else made.blank(0)
 
@@ -121,7 +121,7 @@ def test_only_the_stable_windows_count() -> None:
     assert (rows["done"][phase == COOLDOWN] >= 4 * WINDOW).all()
 
 
-def test_what_failed_goes_by_its_end_and_what_was_never_sent_by_its_instant() -> None:
+def test_failed_requests_count_by_their_end_and_unsent_ones_by_their_intended_instant() -> None:
     rows = answers(*SETTLES)
     rows["failure"][[0, 150]] = 1
     made.never_sent(rows, [1, 151], 1)
@@ -131,18 +131,18 @@ def test_what_failed_goes_by_its_end_and_what_was_never_sent_by_its_instant() ->
     assert phase[[0, 1, 150, 151]].tolist() == [WARMUP, WARMUP, STEADY, STEADY]
 
 
-def test_a_stage_that_never_settled_stays_whole_and_one_without_the_rule_too() -> None:
+def test_a_stage_that_was_never_stable_is_not_cut() -> None:
     rows = answers((10, 5), (20, 5), (40, 5), (80, 5))
     assert marks(rows, PLAN) == [0, 150, 0]
     assert marks(answers(*SETTLES), msgspec.structs.replace(PLAN, stable=0.0)) == [0, 323, 0]
 
 
-def test_other_rules_leave_out_what_they_leave_out_besides() -> None:
+def test_warmup_and_cooldown_rules_apply_in_addition() -> None:
     assert marks(answers(*SETTLES), PLAN, measure=Measure(Window("25"), Window("0"))) == [25, 295, 3]
 
 
-def test_windows_beyond_the_stages_time_are_not_looked_at() -> None:
-    """A stage of 2.5 s whose last answers took long: the load fell after its end."""
+def test_windows_after_the_end_of_the_stage_do_not_count() -> None:
+    """A stage of 2.5 s whose last responses took long: the load fell after its end."""
     rows = answers((100, 5), (100, 5), (100, 5), (1, 5))
     plan = msgspec.structs.replace(PLAN, duration=2.5)
     assert stability.of_stage(Columns.of(rows), 0, plan) == stability.Stability(2)
@@ -172,8 +172,8 @@ def test_the_throughput_is_that_of_the_stable_windows() -> None:
     assert check(summary).status == "pass"
 
 
-def test_answers_that_take_longer_than_the_windows_do_not_empty_them() -> None:
-    """Each takes 20 s: those complete within the windows were all sent long before."""
+def test_responses_that_take_longer_than_the_windows_still_count() -> None:
+    """Each request takes 20 s: those that complete within the windows were sent long before."""
     rows = answers((10, 20_000), (10, 20_000), (10, 20_000), (10, 20_000), start=20 * WINDOW)
     rows["intended"] = rows["sent"]
     summary = report(rows, PLAN)
@@ -181,7 +181,7 @@ def test_answers_that_take_longer_than_the_windows_do_not_empty_them() -> None:
     assert summary.throughput.requests == pytest.approx(10, rel=0.05)
 
 
-def test_several_stages_each_have_windows_of_their_own() -> None:
+def test_each_stage_has_its_own_windows() -> None:
     first, second = answers(*SETTLES), answers(*SETTLES, start=6 * WINDOW)
     second["stage"] = 1
     second["id"] += len(first)
@@ -191,7 +191,7 @@ def test_several_stages_each_have_windows_of_their_own() -> None:
     assert (summary.window.start, summary.window.end) == (1.0, 10.0)
 
 
-def test_the_whole_of_several_stages_is_their_windows_alone() -> None:
+def test_the_whole_run_consists_of_the_stages_windows() -> None:
     first, second = answers(*SETTLES), answers(*((3 * n, ms) for n, ms in SETTLES), start=6 * WINDOW)
     second["stage"] = 1
     second["id"] += len(first)
@@ -201,7 +201,7 @@ def test_the_whole_of_several_stages_is_their_windows_alone() -> None:
     assert summary.counts.ok == pytest.approx(summary.throughput.requests * summary.window.span, rel=0.01)
 
 
-def test_a_stable_stage_before_one_without_the_rule_does_not_end_the_window_of_the_whole() -> None:
+def test_a_stable_stage_does_not_end_the_window_of_the_whole_run() -> None:
     first, second = answers(*SETTLES), answers((100, 5), (100, 5), start=6 * WINDOW)
     second["stage"] = 1
     summary = report(np.concatenate([first, second]), PLAN, made.CLOSED)
@@ -212,13 +212,15 @@ def test_a_stable_stage_before_one_without_the_rule_does_not_end_the_window_of_t
 @pytest.mark.parametrize(
     ("windows", "share", "words"),
     [
-        (((10, 5), (20, 5), (40, 5), (80, 5)), 0.1, ("4 windows of 1 s", "within 10%", "300% apart", "load.window")),
-        (((10, 5), (10, 5)), 0.1, ("Only 1 whole windows", "load.duration")),
+        (
+            ((10, 5), (20, 5), (40, 5), (80, 5)),
+            0.1,
+            ("windows of 1 s (out of 4)", "within 10%", "differ by 300%", "load.window"),
+        ),
+        (((10, 5), (10, 5)), 0.1, ("only 1 complete windows", "load.duration")),
     ],
 )
-def test_what_never_became_stable_is_invalid_with_the_spread_and_what_to_do(
-    windows: Any, share: float, words: tuple[str, ...]
-) -> None:
+def test_a_run_that_was_never_stable_is_invalid(windows: Any, share: float, words: tuple[str, ...]) -> None:
     rows = answers(*windows)
     rows = np.concatenate([rows, rows[-1:]])
     rows["done"][-1] = len(windows) * WINDOW - (len(windows) == 2)
@@ -229,12 +231,12 @@ def test_what_never_became_stable_is_invalid_with_the_spread_and_what_to_do(
         assert word in check(summary).message, check(summary).message
 
 
-def test_windows_that_are_too_short_for_the_rate_say_so() -> None:
+def test_windows_too_short_for_the_rate_are_reported() -> None:
     rows = answers((1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5))
     rows = rows[::2]
     failed = check(report(rows, PLAN))
     assert failed.status == "fail"
-    assert "had an answer each" in failed.message
+    assert "had a response each" in failed.message
 
 
 def test_the_stage_that_failed_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The summary as a whole: its numbers against the plain way to get them."""
+"""The summary as a whole, compared with a plain computation of its numbers."""
 
 import math
 
@@ -17,7 +17,7 @@ from inferometer.report.json import encode
 BUSY = (Failure("http_503", "busy"), Failure("dropped", ""), Failure("http_503", "very busy"))
 
 
-def test_numbers_of_a_closed_run() -> None:
+def test_results_of_a_closed_run() -> None:
     rows, chunks = made.closed_rows()
     found = summarise(made.run(rows, chunks))
     assert found.verdict == "VALID"
@@ -32,7 +32,7 @@ def test_numbers_of_a_closed_run() -> None:
     assert found.stages == ()
 
 
-def test_tiny_pieces_give_the_same_summary() -> None:
+def test_piece_size_does_not_change_the_summary() -> None:
     rows, chunks = made.open_rows()
     rows["stage"] = rows["id"] % 3
     about = {"plan": (made.OPEN,) * 3}
@@ -52,13 +52,13 @@ def test_stages_add_up_to_the_whole() -> None:
     assert found.stages[1].window.start == rows["intended"][400] / 1e9
 
 
-def test_a_stage_that_never_came_is_there_and_empty() -> None:
+def test_a_stage_that_never_started_is_empty() -> None:
     rows, chunks = made.open_rows()
     found = summarise(made.run(rows, chunks, plan=(made.OPEN, made.CLOSED)))
     assert found.stages[1].counts.ok == 0 and found.stages[1].throughput.requests is None
 
 
-def test_failures_are_counted_by_kind_and_kept_out_of_latency() -> None:
+def test_failures_are_counted_by_kind_and_excluded_from_latency() -> None:
     rows, chunks = made.open_rows()
     made.fail(rows, slice(0, 5), 1)
     made.fail(rows, [10], 3)
@@ -95,13 +95,13 @@ def test_warmup_and_cooldown_are_left_out_and_do_not_bias_the_rate() -> None:
     assert found.throughput.requests == pytest.approx(8 / 0.140, rel=0.02)
 
 
-def test_nothing_recorded_is_a_summary_too() -> None:
+def test_summary_of_an_empty_run() -> None:
     found = summarise(made.run(made.blank(0), sampled=()))
     assert found.verdict == "INVALID" and found.throughput.requests is None
     assert msgspec.json.decode(encode(found))["metrics"]["ttft"]["p50"] is None
 
 
-def test_json_has_the_contracts_shape() -> None:
+def test_json_has_the_documented_layout() -> None:
     rows, chunks = made.closed_rows()
     tree = msgspec.json.decode(encode(summarise(made.run(rows, chunks))))
     assert list(tree)[:7] == ["schema", "verdict", "checks", "counts", "throughput", "metrics", "stages"]

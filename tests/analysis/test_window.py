@@ -1,4 +1,4 @@
-"""Which requests are left out, by each rule."""
+"""Which requests each rule leaves out."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def counts(rows: np.ndarray, warmup: str = "0", cooldown: str = "0") -> tuple[in
 
 
 def every(ms: int, count: int) -> np.ndarray:
-    """One request every `ms`, in no order of rows, each answered after 10 ms."""
+    """One request every `ms`, in random row order, each with a latency of 10 ms."""
     rows = made.blank(count)
     rows["intended"] = np.random.default_rng(0).permutation(count) * ms * made.MS
     rows["sent"] = rows["intended"]
@@ -32,7 +32,7 @@ def test_no_rows() -> None:
     assert counts(every(1, 0), "auto", "auto") == (0, 0, 0)
 
 
-def test_counts_go_by_the_order_of_intended() -> None:
+def test_counts_select_in_the_order_of_intended_instants() -> None:
     rows = every(1, 100)
     phase = mark(Columns.of(rows), Measure(Window("5"), Window("7")))
     assert counts(rows, "5", "7") == (5, 88, 7)
@@ -40,16 +40,16 @@ def test_counts_go_by_the_order_of_intended() -> None:
     assert (rows["intended"][phase == COOLDOWN] >= 93 * made.MS).all()
 
 
-def test_durations_go_by_the_instant() -> None:
+def test_durations_select_by_intended_instant() -> None:
     assert counts(every(10, 100), "100ms", "50ms") == (10, 85, 5)
 
 
-def test_more_than_there_is_leaves_nothing() -> None:
+def test_a_rule_larger_than_the_run_leaves_nothing() -> None:
     assert counts(every(1, 10), "99") == (10, 0, 0)
     assert counts(every(1, 10), "0", "99") == (0, 0, 10)
 
 
-def test_where_both_claim_a_request_it_is_warmup() -> None:
+def test_a_request_selected_by_both_rules_is_warmup() -> None:
     assert counts(every(1, 10), "8", "8") == (8, 0, 2)
 
 
@@ -61,13 +61,13 @@ def test_auto_warmup_leaves_out_a_slow_start() -> None:
     assert counts(rows, "auto")[0] == 100
 
 
-def test_auto_warmup_leaves_a_steady_run_nearly_whole() -> None:
+def test_auto_warmup_removes_little_of_a_steady_run() -> None:
     rows = every(1, 1000)
     rows["done"] += np.random.default_rng(1).normal(0, made.MS, 1000).astype(np.int64)
     assert counts(rows, "auto")[0] <= 100
 
 
-def test_auto_warmup_never_takes_more_than_half() -> None:
+def test_auto_warmup_removes_at_most_half() -> None:
     rows = every(1, 1000)
     rows["done"] += 10**12 - rows["intended"] * 5
     assert counts(rows, "auto")[0] <= 500
@@ -89,24 +89,24 @@ def test_auto_warmup_with_requests_that_were_never_sent() -> None:
     assert counts(rows, "auto")[0] == pytest.approx(100, abs=5)
 
 
-def test_auto_cooldown_is_a_service_time_before_the_last_instant() -> None:
+def test_auto_cooldown_begins_one_service_time_before_the_last_instant() -> None:
     assert counts(every(1, 1000), "0", "auto") == (0, 990, 10)
 
 
-def test_auto_cooldown_takes_no_more_than_half_of_the_last_stage() -> None:
+def test_auto_cooldown_removes_at_most_half_of_the_last_stage() -> None:
     rows = every(1, 100)
     rows["done"] += made.SECOND
     assert counts(rows, "0", "auto") == (0, 50, 50)
     assert counts(rows[:1], "0", "auto") == (0, 1, 0)
 
 
-def test_auto_without_a_good_answer_leaves_nothing_out() -> None:
+def test_auto_removes_nothing_without_a_successful_request() -> None:
     rows = every(1, 100)
     rows["failure"] = 1
     assert counts(rows, "auto", "auto") == (0, 100, 0)
 
 
-def test_mser_is_the_least_standard_error_by_definition() -> None:
+def test_mser_minimises_the_standard_error() -> None:
     series = np.concatenate([np.linspace(9, 1, 20), np.random.default_rng(2).normal(1, 0.1, 80)])
     errors = [((series[d:] - series[d:].mean()) ** 2).sum() / (len(series) - d) ** 2 for d in range(51)]
     assert mser(series) == int(np.argmin(errors))

@@ -98,6 +98,7 @@ def assert_interrupted(process: "subprocess.Popen[str]", children: list[psutil.P
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_within_a_step(tmp_path: Path) -> None:
     with calibrating(tmp_path, 60) as process:
         assert line_of(process).startswith("1/5 ")
@@ -108,6 +109,7 @@ def test_ctrl_c_ends_it_within_a_step(tmp_path: Path) -> None:
         assert_interrupted(process, children, tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_between_two_steps(tmp_path: Path) -> None:
     with calibrating(tmp_path, 1) as process:
         assert line_of(process).startswith("1/5 ")

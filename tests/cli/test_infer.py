@@ -508,6 +508,7 @@ def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserv
     assert_one_line(infer(kserve_grpc, "--model", "many", "--no-stream"), "decoupled", "leave --no-stream out")
 
 
+@pytest.mark.torch
 def test_our_classifier_is_asked_without_an_input_and_a_key_that_is_missing_is_asked_for() -> None:
     with serving(Settings(models=("classifier",), http=0, grpc=0, token="geheim")) as server:
         assert server.grpc is not None

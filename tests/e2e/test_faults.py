@@ -159,7 +159,7 @@ def test_what_is_only_unkind_is_measured_all_the_same(
     assert_all_good(run, summary, WANTED if server.get("stream", True) else 0)
 
 
-@pytest.mark.parametrize("tokens_per_chunk", [2, 3, 8, 100])
+@pytest.mark.parametrize("tokens_per_chunk", [3, 100])
 def test_several_tokens_a_chunk(tmp_path: Path, tokens_per_chunk: int) -> None:
     timing = Fixed(ttft=0.005, itl=0.001)
     with running(simulator(timing=timing, tokens_per_chunk=tokens_per_chunk)) as url:

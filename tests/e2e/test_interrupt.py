@@ -108,6 +108,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.S
     assert_whole(folder, out)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -> None:
     open_loop = ("--rate", "200", "--set", "load.max_concurrency=2")
     process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=100ms", load=open_loop)
@@ -138,6 +139,7 @@ entry()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_servers_statistics_are_asked_for_costs_nothing(tmp_path: Path) -> None:
     options = ("--concurrency", "2", "--requests", "20", "--set", "server.api=kserve", "--set", f"output={tmp_path}")
     with serving(Settings(models=("identity",), http=0)) as server:
@@ -168,6 +170,7 @@ def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> Non
 # --- a kill ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
     process = measuring(tmp_path, sim, "--set", "client.processes=2")
     folder = under_way(tmp_path, process)
@@ -187,6 +190,7 @@ def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_
     assert_whole(folder, said.out)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: Path, sim: str) -> None:
     process = measuring(tmp_path, sim)
     folder = under_way(tmp_path, process)
@@ -278,6 +282,7 @@ def filling(path: Path) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_path: Path, sim: str) -> None:
     with mounted(tmp_path / "disk", "size=64k") as disk:
         process = measuring(tmp_path, sim, "--quiet", output=disk)
@@ -288,6 +293,7 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
         assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) -> None:
     """Answers of 3000 chunks with little room, and many of them in flight when it is used up. (So many streams are too much
     for the pace of the simulator that others use: it would be busy with them long after they are given up.)"""

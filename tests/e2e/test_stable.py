@@ -18,7 +18,7 @@ def check(summary: Summary) -> Check:
     return next(one for one in summary.checks if one.name == "stability")
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "load", [SETTLING, {"type": "poisson", "rate": 200, "stable": 2.0, "window": "150ms", "duration": "60s"}]
 )

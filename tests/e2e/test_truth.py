@@ -151,6 +151,7 @@ def test_a_freeze_of_the_server_is_charged_to_those_that_had_to_wait_for_it(tmp_
     assert held.sum() > 30 * slow
 
 
+@pytest.mark.slow
 def test_without_a_cap_requests_go_out_during_the_freeze_and_both_clocks_charge_it(tmp_path: Path) -> None:
     both = run_both(
         tmp_path,

@@ -31,9 +31,7 @@ def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
     unsent = 100_000 - len(run.records.rows)
     assert unsent > 90_000 and summary.verdict == "INVALID"
     failed = {check.name: check.message for check in summary.checks if check.status == "fail"}
-    said = (
-        f"The server could not be reached for 30 s on end, so the run was given up, with {unsent:,} requests not sent."
-    )
+    said = f"The server could not be reached for 30 s, so the run was given up, with {unsent:,} requests not sent."
     assert failed["interrupted"].startswith(said) and "failures" in failed
     assert said in " ".join(console.render(run, summary).split())
     stored, again = conduct.open_run(str(run.folder))

@@ -121,6 +121,7 @@ def hundred_megabytes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_100_megabytes_both_ways(tmp_path: Path, hundred_megabytes: str) -> None:
     sizes: list[int] = []
 

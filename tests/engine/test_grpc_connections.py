@@ -130,6 +130,7 @@ def test_without_a_connection_opened_before_one_is_when_it_is_needed(tmp_path: P
 # --- servers that stop -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(tmp_path: Path) -> None:
     peers: set[str] = set()
 
@@ -180,6 +181,7 @@ def test_a_server_that_stops_gracefully_answers_what_it_has_and_takes_nothing_mo
     assert sorted(done.records.rows["id"].tolist()) == list(range(40))
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(tmp_path: Path) -> None:
     count = 0
     stopping = threading.Event()

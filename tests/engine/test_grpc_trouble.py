@@ -233,7 +233,7 @@ def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: P
 
     with following(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(
-            tmp_path, url, server={"timeouts": {"connect": "1s"}}, client={"connections": 1}, load=one(requests=2)
+            tmp_path, url, server={"timeouts": {"connect": "200ms"}}, client={"connections": 1}, load=one(requests=2)
         )
     assert summary.counts.by_failure == {"connect_timeout": 2}
     assert connections <= 6

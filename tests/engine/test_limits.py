@@ -136,7 +136,15 @@ def asking(url: str, folder: Path, processes: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "processes"), [("http", 0), ("http", 2), ("https", 1), ("grpc", 0), ("grpc", 2), ("grpcs", 1)]
+    ("scheme", "processes"),
+    [
+        ("http", 0),
+        ("grpc", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("http", 2), ("https", 1), ("grpc", 0), ("grpcs", 1))
+        ),
+    ],
 )
 def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
     tmp_path: Path, scheme: str, processes: int

@@ -327,5 +327,5 @@ def test_the_report_says_how_many_requests_no_sequence_had_room_for(tmp_path: Pa
 
     status, message = said(13)
     assert (status, "4 of 13 requests" in message, "the next sequence" in message) == ("warn", True, True)
-    assert said(14) == ("pass", "ran to its end")
-    assert said(13, duration="60s") == ("pass", "ran to its end")
+    assert said(14) == ("pass", "the run completed")
+    assert said(13, duration="60s") == ("pass", "the run completed")

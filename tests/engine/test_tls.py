@@ -65,7 +65,7 @@ def test_a_client_certificate(tmp_path: Path, authority: trustme.CA, context: ss
 
 def test_plain_http_behind_an_https_url(tmp_path: Path) -> None:
     with scripted(polite) as url, pytest.raises(UserError, match="no TLS there"):
-        measure(tmp_path, url.replace("http:", "https:"), server={"timeouts": {"connect": "2s"}})
+        measure(tmp_path, url.replace("http:", "https:"), server={"timeouts": {"connect": "300ms"}})
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

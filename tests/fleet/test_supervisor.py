@@ -93,6 +93,7 @@ def test_the_command_says_which_process_died_and_exits_with_1(tmp_path: Path) ->
     assert cli("report", tmp_path / "LATEST").out == said.out
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
     def hang() -> None:
         worker = workers()[0]

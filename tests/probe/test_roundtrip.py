@@ -143,6 +143,7 @@ def test_settings_in_pieces_that_the_decoder_fails_at_later() -> None:
         roundtrip.over_http(Peer(parse(url)), REQUEST, Patient(), ignore)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_has_the_timeout_for_each_piece_and_not_for_all() -> None:
     body = bytes(40 << 20)
 

@@ -361,7 +361,11 @@ def await_event(event: threading.Event, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 128 + signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, status: int) -> None:
     with serving() as (fake, url):
@@ -378,7 +382,12 @@ def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, 
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 128 + signal.SIGHUP)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 128 + signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_in_the_middle_of_a_run(tmp_path: Path, number: int, status: int) -> None:
     """(The first two end it with a report, which says INVALID.)"""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
+from needs import INSTALLED
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
@@ -20,15 +20,12 @@ from inferometer.config import from_mapping
 from inferometer.records import Columns, Run
 
 ROOT = Path(__file__).parents[2]
-INSTALLED = Path(os.environ.get("INFEROMETER_REAL") or Path.home() / ".cache/inferometer/real")
 
 
 @contextlib.contextmanager
 def started(name: str, *options: str) -> Iterator[dict[str, Any]]:
-    """What the server said when it was ready: its `url`, its `model`, and more. Skips where it is not installed."""
+    """What the server said when it was ready: its `url`, its `model`, and more."""
     python = INSTALLED / name / "bin/python"
-    if not (INSTALLED / name / "installed.txt").exists():
-        pytest.skip(f"{INSTALLED / name} is not there: tools/real_servers/install.sh {name}")
     script = ROOT / "tools/real_servers" / name / "serve.py"
     process = subprocess.Popen([python, script, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None

@@ -20,7 +20,7 @@ from inferometer.types import Tokens
 from inferometer.wire.openai import PATHS, StreamedResponse
 from inferometer.workload import tokenizer
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.llama_cpp
 
 CLOSED = {"type": "closed", "concurrency": 4, "requests": 40}
 OPEN = {"type": "poisson", "rate": 80, "requests": 40}

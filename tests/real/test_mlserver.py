@@ -23,7 +23,7 @@ from inferometer.wire.kserve.control import ModelMetadata, NotOffered
 from inferometer.wire.kserve.http import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.mlserver
 
 Urls = dict[str, Any]
 WAYS = ["http", "grpc"]

@@ -22,7 +22,7 @@ from waiting import still, until
 
 from inferometer.serve.background import Running, serving
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.triton
 pytest_plugins = ["triton_server", "serve_server"]
 
 NOTHING = "(nothing)"

@@ -113,7 +113,7 @@ def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> 
     assert found.queue == pytest.approx(counted["queue ns"] / 100 / NS, abs=2e-9)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
 def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
     ours: Running, protocol: str
 ) -> None:

@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from needs import INSTALLED
 from plain_client import get
-from real_server import INSTALLED
 
 from inferometer.serve.background import Running
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.perf_analyzer
 pytest_plugins = ["serve_server"]
 
 WINDOW_MS = 500  # one without an answer, where the machine stands still, is an error
@@ -32,8 +32,6 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 def perf_analyzer(server: Running, protocol: str, model: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
     place = INSTALLED / "perf_analyzer"
-    if not (place / "installed.txt").exists():
-        pytest.skip(f"{place} is not there: tools/real_servers/install.sh perf_analyzer")
     address = (server.url if protocol == "http" else server.grpc).partition("://")[2]
     command = [place / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
     return subprocess.run(

@@ -17,7 +17,7 @@ from real_server import check_times, in_a_row, inferometer, measure, most_in_fli
 from inferometer.records import COUNTED_BY
 from inferometer.wire.openai import PATHS
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.transformers_server
 
 CLOSED = {"type": "closed", "concurrency": 4, "requests": 16}
 OPEN = {"type": "poisson", "rate": 20, "requests": 16}

@@ -22,7 +22,7 @@ from inferometer.wire.kserve import control, grpc, http
 from inferometer.wire.kserve.http import InferOptions, InferResponse
 from inferometer.wire.target import parse
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.triton
 pytest_plugins = ["triton_server"]
 
 WAYS = {

@@ -12,7 +12,7 @@ from waiting import until
 
 from inferometer.store.spool import Control
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.triton
 
 LOAD = {"type": "constant", "rate": 50, "requests": 200}
 

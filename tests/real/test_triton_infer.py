@@ -15,7 +15,7 @@ from triton_server import Oracle, Triton, join_bytes, tensor, values
 
 from inferometer.tensors import DATATYPES
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 LABELS = ["anchor", "barge", "canoe", "dinghy", "ferry", "gondola", "hull", "island", "jetty", "kayak"]

@@ -18,7 +18,7 @@ from plain_client import get, post
 from triton_server import NUMPY, Job, Oracle, Triton, join_bytes, running, tensor, values
 from waiting import still, until
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.triton
 pytest_plugins = ["triton_server"]
 
 PROTOCOLS = ["http", "http-json", "grpc"]

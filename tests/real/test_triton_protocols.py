@@ -10,7 +10,7 @@ from triton_server import Triton
 from inferometer import conduct
 from inferometer.analysis.protocol_comparison import WAYS
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 

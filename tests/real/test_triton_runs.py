@@ -28,7 +28,7 @@ from inferometer.records import MISSING, Run
 from inferometer.units import NS
 from inferometer.workload import tokenizer
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 Server = dict[str, Any]
@@ -267,7 +267,7 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
 
 # --- streams ------------------------------------------------------------------------------------------------------------
 
-DECOUPLED = "the statistics of a decoupled model end before its answers"
+DECOUPLED = "the statistics of a decoupled model end before it responds"
 
 
 def test_as_many_arrivals_as_a_decoupled_model_gives_answers(tmp_path: Path, triton: Triton) -> None:

@@ -25,7 +25,7 @@ from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import parse
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
 
 PROTOCOLS = ["http", "grpc"]

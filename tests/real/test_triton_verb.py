@@ -9,7 +9,7 @@ from triton_server import Triton
 
 from inferometer import conduct
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.triton
 pytest_plugins = ["triton_server"]
 
 

@@ -5,7 +5,7 @@ A test file that says
     pytest_plugins = ["triton_server"]
 
 has two fixtures, made once a session (with pytest-xdist: once a worker): `triton`, a server with all of the models, and
-`oracle`, which says what tritonclient gets from it (triton_oracle.py has the jobs). Both skip where Triton is not installed.
+`oracle`, which says what tritonclient gets from it (triton_oracle.py has the jobs). Tests that use them are marked `triton`.
 A third, `patient`, is for tests of what Triton has counted.
 The server is shared: what it counts, tests compare before and after. (Test files import more from here before pytest does,
 so its assertions stay as they are: PYTEST_DONT_REWRITE.)
@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from real_server import INSTALLED, ROOT
+from needs import INSTALLED
+from real_server import ROOT
 
 from inferometer.infer import time_split
 from inferometer.observe import statistics
@@ -55,7 +56,6 @@ class Triton(NamedTuple):
 @contextlib.contextmanager
 def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator[Triton]:
     """A server with these models of triton_models (all of them, unless told), and with more options of tritonserver's."""
-    _need_triton()
     script = ROOT / "tools/real_servers/triton/serve.py"
     command = [PYTHON, script, "--models", MODELS, *models, *options]
     with tempfile.TemporaryDirectory(prefix="triton-log-") as folder:
@@ -70,7 +70,6 @@ def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator
 @contextlib.contextmanager
 def asking() -> Iterator[Oracle]:
     """A process of triton_oracle.py, which answers one job after the other."""
-    _need_triton()
     with _process([PYTHON, Path(__file__).parent / "triton_oracle.py"], None) as process:
 
         def ask(url: str, **job: Any) -> Job:
@@ -123,11 +122,6 @@ NUMPY = {
     **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
     "BF16": "<u2",
 }
-
-
-def _need_triton() -> None:
-    if not (INSTALLED / "triton/installed.txt").exists():
-        pytest.skip(f"{INSTALLED / 'triton'} is not there: tools/real_servers/install.sh triton")
 
 
 @contextlib.contextmanager

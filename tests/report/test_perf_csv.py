@@ -77,6 +77,7 @@ def written(run: Run) -> str:
     return file.getvalue().decode()
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", RUNS)
 def test_the_bytes(name: str) -> None:
     found, path = written(RUNS[name]()), GOLDEN / f"perf_{name}.csv"

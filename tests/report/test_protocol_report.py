@@ -79,6 +79,7 @@ FOUND: dict[str, Callable[[], Comparison]] = {
 }  # fmt: skip
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", FOUND)
 def test_the_bytes(name: str) -> None:
     text, path = protocol_comparison.render(FOUND[name](), width=100), GOLDEN / f"protocols_{name}.txt"

@@ -136,12 +136,14 @@ def golden(name: str, found: str) -> None:
     assert found == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", RUNS)
 def test_console(name: str) -> None:
     run = RUNS[name]()
     golden(f"{name}.txt", console.render(run, summarise(run), explain=name == "valid"))
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", RUNS)
 def test_json(name: str) -> None:
     golden(f"{name}.json", json.encode(summarise(RUNS[name]())).decode())
@@ -168,6 +170,7 @@ def test_console_fits_a_narrower_terminal(name: str, width: int) -> None:
         assert {"mean", "p50", "p95", "p99", "max"} <= set(heads) and ("CI" in heads) == (width == 99)
 
 
+@pytest.mark.golden
 def test_80_columns_leave_out_only_some_columns() -> None:
     golden("invalid_80.txt", console.render(invalid(), summarise(invalid()), width=80))
 

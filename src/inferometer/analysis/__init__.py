@@ -1,1 +1,1 @@
-"""What the records mean: metrics (one table), exact percentiles, the window that counts, the checks, the summary."""
+"""From records to results: the table of metrics, exact statistics, the measured window, the checks and the summary."""

@@ -1,16 +1,16 @@
-"""What end-to-end time went into: client, network, queue, compute.
+"""Split end-to-end time into client, network, queue and compute.
 
-Where the server says it of each request (the Server-Timing header or trailer), these are means over the very requests of the
-report, and the metrics `queue`, `compute` and `network` have their distributions. Where it only keeps sums (KServe's
-statistics), these are averages over all requests that it counted in the stage, the warm-up included, and over whoever else
-asked the server.
+If the server reports its times per request (in a Server-Timing header or trailer), the parts are means over exactly the
+requests of the report, and the metrics `queue`, `compute` and `network` have distributions. If it only keeps totals (KServe's
+statistics), the parts are averages over all requests that it counted during the stage, including the warm-up and the requests
+of other clients.
 
     e2e + excess = client + network + queue + compute
 
-Excess is 0 unless the server says that it took longer than the client saw; then network, which is the rest, is 0 (PARTS).
+Excess is 0 unless the server reports more time than the client saw; then network, which is the remainder, is 0 (PARTS).
 
-Of a decoupled model the sums say nothing: they end when the model has taken the request, and its answers come later. Where
-there is no split, there is the reason.
+For a decoupled model the totals say nothing: they end when the model has accepted the request, before it responds. If there is
+no breakdown, there is a reason.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import metrics
+from inferometer.analysis import exact, metrics
 from inferometer.records import Columns, Manifest, Run, Spent, StageStatistics
 from inferometer.units import NS
 
@@ -27,26 +27,26 @@ PER_REQUEST = "each request"
 AVERAGES = "server statistics"
 
 PARTS = {
-    "client": "from the intended instant to the send; 0 in closed loop, whose latencies count from the send",
-    "network": "the rest: the way there and back, and the server's own handling of the protocol; never below 0",
-    "queue": "waiting in the server, as it says",
-    "compute": "in the model, as the server says: input, inference and output, and the lookup in its cache",
-    "excess": "how much longer the server says that it took than the client saw: its sums count work after an answer has left, "
-    "others' requests, and requests given up here; network is 0 then, and e2e + excess is the sum of the parts",
+    "client": "from the intended instant to the send; 0 in closed loop, where latencies count from the send",
+    "network": "the remainder: transfer in both directions and the server's protocol handling; never less than 0",
+    "queue": "waiting in the server, as reported by it",
+    "compute": "in the model, as reported by the server: input, inference, output and cache lookup",
+    "excess": "how much more time the server reports than the client saw: its totals include work after a response was sent, "
+    "other clients' requests, and requests that this client gave up; network is then 0, and e2e + excess is the sum of the parts",
 }
 
 WHY_EXCESS = {
-    PER_REQUEST: "it may count work after an answer has left, or work at the same time twice",
-    AVERAGES: "its sums count work after an answer has left, others' requests, and requests given up here",
+    PER_REQUEST: "it may include work after a response was sent, or count parallel work twice",
+    AVERAGES: "its totals include work after a response was sent, other clients' requests, and requests that this client gave up",
 }
-"""How a server can say that it took longer than the client saw."""
+"""Why a server can report more time than the client saw."""
 
 LEAST_EXCESS = 1e-6
-"""Seconds: less is not worth words."""
+"""Seconds. Reports do not mention less."""
 
 
 class Breakdown(msgspec.Struct, frozen=True):
-    """Means in seconds; null where the server does not say."""
+    """Means in seconds; null if the server does not report it."""
 
     source: str
     """PER_REQUEST or AVERAGES."""
@@ -61,90 +61,91 @@ class Breakdown(msgspec.Struct, frozen=True):
     compute_output: float | None = None
     cache: float | None = None
     batch: float | None = None
-    """Inferences of an execution, on average: what the server's batcher made of the requests."""
+    """Mean number of inferences per execution: the batch size that the server's batcher achieved."""
     counted: int | None = None
-    """Requests that the server counted: more than `requests` where others used it meanwhile."""
+    """Requests that the server counted: more than `requests` if other clients used it at the same time."""
     excess: float = 0.0
-    """By how much queue and compute exceed what the client saw."""
+    """Time by which queue and compute exceed what the client saw."""
 
 
 def breakdown(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | None:
-    """Of the rows of `ok`, which are those of `stage` where one is named; None where the server tells nothing."""
-    found = split(run, ok, stage)
-    return found if isinstance(found, Breakdown) else None
+    """The breakdown of the rows of `ok`, which belong to `stage` if one is given; None if the server reports no times."""
+    result = split(run, ok, stage)
+    return result if isinstance(result, Breakdown) else None
 
 
 def split(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdown | str:
-    """The same, or in words why there is none."""
+    """The same, or the reason why there is none."""
     rows, manifest = run.records.rows, run.manifest
-    told = ok & (rows["queue"] >= 0) & (rows["compute"] >= 0)
-    if told.any():
-        return _of_each(rows[told])
+    reported = ok & (rows["queue"] >= 0) & (rows["compute"] >= 0)
+    if reported.any():
+        return _from_requests(rows[reported])
     stages = range(len(manifest.statistics)) if stage is None else (stage,)
-    if why := _why_unread(manifest, rows, stages):
-        return why
+    if reason := _why_no_statistics(manifest, rows, stages):
+        return reason
     good = rows["failure"] == 0
     sums = [one for each in stages if (one := manifest.statistics[each]) is not None and one.success.count]
     counted = rows[good if stage is None else _counted_in(rows, manifest.statistics, stage)]
     if sums and len(counted):
-        return _of_sums(counted, sums)
+        return _from_totals(counted, sums)
     if stage is None or len(manifest.statistics) == 1:
-        return "the server's statistics count no request as answered"
+        return "the server's statistics count no successful request"
     if not (good & (rows["stage"] == stage)).any():
-        return "no request of the stage was answered"
-    return "the stage was too short for the server's statistics to tell it from its neighbours"
+        return "no request of the stage succeeded"
+    return "the stage was too short: the server's statistics cannot be told apart from those of the stages next to it"
 
 
-def _why_unread(manifest: Manifest, rows: Columns, stages: Sequence[int]) -> str:
-    """Why not all of these stages have statistics that say something of them; empty where they have."""
+def _why_no_statistics(manifest: Manifest, rows: Columns, stages: Sequence[int]) -> str:
+    """Why some of these stages have no usable statistics; empty if all of them have."""
     if (rows["failure"] != 0).all():
-        return "no request was answered"
+        return "no request succeeded"
     if manifest.server.get("decoupled"):
-        return "the statistics of a decoupled model end before its answers"
-    found = dict(enumerate(manifest.statistics))
-    missing = [each for each in stages if found.get(each) is None]
-    if not found or not missing:
-        return "" if found else _unread(manifest)
-    why = dict(enumerate(manifest.no_statistics)).get(missing[0]) or _unread(manifest)
-    return f"stage {missing[0] + 1}: {why}" if len(stages) > 1 else why
+        return "the statistics of a decoupled model end before it responds"
+    statistics = dict(enumerate(manifest.statistics))
+    missing = [stage for stage in stages if statistics.get(stage) is None]
+    if not statistics or not missing:
+        return "" if statistics else _why_not_read(manifest)
+    reason = dict(enumerate(manifest.no_statistics)).get(missing[0]) or _why_not_read(manifest)
+    return f"stage {missing[0] + 1}: {reason}" if len(stages) > 1 else reason
 
 
-def _unread(manifest: Manifest) -> str:
+def _why_not_read(manifest: Manifest) -> str:
     if not manifest.server:
-        return "the server does not say how long it took: its answers have no server-timing"
+        return "the server does not report how long it took: its responses have no server-timing"
     return "the server's statistics were not read"
 
 
-def _counted_in(rows: Columns, found: tuple[StageStatistics | None, ...], stage: int) -> NDArray[np.intp]:
-    """The rows that a stage's statistics are about: not quite the stage's own, as its end is seen a little late.
+def _counted_in(rows: Columns, statistics: tuple[StageStatistics | None, ...], stage: int) -> NDArray[np.intp]:
+    """The rows that a stage's statistics cover: not exactly the stage's own, because its end is noticed a little late.
 
-    The server counts answers as they end. Where it counted as many as there are, it is clear which those of a stage are;
-    where it did not (others used it, or it counts failures too), the stage's own have to do.
+    The server counts requests in the order in which they end. If its total matches the number of successful requests, that
+    order tells which ones belong to a stage. If it does not (other clients used the server, or it counts failures too), use the
+    stage's own rows.
     """
     good = rows["failure"] == 0
-    counts = [one.success.count if one is not None else 0 for one in found]
-    if None in found or sum(counts) != np.count_nonzero(good):
+    counts = [one.success.count if one is not None else 0 for one in statistics]
+    if None in statistics or sum(counts) != np.count_nonzero(good):
         return np.flatnonzero(good & (rows["stage"] == stage))
-    places = np.flatnonzero(good)
+    indices = np.flatnonzero(good)
     first = sum(counts[:stage])
-    return places[np.argsort(rows["done"][places], kind="stable")][first : first + counts[stage]]
+    return indices[np.argsort(rows["done"][indices], kind="stable")][first : first + counts[stage]]
 
 
-def _of_each(rows: Columns) -> Breakdown:
-    e2e, service = float(metrics.e2e(rows).mean()), float(metrics.e2e_service(rows).mean())
-    queue, compute = float(rows["queue"].mean()) / NS, float(rows["compute"].mean()) / NS
+def _from_requests(rows: Columns) -> Breakdown:
+    e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
+    queue, compute = exact.mean(rows["queue"]) / NS, exact.mean(rows["compute"]) / NS
     network, excess = rest(service - queue - compute)
     return Breakdown(PER_REQUEST, len(rows), e2e, e2e - service, network, queue, compute, excess=excess)
 
 
-def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
-    e2e, service = float(metrics.e2e(rows).mean()), float(metrics.e2e_service(rows).mean())
+def _from_totals(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
+    e2e, service = exact.mean(metrics.e2e(rows)), exact.mean(metrics.e2e_service(rows))
     success = sum(one.success.count for one in stages)
-    queue, given, inferred, taken, hit, missed = (
+    queue, before, infer, after, hit, miss = (
         _mean([getattr(one, name) for one in stages], success)
         for name in ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
     )
-    compute = given + inferred + taken + hit + missed
+    compute = before + infer + after + hit + miss
     network, excess = rest(service - queue - compute)
     executions = sum(one.executions for one in stages)
     return Breakdown(
@@ -155,10 +156,10 @@ def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
         network,
         queue,
         compute,
-        given,
-        inferred,
-        taken,
-        hit + missed,
+        before,
+        infer,
+        after,
+        hit + miss,
         sum(one.inferences for one in stages) / executions if executions else None,
         success,
         excess,
@@ -166,10 +167,10 @@ def _of_sums(rows: Columns, stages: list[StageStatistics]) -> Breakdown:
 
 
 def rest(left: float) -> tuple[float, float]:
-    """Network and excess, from what the server leaves of the time that the client saw: of the two at least one is 0."""
+    """Network and excess, from the client's time minus the server's. At least one of the two is 0."""
     return max(0.0, left), max(0.0, -left)
 
 
 def _mean(spent: list[Spent], requests: int) -> float:
-    """Seconds a request, over all that succeeded: what only some of them needed (the cache) is spread over all."""
+    """Seconds per successful request; time that only some of them needed (the cache) is spread over all."""
     return sum(one.ns for one in spent) / requests / NS

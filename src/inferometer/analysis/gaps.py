@@ -1,18 +1,20 @@
-"""The gaps between consecutive chunks of an answer, of as many chunks as there may be, in one array.
+"""Gaps between consecutive chunks of a response, for any number of chunks, in one array.
 
-The chunk columns come in pieces of about a million and are never held whole. Each piece's gaps go straight to their place
-in one array, in which each stage's gaps lie together, so that a stage's percentiles need no copy. It is of uint32 (gaps
-up to 4.29 s), which halves what must be touched and sorted, until a longer gap turns up and makes it int64.
+Chunk columns arrive in pieces of about a million and are never held in memory as a whole. The gaps of each piece are written
+directly into one array, in which the gaps of each stage are contiguous, so that a stage's percentiles need no copy. The array
+is uint32 (gaps up to 4.29 s), which halves the memory to read and sort; the first longer gap converts it to int64.
 
-Some gaps of 0 are not the server's. Chunks that wait in a socket together are merged by the kernel, and all get the stamp of
-the latest. How late they were read does not show: of bytes that lay unread for 17 ms over a gap of 10 ms, a read delay of
-7 ms is seen, for it counts from that stamp. What is seen is what is left of the lateness after the merged gaps, and may be
-anything up to a gap. So the gaps of 0 are in doubt from a quarter of an answer's own gap on (LATE). Not from nothing on: a
-server that writes two events at once makes gaps of 0 as well, and those are read without a delay worth the name.
+Some gaps of 0 are not the server's doing. The kernel merges chunks that wait in a socket together, and gives all of them the
+timestamp of the latest. The read delay does not show how late they were read, because it counts from that timestamp: if bytes
+waited for 17 ms across a gap of 10 ms, the read delay is only 7 ms. It is what remains of the wait after the merged gaps, and
+can be anything up to a gap. So gaps of 0 are in doubt if the read delay exceeds a quarter of the response's typical gap
+(LATE). A smaller read delay does not put them in doubt: a server that writes two events at once also produces gaps of 0, and
+those are read with hardly any delay.
 
-An answer's own gap is the smaller of two. The median of the gaps that are not 0: with those of 0 it would itself be 0 for
-a server that writes in pairs. And the mean of all of them, which merging leaves as it is: where ten chunks are merged again
-and again, the gaps that are not 0 are ten times too long. An answer with no gap but 0 goes by the mean of all answers.
+The typical gap of a response is the smaller of two values. One is the median of the gaps that are not 0 (with the zeros, it
+would itself be 0 for a server that writes in pairs). The other is the mean of all gaps, which merging does not change: if ten
+chunks are merged again and again, the gaps that are not 0 are ten times too long. For a response whose gaps are all 0, it is
+the mean over all responses.
 """
 
 import msgspec
@@ -24,25 +26,25 @@ from inferometer.errors import UserError
 from inferometer.records import Run
 
 LATE = 4
-"""An answer was read late if this many times its read delay is more than its own gap."""
+"""A response was read late if its read delay times this factor exceeds its typical gap."""
 
 
 class Gaps(msgspec.Struct, frozen=True):
     values: NDArray[np.uint32] | NDArray[np.int64]
-    """Nanoseconds. Whoever takes percentiles may reorder them within a stage, and then altogether."""
+    """Nanoseconds. Computing percentiles may reorder them, first within each stage and then across stages."""
     stages: dict[int, slice]
     read_late: int
-    """Answers of which some bytes were seen to lie unread for more than a quarter of their own gap."""
+    """Responses some of whose bytes were seen to wait unread for more than a quarter of their typical gap."""
     merged: int
-    """Gaps of 0 in those answers: chunks that the kernel may have merged and stamped as one."""
+    """Gaps of 0 in those responses: chunks that the kernel may have merged under one timestamp."""
     first_merged: NDArray[np.int64]
-    """The rows of those answers whose first gap is 0: their first token may have the second's stamp."""
+    """Rows of those responses whose first gap is 0: their first token may have the timestamp of the second."""
 
 
 def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
-    """The gaps of the rows that are `counted`."""
-    taken = _Slices(run, counted)
-    stages = taken.layout()
+    """Collect the gaps of the rows selected by `counted`."""
+    slices = _Slices(run, counted)
+    stages = slices.allocate()
     position, previous = 0, 0
     for piece in run.chunks():
         arrival = piece.arrival
@@ -51,16 +53,16 @@ def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
         gaps = np.empty(len(arrival), np.int64)
         np.subtract(arrival[1:], arrival[:-1], out=gaps[1:])
         gaps[0] = arrival[0] - previous
-        taken.place(gaps, position)
-        taken.measure(arrival, position)
+        slices.store(gaps, position)
+        slices.add_totals(arrival, position)
         position, previous = position + len(arrival), int(arrival[-1])
-    late = taken.read_late()
-    first_merged = taken.own[late & taken.first_zero]
-    return Gaps(taken.values, stages, int(late.sum()), int(taken.zeros[late].sum()), first_merged)
+    late = slices.read_late()
+    first_merged = slices.own[late & slices.first_zero]
+    return Gaps(slices.values, stages, int(late.sum()), int(slices.zeros[late].sum()), first_merged)
 
 
 class _Slices:
-    """Which gaps belong to which request: slices of the chunk columns, in their order."""
+    """Assigns gaps to requests: each request owns a slice of the chunk columns."""
 
     def __init__(self, run: Run, counted: NDArray[np.bool_]) -> None:
         rows = run.records.rows
@@ -70,7 +72,8 @@ class _Slices:
         self.end = self.start + rows["chunk_count"][own]
         if len(own) and (self.start[0] < 0 or self.end[-1] > run.chunk_total or (self.start[1:] < self.end[:-1]).any()):
             raise UserError(
-                f"{run.folder}: requests and chunks do not fit each other", "copy the run's folder again, or run again"
+                f"{run.folder}: requests.parquet and chunks.parquet do not match",
+                "copy the run's folder again, or repeat the run",
             )
         self.own = own
         self.counted = counted[own]
@@ -81,8 +84,8 @@ class _Slices:
         self.first_zero = np.zeros(len(own), np.bool_)
         self.total = np.zeros(len(own), np.int64)
 
-    def layout(self) -> dict[int, slice]:
-        """Where each stage's gaps will lie; makes room for them."""
+    def allocate(self) -> dict[int, slice]:
+        """Allocate the array of gaps; return the slice of each stage."""
         sizes = np.where(self.counted, self.end - self.start - 1, 0)
         stages, at = {}, 0
         for stage in stages_of(self.stage):
@@ -93,8 +96,8 @@ class _Slices:
         self.filled = {stage: part.start for stage, part in stages.items()}
         return stages
 
-    def place(self, gaps: NDArray[np.int64], position: int) -> None:
-        """Put the gaps of the chunks from `position` on, each to the chunk before it, where they belong."""
+    def store(self, gaps: NDArray[np.int64], position: int) -> None:
+        """Store the gaps of the chunks from `position` on, each measured from the chunk before it."""
         limit = position + len(gaps)
         first = int(np.searchsorted(self.end, position, "right"))
         last = int(np.searchsorted(self.start, limit, "left"))
@@ -114,7 +117,7 @@ class _Slices:
     def _compare(
         self, picked: NDArray[np.int64], owners: NDArray[np.int64], counts: NDArray[np.int64], position: int
     ) -> None:
-        """Count, request by request, the gaps shorter than the reach of its read delay, and those of 0."""
+        """Count, for each request, the gaps of 0 and the gaps shorter than LATE times its read delay."""
         if not len(picked) or self.reach[owners].max() <= picked.min():
             return
         starts = np.cumsum(counts) - counts
@@ -123,8 +126,8 @@ class _Slices:
         self.zeros[owners] += np.add.reduceat(zero.view(np.int8), starts, dtype=np.int32)
         self.first_zero[owners] |= zero[starts] & (self.start[owners] + 1 >= position)
 
-    def measure(self, arrival: NDArray[np.int64], position: int) -> None:
-        """Add up each request's gaps, of the chunks from `position` on: its last arrival less its first."""
+    def add_totals(self, arrival: NDArray[np.int64], position: int) -> None:
+        """Add the chunks from `position` on to each request's sum of gaps: its last arrival minus its first."""
         limit = position + len(arrival)
         begun = slice(*np.searchsorted(self.start, (position, limit)))
         ended = slice(*np.searchsorted(self.end, (position, limit), "right"))
@@ -132,9 +135,9 @@ class _Slices:
         self.total[ended] += arrival[self.end[ended] - 1 - position]
 
     def read_late(self) -> NDArray[np.bool_]:
-        """Requests whose read delay reaches beyond their own gap: the median of those that are not 0, or the mean.
+        """Requests for which LATE times the read delay exceeds the typical gap: the median without zeros, or the mean.
 
-        Beyond the median: of the gaps that are not 0, more than half are shorter. (Those of 0 always are.)
+        It exceeds the median if more than half of the gaps that are not 0 are shorter. (Gaps of 0 always are.)
         """
         count = self.end - self.start - 1
         beyond_median = 2 * (self.shorter - self.zeros) > count - self.zeros
@@ -146,7 +149,7 @@ class _Slices:
 
 
 def _mask(begin: NDArray[np.int64], end: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-    """True within [begin, end) of each pair (ascending, apart from each other), False outside."""
+    """True within [begin, end) of each pair (ascending, not touching each other), False elsewhere."""
     edges = np.empty(2 * len(begin) + 2, np.int64)
     edges[0], edges[-1] = 0, length
     edges[1:-1:2], edges[2:-1:2] = begin, end

@@ -1,8 +1,9 @@
-"""Every metric, once: its name, its unit, what it is in words, and how it comes from the columns.
+"""The table of metrics: the name, unit and definition of each, and how it is computed from the columns.
 
-Console, JSON, CSV and docs read METRICS. Latency counts from `start`: in open loop the instant that the plan had, so that a
-request which had to wait is charged the wait; in closed loop, which has no schedule to be late for, the send. `*_service`
-always counts from the send. A value that cannot be had is NaN: left out and counted, never 0.
+Console, JSON, CSV and docs all read METRICS. Latencies count from `start`. In open loop that is the instant at which the plan
+intended to send the request, so a request that had to wait is charged for the wait; in closed loop, which has no schedule to
+be late for, it is the send. `*_service` metrics always count from the send. A value that is not known is NaN: it is left out
+of the statistics, and never counts as 0.
 """
 
 from collections.abc import Callable
@@ -23,29 +24,29 @@ class Metric(msgspec.Struct, frozen=True):
     unit: Literal["s", "tokens", "tokens/chunk"]
     definition: str
     values: Callable[[Columns], Column] | None
-    """One value a row, NaN where there is none. None: one value a gap between chunks, see gaps.py."""
+    """Compute one value per row, NaN if it is not known. None for `itl`, which has one value per gap: see gaps.py."""
     of: Literal["ok", "sent"] = "ok"
-    """Whose rows count: those answered in full, or all that were sent."""
+    """Which requests count: those that succeeded, or all that were sent."""
 
     @property
     def can_fail(self) -> bool:
-        """Whether a failed request may count as +inf here: the latencies of a request."""
+        """Whether a failed request may count as +inf: true for the latencies of a request."""
         return self.name in ("ttft", "ttft_service", "tpot", "e2e", "e2e_service", "ntpot")
 
 
 def _since(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> Column:
-    """Seconds between two times of the records."""
+    """Seconds between two timestamps of the records; NaN if one is missing."""
     return np.where((later == MISSING) | (earlier == MISSING), np.nan, (later - earlier) / NS)
 
 
 def stages_of(column: NDArray[np.int16]) -> list[int]:
-    """The stages that occur in a column of them, from the first on."""
+    """Stage numbers that occur in a column, in ascending order."""
     stages: list[int] = np.flatnonzero(np.bincount(column)).tolist()
     return stages
 
 
 def start(rows: Columns) -> NDArray[np.int64]:
-    """Where a latency begins."""
+    """The instant from which a request's latency counts."""
     return np.where(rows["open_loop"] != 0, rows["intended"], rows["sent"])
 
 
@@ -54,7 +55,7 @@ def _known(column: NDArray[Any]) -> Column:
 
 
 def _at_least(column: NDArray[Any], least: int) -> Column:
-    """The counts that are `least` or more, NaN for the others: fit to divide by."""
+    """Counts of at least `least`, NaN for the others, so that they can be divided by."""
     return np.where(column < least, np.nan, column.astype(np.float64))
 
 
@@ -119,35 +120,35 @@ METRICS = {
     for metric in (
         Metric("ttft", "s", "time to first token: first token - intended (closed loop: - sent)", ttft),
         Metric("ttft_service", "s", "time to first token from the send: first token - sent", ttft_service),
-        Metric("itl", "s", "inter-token latency: each gap between consecutive chunks of one answer", None),
+        Metric("itl", "s", "inter-token latency: each gap between consecutive chunks of a response", None),
         Metric("tpot", "s", "time per output token after the first: (last token - first token) / (tokens - 1)", tpot),
-        Metric("e2e", "s", "end to end: last byte of the answer - intended (closed loop: - sent)", e2e),
-        Metric("e2e_service", "s", "end to end from the send: last byte of the answer - sent", e2e_service),
+        Metric("e2e", "s", "end-to-end latency: last byte of the response - intended (closed loop: - sent)", e2e),
+        Metric("e2e_service", "s", "end-to-end latency from the send: last byte of the response - sent", e2e_service),
         Metric("ntpot", "s", "normalised time per output token: e2e / tokens", ntpot),
-        Metric("lag", "s", "how late a request was sent: sent - intended, of all that were sent", lag, "sent"),
-        Metric("client_lag", "s", "the part of lag that the client is to blame for: lag less waiting for the cap or for a connection", client_lag, "sent"),
-        Metric("read_delay", "s", "the longest that bytes of an answer lay in the socket unread (their stamp is the kernel's all the same)", read_delay),
-        Metric("queue", "s", "how long a request waited in the server, where that says it of each request", queue),
-        Metric("compute", "s", "how long the server worked on a request, where it says so of each", compute),
-        Metric("network", "s", "the rest: end to end from the send, less queue and compute", network),
-        Metric("tokens_per_chunk", "tokens/chunk", "output tokens of an answer / its chunks", tokens_per_chunk),
-        Metric("input_tokens", "tokens", "tokens of the prompt", _count_of("n_in")),
-        Metric("output_tokens", "tokens", "tokens of the answer", _count_of("n_out")),
-        Metric("cached_tokens", "tokens", "prompt tokens that the server had cached, where it says", _count_of("cached")),
-        Metric("reasoning_tokens", "tokens", "output tokens spent on reasoning, where the server says", _count_of("reasoning")),
+        Metric("lag", "s", "how late a request was sent: sent - intended, for all requests that were sent", lag, "sent"),
+        Metric("client_lag", "s", "the part of lag that the client caused: lag - time spent waiting at the concurrency cap or for a connection", client_lag, "sent"),
+        Metric("read_delay", "s", "the longest time that bytes of a response waited in the socket before the client read them (latencies do not include it if the kernel stamped the bytes)", read_delay),
+        Metric("queue", "s", "how long a request waited in the server's queue, if the server reports it per request", queue),
+        Metric("compute", "s", "how long the server spent computing a request, if it reports it per request", compute),
+        Metric("network", "s", "the remainder: e2e_service - queue - compute", network),
+        Metric("tokens_per_chunk", "tokens/chunk", "output tokens of a response / its chunks", tokens_per_chunk),
+        Metric("input_tokens", "tokens", "tokens in the prompt", _count_of("n_in")),
+        Metric("output_tokens", "tokens", "tokens in the response", _count_of("n_out")),
+        Metric("cached_tokens", "tokens", "prompt tokens that the server had cached, if it reports them", _count_of("cached")),
+        Metric("reasoning_tokens", "tokens", "output tokens spent on reasoning, if the server reports them", _count_of("reasoning")),
     )
 }  # fmt: skip
 """In the order in which reports print them."""
 
 RATES = {
     "requests": "requests completed per second within the window; in open loop from when the first responses have come until the last send",
-    "output_tokens": "output tokens of the requests completed within the window, a second",
-    "input_tokens": "prompt tokens of the requests completed within the window, a second",
-    "total_tokens": "prompt and output tokens of the requests completed within the window, a second",
-    "inferences": "requests completed within the window times the batch size, a second; null where there are no batches",
+    "output_tokens": "output tokens of the requests completed within the window, per second",
+    "input_tokens": "prompt tokens of the requests completed within the window, per second",
+    "total_tokens": "prompt and output tokens of the requests completed within the window, per second",
+    "inferences": "requests completed within the window x batch size, per second; null if requests carry no batches",
     "offered": "requests sent per second, from the first send within the window to the last",
 }
-"""The window: from its first intended instant (t=0 where no warm-up is left out) to its last answer's end (the first
-intended instant of the cool-down, where one is left out). Of a stage that ended by being stable: its stable windows. In open
-loop the rates leave out the edges: they count from the first send plus the p90 of the end-to-end time of the first tenth
+"""The window starts at its first intended instant (at t=0 if there is no warm-up) and ends when its last response ends (with a
+cool-down: at the first intended instant of that). If a stage ended because it was stable, its window is its stable part. In
+open loop the rates leave out the edges: they count from the first send plus the p90 of the end-to-end time of the first tenth
 of the requests until the last send, if that is at least half of the time in which requests were sent."""

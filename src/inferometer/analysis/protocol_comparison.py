@@ -1,14 +1,15 @@
-"""Protocols compared: what the runs over each of them say, cell by cell. The structs are the shape of the JSON file.
+"""Compare protocols: combine the runs over each of them into cells. The structs define the layout of the JSON file.
 
-A cell is one protocol with one size of tensor, in one run or one a round.
+A cell is one protocol with one tensor size, measured in one run or in one run per round.
 
     mean + excess = server + network
 
-server   queue and compute as the server tells them, of each request or as averages (see breakdown.py)
-network  the rest: the way there and back, and the server's handling of the protocol
-excess   0 unless the server says that it took longer than the client saw; then network is 0
+server   queue and compute as the server reports them, per request or as averages (see breakdown.py)
+network  the remainder: transfer in both directions, and the server's protocol handling
+excess   0 unless the server reports more time than the client saw; then network is 0
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import __version__
-from inferometer.analysis import metrics
+from inferometer.analysis import exact, metrics
 from inferometer.analysis.breakdown import rest
 from inferometer.analysis.percentiles import Distribution, distribution
 from inferometer.analysis.summary import Summary
@@ -26,7 +27,7 @@ from inferometer.records import Run
 
 
 class ProtocolVariant(msgspec.Struct, frozen=True):
-    """How a protocol is spoken: the config's words for it."""
+    """One protocol, and the config values that select it."""
 
     label: str
     grpc: bool
@@ -40,44 +41,44 @@ WAYS = {
     "http": ProtocolVariant("HTTP binary", False, "kserve"),
     "http-json": ProtocolVariant("HTTP JSON", False, "kserve-json"),
 }
-"""By the names that JSON has for them, in the order of the report."""
+"""Protocols by their names in JSON, in the order of the report."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One protocol with one size of tensor, over all rounds. Seconds, bytes and requests a second; null: not known."""
+    """One protocol with one tensor size, over all rounds, in seconds, bytes and requests per second; null if not known."""
 
     protocol: str
     size: int
     verdict: str
-    """INVALID where a run was."""
+    """INVALID if one of the runs is."""
     reasons: tuple[str, ...] = ()
     """What made it INVALID."""
     ok: int
     failed: int
     throughput: float | None
-    """Requests a second."""
+    """Requests per second."""
     e2e: Distribution
     mean: float | None = None
-    """Of the requests that `server` and `network` are about: mean + excess = server + network."""
+    """Mean end-to-end time of the requests that `server` and `network` cover: mean + excess = server + network."""
     server: float | None = None
     network: float | None = None
     excess: float = 0.0
-    """How much longer the server says that it took than the client saw: its sums count work after an answer has left too."""
+    """How much more time the server reports than the client saw: its totals include work after a response was sent."""
     queue: float | None = None
-    """`server` is queue and compute."""
+    """`server` is the sum of queue and compute."""
     compute: float | None = None
     source: str | None = None
     """Where `server` comes from: `each request` or `server statistics`."""
     no_split: str | None = None
-    """Why there is no `server`."""
+    """Why `server` is null."""
     strangers: int = 0
-    """Requests that the server counted and that were not ours: `server` is an average over them too."""
+    """Requests of other clients that the server counted: `server` is an average that includes them."""
     bytes_out: float | None = None
-    """Of a request, on average."""
+    """Mean bytes per request."""
     bytes_in: float | None = None
-    """Of its answer."""
+    """Mean bytes per response."""
     runs: tuple[str, ...] = ()
-    """Their folders, where they are kept."""
+    """Folders of the runs, if they are kept."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""
     model: str
     server: str = ""
-    """What it calls itself, with its version."""
+    """Name and version that the server reports."""
     http: str | None = None
     grpc: str | None = None
     concurrency: int
@@ -94,7 +95,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     requests: int | None = None
     rounds: int = 1
     interrupted: bool = False
-    """Ended before all was measured: some cells are not there, or have fewer rounds."""
+    """The comparison ended early: some cells are missing, or have fewer rounds."""
     cells: tuple[Cell, ...]
     """By size, then in the order of WAYS."""
 
@@ -107,7 +108,7 @@ Measured = tuple[Run, Summary]
 
 
 def cell_of(way: str, size: int, measured: Sequence[Measured], kept: bool) -> Cell:
-    """The rounds of a cell as one: every request counts the same, whichever round it was in."""
+    """Combine the rounds of a cell. Every request counts the same, whichever round it was in."""
     counted = [
         run.records.rows[(run.records.phase == STEADY) & (run.records.rows["failure"] == 0)] for run, _ in measured
     ]
@@ -129,34 +130,36 @@ def cell_of(way: str, size: int, measured: Sequence[Measured], kept: bool) -> Ce
 
 
 def _reasons(summary: Summary) -> list[str]:
-    """What made it INVALID."""
+    """What made a run INVALID."""
     if summary.window.requests["warmup"] and not summary.window.requests["steady"]:
-        return ["too short: there was time for each user's first request only, which does not count. Give it longer."]
+        return [
+            "too short: there was only time for each user's first request, which does not count. Give it more time."
+        ]
     return [f"{check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
 
 
 def _rate(summaries: Sequence[Summary]) -> float | None:
     known = [(one.throughput.requests, one.window.span) for one in summaries if one.throughput.requests is not None]
-    span = sum(seconds for _, seconds in known)
-    return sum(rate * seconds for rate, seconds in known) / span if span else None
+    span = math.fsum(seconds for _, seconds in known)
+    return math.fsum(rate * seconds for rate, seconds in known) / span if span else None
 
 
 def _mean(columns: Sequence[NDArray[Any]]) -> float | None:
     together = np.concatenate(columns)
-    return float(together.mean()) if len(together) else None
+    return exact.mean(together) if len(together) else None
 
 
-def _split(found: Sequence[Summary]) -> dict[str, Any]:
-    """Server and network; nothing but the reason unless all rounds know it, and from the same source."""
-    known = [one.breakdown for one in found if one.breakdown is not None]
-    if len(known) < len(found):
-        return {"no_split": next(one.no_breakdown for one in found if one.breakdown is None)}
+def _split(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """Server and network time, if all rounds know them from the same source; otherwise only the reason."""
+    known = [one.breakdown for one in summaries if one.breakdown is not None]
+    if len(known) < len(summaries):
+        return {"no_split": next(one.no_breakdown for one in summaries if one.breakdown is None)}
     if len({one.source for one in known}) != 1:
-        return {"no_split": "the server told it for each request in some rounds only"}
+        return {"no_split": "the server reported times per request in only some of the rounds"}
     requests = sum(one.requests for one in known)
 
     def mean(name: str) -> float:
-        return float(sum(getattr(one, name) * one.requests for one in known) / requests)
+        return math.fsum(getattr(one, name) * one.requests for one in known) / requests
 
     server = mean("queue") + mean("compute")
     network, excess = rest(mean("e2e") - server)

@@ -1,4 +1,4 @@
-"""The parts of a run's config that the analysis goes by, back from the manifest's plain dict."""
+"""The parts of a run's config that the analysis uses, read back from the manifest's plain dict."""
 
 from typing import TypeVar
 
@@ -20,18 +20,18 @@ def limits(manifest: Manifest) -> Limits:
 
 
 def text(manifest: Manifest, section: str, key: str) -> object:
-    """One value of the config as it stands there, None where there is none."""
+    """One value of the config, unconverted; None if it is not set."""
     part = manifest.config.get(section)
     return part.get(key) if isinstance(part, dict) else None
 
 
-def asks_for_text(manifest: Manifest) -> bool:
-    """Prompts are sent and tokens come back; the others exchange tensors, or messages that nobody but the user knows."""
+def sends_prompts(manifest: Manifest) -> bool:
+    """Whether the run sends prompts and receives tokens, rather than tensors or the user's own messages."""
     return text(manifest, "data", "type") not in ("tensors", "messages")
 
 
 def number(values: dict[str, object], key: str) -> int | None:
-    """A whole number that a manifest's dict may hold."""
+    """An integer in one of the manifest's dicts; None if it is missing or not an integer."""
     value = values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 

@@ -1,12 +1,13 @@
-"""When has a stage settled? perf_analyzer's rule, as a pure function of the answers: the same during a run and after it.
+"""Decide when a stage is stable: perf_analyzer's rule, as a pure function of the responses, during a run and after it.
 
-Time is cut into windows, the first of which begins with the stage's first good answer. An answer belongs to the window in
-which it was complete. A stage is stable with the first three windows in a row of which, both for the answers of a window and
-for their mean service time, the highest is at most `stable` above the lowest; a window without an answer is never stable.
+Time is cut into windows; the first begins with the stage's first successful response. A response belongs to the window in
+which it completed. The stage is stable with the first three consecutive windows in which the largest number of responses is
+at most a share of `stable` above the smallest, and the largest mean service time as well. A window without a response is
+never stable.
 
-Then only what was complete (or failed) within the three windows counts: what was before is warm-up, what came after is
-cool-down. By when a request ended, not by when it was meant to start: those that start in the last window are answered while
-the load falls already.
+Then only requests that completed (or failed) within the three windows count: earlier ones are warm-up, later ones cool-down.
+What decides is when a request ended, not when it was intended to start: requests that start in the last window are answered
+while the load is already falling.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from inferometer.records import MISSING, Columns, StagePlan
 from inferometer.units import NS
 
 WINDOWS = 3
-"""That have to agree."""
+"""Consecutive windows that have to agree."""
 
 
 class StabilityRule(msgspec.Struct, frozen=True):
@@ -30,51 +31,55 @@ class StabilityRule(msgspec.Struct, frozen=True):
 
 class Stability(msgspec.Struct, frozen=True):
     windows: int = 0
-    """Whole ones."""
+    """Number of complete windows."""
     spread: float = np.inf
-    """The least that any three in a row had: of throughput and latency the larger; 0.1: the highest is 10 % above the lowest."""
+    """The smallest spread of any three consecutive windows, in throughput or latency, whichever is larger. 0.1 means that the
+    highest is 10 % above the lowest."""
     settled: tuple[int, int] | None = None
-    """From when to when, in the times of the answers; None: it has not."""
+    """Start and end of the three stable windows, on the clock of the responses; None if the stage was never stable."""
 
 
 def rule_of(plan: StagePlan) -> StabilityRule | None:
-    """None where the stage does not end by being stable."""
+    """The stage's rule; None if the stage does not end when it is stable."""
     return StabilityRule(round(plan.window * NS), plan.stable) if plan.stable else None
 
 
-def look(done: NDArray[np.int64], sent: NDArray[np.int64], rule: StabilityRule, until: int) -> Stability:
-    """Of good answers, complete at `done`: all that there are up to the instant `until`."""
+def assess(done: NDArray[np.int64], sent: NDArray[np.int64], rule: StabilityRule, until: int) -> Stability:
+    """Apply the rule to successful requests that were sent at `sent` and completed at `done`: all of them up to `until`."""
     if not len(done):
         return Stability()
     begin = int(done.min())
     windows = (until - begin) // rule.window
     if windows < 1:
         return Stability()
-    place = (done - begin) // rule.window
-    whole = place < windows
-    answers = np.bincount(place[whole], minlength=windows)
-    times: NDArray[np.float64] = np.bincount(place[whole], (done - sent)[whole], minlength=windows).astype(np.float64)
-    least = np.inf
+    window = (done - begin) // rule.window
+    complete = window < windows
+    counts = np.bincount(window[complete], minlength=windows)
+    # bincount adds in the order of the rows on every processor, so that its float sums are reproducible.
+    times: NDArray[np.float64] = np.bincount(window[complete], (done - sent)[complete], minlength=windows).astype(
+        np.float64
+    )
+    smallest = np.inf
     for first in range(windows - WINDOWS + 1):
         three = slice(first, first + WINDOWS)
-        ratio = _ratio(answers[three], times[three])
+        ratio = _ratio(counts[three], times[three])
         if ratio <= 1 + rule.stable:
             start = begin + first * rule.window
             return Stability(windows, ratio - 1, (start, start + WINDOWS * rule.window))
-        least = min(least, ratio - 1)
-    return Stability(windows, least)
+        smallest = min(smallest, ratio - 1)
+    return Stability(windows, smallest)
 
 
-def _ratio(answers: NDArray[np.int64], times: NDArray[np.float64]) -> float:
-    """The highest to the lowest, of throughput or of mean latency, whichever are further apart."""
-    if not answers.all():
+def _ratio(counts: NDArray[np.int64], times: NDArray[np.float64]) -> float:
+    """Ratio of the highest to the lowest, of throughput or of mean latency, whichever is larger."""
+    if not counts.all():
         return np.inf
-    means = times / answers
-    return float(max(answers.max() / answers.min(), means.max() / max(means.min(), 1.0)))
+    means = times / counts
+    return float(max(counts.max() / counts.min(), means.max() / max(means.min(), 1.0)))
 
 
 def of_stage(rows: Columns, stage: int, plan: StagePlan) -> Stability | None:
-    """What the records of a whole run say; None where the stage has no such rule."""
+    """Stability of a stage, from the records of the whole run; None if the stage has no such rule."""
     rule = rule_of(plan)
     if rule is None:
         return None
@@ -83,12 +88,12 @@ def of_stage(rows: Columns, stage: int, plan: StagePlan) -> Stability | None:
     if not len(good):
         return Stability()
     until = int(own["done"].max())
-    if plan.duration:  # what is answered after the stage's end is answered while the load falls
+    if plan.duration:  # responses after the end of the stage come while the load is falling
         until = min(until, int(own["intended"].min()) + round(plan.duration * NS))
-    return look(good["done"], good["sent"], rule, until)
+    return assess(good["done"], good["sent"], rule, until)
 
 
 def of_run(rows: Columns, plans: Sequence[StagePlan]) -> dict[int, Stability]:
-    """By stage, those that have the rule."""
-    found = ((stage, of_stage(rows, stage, plan)) for stage, plan in enumerate(plans))
-    return {stage: one for stage, one in found if one is not None}
+    """Stability by stage number, for the stages that have the rule."""
+    stages = ((stage, of_stage(rows, stage, plan)) for stage, plan in enumerate(plans))
+    return {stage: result for stage, result in stages if result is not None}

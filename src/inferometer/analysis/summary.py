@@ -1,5 +1,6 @@
-"""From a run to its summary: the numbers, the checks and the verdict. The structs are the shape of summary.json."""
+"""Summarise a run: statistics, checks and verdict. The structs define the layout of summary.json."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,12 @@ from inferometer.units import NS
 
 Mask = NDArray[np.bool_]
 Settled = dict[int, stability.Stability]
-"""By stage, those that were to end by being stable."""
+"""By stage number, for stages that end when they are stable."""
 _BLOCK = 1 << 16
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Requests of the window. What was dropped or cancelled is not ok; what was dropped has not failed either."""
+    """Requests in the window. Dropped and cancelled requests are not ok; cancelled ones count as failed, dropped ones do not."""
 
     ok: int
     failed: int
@@ -35,7 +36,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """A second, over the window; null where it has no length."""
+    """Rates per second over the window; null if the window has no length."""
 
     requests: float | None = None
     output_tokens: float | None = None
@@ -46,12 +47,12 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 class MeasuredWindow(msgspec.Struct, frozen=True):
-    """The part of the run that counts, in seconds since t=0, and how many requests lie in which part."""
+    """The part of the run that counts, in seconds since t=0, and the number of requests in each phase."""
 
     start: float
     end: float
     span: float
-    """From start to end, less what lies between the windows of stages that ended by being stable."""
+    """From start to end, without the time between the windows of stages that ended when they were stable."""
     requests: dict[str, int]
 
 
@@ -64,7 +65,7 @@ class StageSummary(msgspec.Struct, frozen=True):
     metrics: dict[str, Distribution]
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
-    """Why there is none."""
+    """Why there is no breakdown."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class Summary(msgspec.Struct, frozen=True):
     throughput: Throughput
     metrics: dict[str, Distribution]
     stages: tuple[StageSummary, ...]
-    """One each where the load has several."""
+    """Empty if the load has only one stage."""
     window: MeasuredWindow
     failures: tuple[FailureCount, ...]
     tokens_counted_by: dict[str, int]
@@ -84,7 +85,7 @@ class Summary(msgspec.Struct, frozen=True):
     definitions: dict[str, str]
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
-    """Why there is none."""
+    """Why there is no breakdown."""
 
 
 def summarise(run: Run) -> Summary:
@@ -139,8 +140,8 @@ def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> 
     )
 
 
-def _split(found: Breakdown | str) -> dict[str, Any]:
-    return {"no_breakdown": found} if isinstance(found, str) else {"breakdown": found}
+def _split(result: Breakdown | str) -> dict[str, Any]:
+    return {"no_breakdown": result} if isinstance(result, str) else {"breakdown": result}
 
 
 def _counts(run: Run, mask: Mask) -> Counts:
@@ -152,42 +153,43 @@ def _counts(run: Run, mask: Mask) -> Counts:
 
 
 def _metrics(run: Run, mask: Mask, gaps: Values, as_inf: bool) -> dict[str, Distribution]:
-    """Every metric of the window's rows among `mask`; reorders `gaps`."""
+    """Statistics of every metric, for the rows of `mask` that are in the window. Reorders `gaps`."""
     rows = run.records.rows
     steady = mask & (run.records.phase == STEADY)
     chosen = {"ok": steady & (rows["failure"] == 0), "sent": steady & (rows["sent"] != MISSING)}
     failed = int(np.count_nonzero(steady & ~chosen["ok"])) if as_inf else 0
-    room = np.empty(len(rows))
-    found = {}
+    buffer = np.empty(len(rows))
+    distributions = {}
     for name, metric in METRICS.items():
         if metric.values is None:
-            found[name] = distribution(gaps, metric.unit, scale=NS)
+            distributions[name] = distribution(gaps, metric.unit, scale=NS)
         else:
-            values = _values(metric.values, rows, chosen[metric.of], room)
-            found[name] = distribution(values, metric.unit, failed if metric.can_fail else 0)
-    return found
+            values = _values(metric.values, rows, chosen[metric.of], buffer)
+            distributions[name] = distribution(values, metric.unit, failed if metric.can_fail else 0)
+    return distributions
 
 
-def _values(of: Callable[[Columns], Column], rows: Columns, chosen: Mask, room: Column) -> Column:
-    """What there is of a metric's values for the rows that are `chosen`, in `room`: in blocks that the cache holds."""
+def _values(of: Callable[[Columns], Column], rows: Columns, chosen: Mask, buffer: Column) -> Column:
+    """A metric's known values for the `chosen` rows, written to `buffer`. Works in blocks that fit into the cache."""
     filled = 0
     for at in range(0, len(rows), _BLOCK):
         block = slice(at, at + _BLOCK)
         values = of(rows[block][chosen[block]])
         values = values[~np.isnan(values)]
-        room[filled : filled + len(values)] = values
+        buffer[filled : filled + len(values)] = values
         filled += len(values)
-    return room[:filled]
+    return buffer[:filled]
 
 
 def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[MeasuredWindow, Throughput]:
-    """Of the rows among `mask`, which are those of `stages`.
+    """The window and the rates of the rows of `mask`, which are those of `stages`.
 
-    What completes within the window counts, be it sent in the warm-up: so neither edge of the window biases the rate. A
-    request that completes just when the window begins was at work before it: in closed loop, its end begins the next.
+    Requests that complete within the window count, even if they were sent in the warm-up: that way neither edge of the window
+    biases the rate. A request that completes exactly when the window begins does not count, because all of its work was
+    before the window: in closed loop, its end starts the next request.
     """
     rows, phase = run.records.rows, run.records.phase
-    sizes = {name: int((mask & (phase == place)).sum()) for place, name in enumerate(PHASES)}
+    sizes = {name: int((mask & (phase == number)).sum()) for number, name in enumerate(PHASES)}
     ended = rows[mask & (phase == STEADY) & (rows["done"] != MISSING)]
     if not len(ended):
         return MeasuredWindow(0.0, 0.0, 0.0, sizes), Throughput()
@@ -213,33 +215,33 @@ def _throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[
 
 
 def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tuple[int, int]:
-    """A stage that ended by being stable counts from the first stable window to the last."""
+    """The edges of the window; a stage that ended when it was stable counts from its first stable window to its last."""
     first, last = (settled.get(stage, stability.Stability()).settled for stage in (stages.start, stages.stop - 1))
     return (first[0] if first else start), (last[1] if last else end)
 
 
 def _together(window: MeasuredWindow, stages: tuple[StageSummary, ...]) -> tuple[MeasuredWindow, Throughput]:
-    """Of the stages' windows alone: what was done before a stage was stable counts for the whole as little as for the stage."""
-    span = sum(stage.window.span for stage in stages)
+    """The whole run's window and rates, from the stages' windows only: what came before a stage was stable does not count."""
+    span = math.fsum(stage.window.span for stage in stages)
     rates = {}
     for name in Throughput.__struct_fields__:
         known = [(getattr(stage.throughput, name), stage.window.span) for stage in stages]
         done = [rate * seconds for rate, seconds in known if rate is not None]
-        rates[name] = sum(done) / span if done and span else None
+        rates[name] = math.fsum(done) / span if done and span else None
     return msgspec.structs.replace(window, span=span), Throughput(**rates)
 
 
 def _total(tokens: NDArray[np.int32]) -> int | None:
-    """Of those that are known; None where none is."""
+    """Sum of the known token counts; None if none is known."""
     known = tokens[tokens >= 0]
     return int(known.sum(dtype=np.int64)) if len(known) or not len(tokens) else None
 
 
 def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:
-    """What this summary means by its names."""
+    """Definitions of the names that this summary uses."""
     return (
         {name: metric.definition for name, metric in METRICS.items()}
-        | {f"throughput.{name}": words for name, words in RATES.items()}
-        | ({f"breakdown.{name}": words for name, words in PARTS.items()} if is_split else {})
+        | {f"throughput.{name}": definition for name, definition in RATES.items()}
+        | ({f"breakdown.{name}": definition for name, definition in PARTS.items()} if is_split else {})
         | {f"check.{check.name}": CHECKS[check.name].definition for check in checks}
     )

@@ -1,13 +1,13 @@
-"""Which requests count: the warm-up and the cool-down stay in the data, marked, and are left out by rule.
+"""Which requests count. Warm-up and cool-down stay in the data, but are marked and left out of the statistics.
 
 `measure.warmup` and `measure.cooldown` each take one of
 
-  0         nothing is left out
-  a count   the first (last) so many requests, by the order of their intended instants
-  a time    those intended within so long from t=0 (within so long before the last intended instant)
-  auto      see _auto_warmup and _auto_cooldown; of the first (last) stage only, and never more than half of it
+  0         leave out nothing
+  a count   the first (last) N requests, in the order of their intended instants
+  a time    requests intended within that time after t=0 (before the last intended instant)
+  auto      see _auto_warmup and _auto_cooldown; only in the first (last) stage, and at most half of it
 
-Of a stage that ends when it is stable, only the stable windows count, whatever else is left out (stability.py).
+If a stage ends when it is stable, only its stable windows count, in addition to these rules (stability.py).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import stability
+from inferometer.analysis import exact, stability
 from inferometer.analysis.metrics import e2e, e2e_service
 from inferometer.config.schema import Measure
 from inferometer.records import MISSING, PHASES, Columns, StagePlan
@@ -27,17 +27,17 @@ _BATCH = 5
 
 
 def mark(rows: Columns, measure: Measure, plans: Sequence[StagePlan] = ()) -> NDArray[np.int8]:
-    """A place in PHASES for each row. Where both rules claim a request, it is warm-up."""
+    """The phase of each row, as an index into PHASES. A request that both rules leave out is warm-up."""
     phase = np.full(len(rows), STEADY, np.int8)
-    for stage, found in stability.of_run(rows, plans).items():
-        if found.settled is not None:
-            start, end = found.settled
+    for stage, stable in stability.of_run(rows, plans).items():
+        if stable.settled is not None:
+            start, end = stable.settled
             ended = np.where(rows["done"] == MISSING, rows["intended"], rows["done"])
             phase[(rows["stage"] == stage) & (ended < start)] = WARMUP
             phase[(rows["stage"] == stage) & (ended >= end)] = COOLDOWN
-    for place, rule, claimed in ((COOLDOWN, measure.cooldown, _cooldown), (WARMUP, measure.warmup, _warmup)):
+    for name, rule, select in ((COOLDOWN, measure.cooldown, _cooldown), (WARMUP, measure.warmup, _warmup)):
         if len(rows) and rule != _NOTHING:
-            phase[claimed(rows, rule)] = place
+            phase[select(rows, rule)] = name
     return phase
 
 
@@ -58,17 +58,17 @@ def _cooldown(rows: Columns, rule: str) -> NDArray[np.bool_]:
 
 
 def _order(rows: Columns) -> NDArray[np.int64]:
-    """Each row's place by intended instant."""
-    place = np.empty(len(rows), np.int64)
-    place[np.lexsort((rows["id"], rows["intended"]))] = np.arange(len(rows))
-    return place
+    """Position of each row in the order of intended instants."""
+    position = np.empty(len(rows), np.int64)
+    position[np.lexsort((rows["id"], rows["intended"]))] = np.arange(len(rows))
+    return position
 
 
 def _auto_warmup(rows: Columns) -> NDArray[np.bool_]:
-    """MSER-5 (White 1997) on the end-to-end latency of the first stage's good answers, by order of sending.
+    """Select the warm-up by MSER-5 (White 1997), on the end-to-end latency of the first stage's successful requests.
 
-    The series is cut into batches of five, and of all truncations of at most half of the batches that one is taken
-    whose remainder has the smallest standard error: sum of squared deviations / m^2, of its m batch means.
+    The series, in the order of sending, is cut into batches of five. Of all truncations of at most half of the batches, take
+    the one whose remaining m batch means have the smallest standard error: sum of squared deviations / m^2.
     """
     stage = rows["stage"] == rows["stage"].min()
     good = np.flatnonzero(stage & (rows["failure"] == 0) & (rows["sent"] != MISSING))
@@ -83,30 +83,31 @@ def _auto_warmup(rows: Columns) -> NDArray[np.bool_]:
 
 def _batch_means(series: NDArray[np.float64]) -> NDArray[np.float64]:
     whole = len(series) - len(series) % _BATCH
-    means: NDArray[np.float64] = series[:whole].reshape(-1, _BATCH).mean(axis=1)
-    return means
+    means = np.zeros(whole // _BATCH)
+    for at in range(_BATCH):
+        means += series[at:whole:_BATCH]
+    return means / _BATCH
 
 
 def mser(series: NDArray[np.float64]) -> int:
-    """How many values to leave out at the start; at most half."""
+    """Number of values to leave out at the start; at most half."""
     count = len(series)
     if count < 4 or np.isnan(series).any():
         return 0
-    centred = series - series.mean()  # takes the cancellation out of the sums of squares
+    centred = series - exact.mean(series)  # avoids cancellation in the sums of squares
     left = np.arange(count, 0, -1)
-    total, squares = np.cumsum(centred[::-1])[::-1], np.cumsum((centred**2)[::-1])[::-1]
-    error = (squares - total**2 / left) / left**2
+    total, squares = np.cumsum(centred[::-1])[::-1], np.cumsum(np.square(centred)[::-1])[::-1]
+    error = (squares - np.square(total) / left) / left**2
     error = error[: count // 2 + 1]
-    return int(
-        np.flatnonzero(error <= error.min() + 1e-12 * error.max())[0]
-    )  # the first, where rounding alone tells them apart
+    smallest = error <= error.min() + 1e-12 * error.max()  # take the first if only rounding tells them apart
+    return int(np.flatnonzero(smallest)[0])
 
 
 def _auto_cooldown(rows: Columns) -> NDArray[np.bool_]:
-    """The last stage's requests whose life typically reaches into the drain, when nothing new is sent and the load falls:
+    """Select the last stage's requests that typically last into the drain, when nothing new is sent and the load falls.
 
-    those intended less than the stage's median service time before its last intended instant. By the instant of a
-    request, not by its fate: leaving out those that were slow to end would flatter the rest.
+    These are the requests intended less than the stage's median service time before its last intended instant. Requests are
+    selected by when they were intended, not by how long they took: leaving out the slow ones would flatter the rest.
     """
     drain = np.zeros(len(rows), np.bool_)
     stage = np.flatnonzero(rows["stage"] == rows["stage"].max())

@@ -1,5 +1,6 @@
 """The tokens of an answer in words: how many, and how fast they came."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ def measured(result: Result) -> dict[str, Any]:
         "counted_by": None if counted is None else "server" if usage is not None and usage.n_out >= 0 else "chunks",
         "chunks": len(arrivals),
         "ttft": first,
-        "itl_mean": sum(gaps) / len(gaps) if gaps else None,
+        "itl_mean": math.fsum(gaps) / len(gaps) if gaps else None,
         "itl_max": max(gaps) if gaps else None,
         "e2e": e2e,
         "per_second": counted / e2e if counted and e2e else None,

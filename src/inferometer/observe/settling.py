@@ -39,7 +39,7 @@ class Settling:
             return None
         self._windows_judged[stage] = windows
         done, sent = (np.concatenate([rows[name] for rows in good]) for name in ("done", "sent"))
-        found = stability.look(done, sent, rule, until)
+        found = stability.assess(done, sent, rule, until)
         return stage if found.settled is not None else None
 
     def _recorded_until(self) -> int:

@@ -157,7 +157,7 @@ def _rates(run: Run, summary: Summary) -> list[list[Text]]:
     if any(stage.open for stage in run.manifest.plan):
         requests.insert(0, _number(formatting.number(rate.offered), "requests/s offered"))
     requests.append(Text(f"over {formatting.number(summary.window.span)} s", style="dim"))
-    if settings.asks_for_text(run.manifest):
+    if settings.sends_prompts(run.manifest):
         contents = {"output tokens/s": rate.output_tokens, "input tokens/s": rate.input_tokens}
     else:
         contents = {} if rate.inferences is None else {"inferences/s": rate.inferences}
@@ -265,7 +265,7 @@ def _table(title: str, columns: list[str]) -> Table:
 
 def _breakdown_is_expected(run: Run) -> bool:
     """OpenAI-style endpoints do not report their own time, so its absence is not worth a line."""
-    return bool(run.manifest.server) or not settings.asks_for_text(run.manifest)
+    return bool(run.manifest.server) or not settings.sends_prompts(run.manifest)
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
@@ -341,7 +341,7 @@ def _failures(summary: Summary, width: int) -> RenderableType:
 
 def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
-    columns = STAGE_COLUMNS if streamed or settings.asks_for_text(run.manifest) else STAGE_COLUMNS_NOT_STREAMED
+    columns = STAGE_COLUMNS if streamed or settings.sends_prompts(run.manifest) else STAGE_COLUMNS_NOT_STREAMED
     table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
         shown = [(stage.metrics[name], column) for name, column in columns]

@@ -5,6 +5,7 @@ builds and vl-convert draws. Both come with the extra `report` and are imported 
 """
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,10 @@ def _bars(found: Comparison, room: int) -> RenderableType:
             legend.append(sign * 2, style).append(f" {name}  ", "dim")
     for size in _sizes(found):
         cells = _of_size(found, size)
-        longest = max((sum(value for _, value in parts(cell)) for cell in cells), default=0.0)
+        longest = max((math.fsum(value for _, value in parts(cell)) for cell in cells), default=0.0)
         grid.add_row(Text(format_size(size), style="bold"))
         for cell in cells:
-            total = sum(value for _, value in parts(cell))
+            total = math.fsum(value for _, value in parts(cell))
             label = f"{formatting.milliseconds(total)} ms" if parts(cell) else "no successful response"
             grid.add_row(f" {WAYS[cell.protocol].label}", _bar(cell, longest, room), label)
     return Group(legend, grid)
@@ -292,7 +293,7 @@ def chart_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
 def _chart_labels(cells: Sequence[Cell]) -> list[dict[str, object]]:
     labels = []
     for cell in cells:
-        total = sum(seconds for _, seconds in parts(cell)) * 1e3
+        total = math.fsum(seconds for _, seconds in parts(cell)) * 1e3
         text = (
             f"{formatting.number(total)} ms · {formatting.number(cell.throughput)} requests/s"
             if total

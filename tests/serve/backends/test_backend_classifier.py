@@ -18,6 +18,7 @@ from inferometer.tensors import Tensor
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+pytestmark = pytest.mark.torch
 
 CONFIG: dict[str, Any] = {"max_batch_size": 32, "dynamic_batching": {}, "name": "classifier"}
 

@@ -13,6 +13,7 @@ from inferometer.tensors import to_numpy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [
+    pytest.mark.torch,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated"),
 ]
@@ -65,8 +66,8 @@ def test_the_classifier() -> None:
         np.testing.assert_allclose(one["scores"], on_cpu["scores"], rtol=0.05, atol=1e-3)
 
 
+@pytest.mark.transformers
 def test_language_models(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
     from test_backend_transformers import bert, llama, saved, seeded  # noqa: PLC0415
     from transformers import BertModel, LlamaForCausalLM  # noqa: PLC0415
 

@@ -14,6 +14,7 @@ from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 onnx = pytest.importorskip("onnx", reason="onnx, which writes the models of these tests, is not installed")
+pytestmark = pytest.mark.onnx
 helper, TYPES = onnx.helper, onnx.TensorProto
 
 NUMBERS = {

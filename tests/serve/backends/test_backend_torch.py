@@ -22,7 +22,7 @@ from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_numpy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")]
 
 
 class TwoWays(torch.nn.Module):  # type: ignore[misc]

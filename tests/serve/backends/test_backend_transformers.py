@@ -20,6 +20,7 @@ from inferometer.tensors import from_numpy, to_numpy
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.transformers
 
 WORDS = ["<pad>", "<unk>", "</s>", *(f"w{i}" for i in range(61))]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10", "w60 unknown"]

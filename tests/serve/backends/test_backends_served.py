@@ -84,8 +84,8 @@ def test_python_models_of_a_repository_valid_and_invalid(tmp_path: Path) -> None
     served(tmp_path, scenario)
 
 
+@pytest.mark.torch
 def test_the_classifier_accepts_images_and_returns_labels() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
     file = io.BytesIO()
@@ -113,9 +113,8 @@ def test_the_classifier_accepts_images_and_returns_labels() -> None:
     served("classifier", scenario)
 
 
+@pytest.mark.transformers
 def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
     from test_backend_transformers import llama, saved, seeded  # noqa: PLC0415
     from transformers import LlamaForCausalLM  # noqa: PLC0415
 

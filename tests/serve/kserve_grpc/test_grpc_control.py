@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, text_format
 from grpc_peer import Stub, a_request, dialled, failure, serving
+from needs import INSTALLED
 
 from inferometer import __version__
 from inferometer.serve.kserve import control, messages
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc_control as client
 
-TRITON = Path(os.environ.get("INFEROMETER_REAL", Path.home() / ".cache/inferometer/real")) / "triton/bin/python"
+TRITON = INSTALLED / "triton/bin/python"
 
 
 def asked(stub: Stub, call: client.ControlCall[Any]) -> Any:
@@ -253,10 +254,8 @@ def _describe(message: descriptor_pb2.DescriptorProto, prefix: str, found: dict[
         _describe(nested, f"{name}.", found)
 
 
-@pytest.mark.real
+@pytest.mark.triton
 def test_our_proto_files_match_tritonclient() -> None:
-    if not TRITON.exists():
-        pytest.skip(f"{TRITON} is not there: tools/real_servers/install.sh triton")
     said = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)
     theirs = [descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(one)) for one in json.loads(said.stdout)]
     own = descriptor_pb2.FileDescriptorSet.FromString((protobuf.BUNDLED / "kserve.binpb").read_bytes())

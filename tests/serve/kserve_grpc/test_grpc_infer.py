@@ -398,6 +398,7 @@ def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
     assert list(stub.ModelStreamInfer(iter([]))) == []
 
 
+@pytest.mark.slow
 def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
         async with grpc.aio.insecure_channel(served.place) as channel:

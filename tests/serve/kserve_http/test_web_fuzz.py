@@ -93,7 +93,7 @@ KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_out
 
 
 @given(st.binary(max_size=300) | mutated() | reshaped())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_bytes_get_a_response_or_a_close(server: Served, data: bytes):
     here, there = socket.socketpair()
     here.settimeout(30)

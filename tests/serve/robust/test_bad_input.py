@@ -1,7 +1,6 @@
 """Client errors over both protocols get the right status and message, and the next request is served. Errors at startup
 are one line with a remedy; what can be served is served."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -33,10 +32,6 @@ from waiting import until
 from inferometer.serve.kserve.messages import ModelInferRequest
 
 INT64 = 2**63 - 1
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None or importlib.util.find_spec("PIL") is None,
-    reason="the classifier needs torch and pillow",
-)
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +224,7 @@ def test_the_index_has_the_reason_why_a_model_failed_to_load(server: Child) -> N
     }  # fmt: skip
 
 
-@needs_torch
+@pytest.mark.torch
 def test_a_damaged_image() -> None:
     with child("classifier", *PORTS) as server:
         data = b"\x89PNG\r\n\x1a\n and then nothing"
@@ -292,9 +287,10 @@ def test_a_missing_package_affects_only_its_model(tmp_path: Path) -> None:
         assert "inferometer[onnx]" in reason
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.pt"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("model.onnx", marks=pytest.mark.onnx), pytest.param("model.pt", marks=pytest.mark.torch)]
+)
 def test_a_model_file_that_fails_to_load(tmp_path: Path, name: str) -> None:
-    pytest.importorskip({"model.onnx": "onnxruntime", "model.pt": "torch"}[name], reason="its backend is not installed")
     (tmp_path / name).write_bytes(b"this is no model")
     assert name in refused(str(tmp_path / name), *PORTS)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import pytest
 from robust_peer import (
     MODEL_INFER,
     PATIENCE_S,
@@ -166,6 +167,7 @@ class Watcher:
         self._thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
     models = write_models(tmp_path, busy=delayed("30ms", slots=3))
     with child(models, "identity", *PORTS, "--access-log", first=UNHURRIED) as server:

@@ -34,6 +34,7 @@ from waiting import until
 
 from inferometer.serve.kserve.messages import OWN_SERVICE, ModelStreamInferResponse
 
+pytestmark = pytest.mark.slow
 SIZE = 48 * MIB
 TIMES = {"HTTP": 1.1, "gRPC": 5.0, "gRPC in chunks": 1.5}
 BESIDES = 24 * MIB

@@ -34,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         yield one
 
 
+@pytest.mark.slow
 def test_many_concurrent_streams(server: Child) -> None:
     many_streams(server.place, COUNT, "late")
     files, memory = server.files(), server.memory()  # gRPC opens a few of its own when it is first busy
@@ -46,7 +47,8 @@ def test_many_concurrent_streams(server: Child) -> None:
 
 
 def test_many_concurrent_connections(server: Child) -> None:
-    files = server.files()
+    many_connections(server.address, 10, small("late"))
+    files = server.files()  # including a timer, which the server opens when it is first busy
     many_connections(server.address, COUNT, small("late"))
     memory = server.memory()
     tally = many_connections(server.address, COUNT, small("late"))
@@ -57,14 +59,15 @@ def test_many_concurrent_connections(server: Child) -> None:
     assert server.errors() == ""
 
 
+@pytest.mark.slow
 def test_requests_over_the_limit_are_refused_with_an_error(tmp_path: Path) -> None:
     models = write_models(tmp_path, late=delayed("500ms", slots=0))
     with child("identity", models, *PORTS, "--max-requests=25") as server:
         tally = many_connections(server.address, 100, small("late"))
         assert tally.lost == {}
         assert set(tally.refused) == {"429"}
-        assert tally.served + tally.refused["429"] == 200
-        assert 50 <= tally.served < 200
+        assert tally.served + tally.refused["429"] == 100
+        assert 25 <= tally.served < 100
         assert answers(server)
 
 

@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+import pytest
 from robust_peer import PORTS, Child, Http, child, http_request, infer_head, small
 from waiting import until
 
@@ -68,6 +69,7 @@ def test_incomplete_requests_are_refused_with_an_error_when_the_drain_ends() -> 
         assert server.errors() == ""
 
 
+@pytest.mark.slow
 def test_a_stalled_request_ends_with_the_stall_timeout() -> None:
     with child("identity", *PORTS, "--drain=600s", "--stalled=300ms") as server:
         with accepted(server) as upload:

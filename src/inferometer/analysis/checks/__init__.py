@@ -1,4 +1,4 @@
-"""The verdict: each check a function of the facts, in one table. A check never excuses itself: INVALID iff any fails."""
+"""The verdict: a table of checks, each a function of the evidence. A run is INVALID if any check fails."""
 
 from collections.abc import Callable
 
@@ -13,39 +13,40 @@ __all__ = ["CHECKS", "Check", "Evidence", "examine", "verdict"]
 class CheckRule(msgspec.Struct, frozen=True):
     name: str
     definition: str
+    """What has to be true for the check to pass."""
     judge: Callable[[Evidence], Check | None]
-    """None where the check does not apply to this run."""
+    """Returns None if the check does not apply to this run."""
 
 
 CHECKS = {
     rule.name: rule
     for rule in (
-        CheckRule("completed", "at least one request of the window was answered in full", outcome.completed),
-        CheckRule("interrupted", "the run was not ended before its plan was (a warning where sequences left some of load.requests unsent)", outcome.interrupted),
+        CheckRule("completed", "at least one request in the window succeeded", outcome.completed),
+        CheckRule("interrupted", "the run was not interrupted or given up before its end (a warning if sequences left some of load.requests unsent)", outcome.interrupted),
         CheckRule("workers", "no client process died or hung", outcome.workers),
-        CheckRule("failures", "failed / (ok + failed) of the window is at most limits.failures", outcome.failures),
+        CheckRule("failures", "failed / (ok + failed) in the window is at most limits.failures", outcome.failures),
         CheckRule("dropped", "no request was dropped at the concurrency cap", outcome.dropped),
-        CheckRule("lag", f"open loop: p99 of client_lag is at most limits.lag, or {lag.SHARE:.1%} of the median ttft_service (not streamed: e2e_service) if that is more; and the p99s of ttft and e2e are at most limits.lag, or {lag.SHARE:.1%} of themselves, more than without client_lag; each also of every stage", lag.lag),
-        CheckRule("rate", f"open loop: requests were sent at {load.SHARE:.0%} of the planned rate or more", load.rate),
-        CheckRule("concurrency", f"closed loop: while requests were still to be sent, {load.SHARE:.0%} of the asked number were in flight on average, or more (a warning where answers are so short that the time to ask again, {load.TURN_AROUND * 1e6:.0f} µs at most, makes the difference, or where 1 was asked)", load.concurrency),
-        CheckRule("stability", "stages with a limit `stable`: in three windows in a row, throughput and mean latency were at most that share apart", load.stable),
-        CheckRule("cpu", "mean share of a core that the busiest client process used is at most limits.cpu (a p95 above it is a warning)", client.cpu),
-        CheckRule("stalls", "share of the time in which a client's loop stood still for 10 ms and more is at most limits.stalls", client.stalls),
-        CheckRule("memory", "share of the machine's memory in use was at most limits.memory", client.memory),
-        CheckRule("clock_step", "the wall clock, which the kernel stamps with, stepped against the monotonic one by at most limits.clock_step", client.clock_step),
-        CheckRule("read_delay", f"kernel stamps: chunks read so late that the kernel may have merged them are at most {client.MERGED:.1%} of all, and the p99s of itl, ttft and ttft_service owe them at most {client.DOUBT:.0%} each, or {client.IN_DOUBT * 1e3:.1f} ms", client.read_delay),
-        CheckRule("stamps", "arrivals are stamped by the kernel, not when the client came to read them", client.stamps),
-        CheckRule("token_source", "output tokens were counted by the server", sample.token_source),
-        CheckRule("answers", "answers have the length asked for", sample.answers),
-        CheckRule("prompts", "no prompt was sent twice, so that prefix caches cannot flatter", sample.prompts),
-        CheckRule("sample_size", "the window has enough answers to support a p99", sample.size),
+        CheckRule("lag", f"open loop: the p99 of client_lag is at most limits.lag, or {lag.SHARE:.1%} of the median ttft_service (e2e_service if not streamed) if that is more; and client_lag adds at most limits.lag, or {lag.SHARE:.1%}, to the p99s of ttft and e2e; for the whole run and for each stage", lag.lag),
+        CheckRule("rate", f"open loop: requests were sent at a rate of at least {load.SHARE:.0%} of the plan", load.rate),
+        CheckRule("concurrency", f"closed loop: while requests were still being sent, at least {load.SHARE:.0%} of load.concurrency were in flight on average (a warning if responses are so short that the client's time between requests, up to {load.TURN_AROUND * 1e6:.0f} µs, makes the difference, or if load.concurrency is 1)", load.concurrency),
+        CheckRule("stability", "stages with load.stable: in three consecutive windows, throughput and mean latency differed by at most that share", load.stable),
+        CheckRule("cpu", "the busiest client process used at most limits.cpu of a core on average (a warning if its p95 is above that)", client.cpu),
+        CheckRule("stalls", "the client's event loop was blocked (for 10 ms or more at a time) for at most limits.stalls of the run", client.stalls),
+        CheckRule("memory", "at most limits.memory of the machine's memory was in use", client.memory),
+        CheckRule("clock_step", "the wall clock, which the kernel uses for its timestamps, jumped by at most limits.clock_step against the monotonic clock", client.clock_step),
+        CheckRule("read_delay", f"kernel timestamps: at most {client.MERGED:.1%} of the gaps are between chunks that were read so late that the kernel may have merged them, and merging may account for at most {client.DOUBT:.0%}, or {client.IN_DOUBT * 1e3:.1f} ms, of the p99 of each of itl, ttft and ttft_service", client.read_delay),
+        CheckRule("stamps", "arrivals were timestamped by the kernel, not when the client read them", client.stamps),
+        CheckRule("token_source", "the server counted the output tokens", sample.token_source),
+        CheckRule("answers", "responses have the requested number of tokens", sample.answers),
+        CheckRule("prompts", "no prompt was sent twice, so that prefix caches do not flatter the server", sample.prompts),
+        CheckRule("sample_size", "the window has enough responses to support a p99", sample.size),
     )
 }  # fmt: skip
 
 
-def examine(facts: Evidence) -> tuple[Check, ...]:
-    """Every check that applies to this run."""
-    return tuple(check for rule in CHECKS.values() if (check := rule.judge(facts)) is not None)
+def examine(evidence: Evidence) -> tuple[Check, ...]:
+    """Results of all checks that apply to this run."""
+    return tuple(check for rule in CHECKS.values() if (check := rule.judge(evidence)) is not None)
 
 
 def verdict(checks: tuple[Check, ...]) -> str:

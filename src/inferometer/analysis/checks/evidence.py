@@ -1,4 +1,4 @@
-"""What the checks go by, and what they say."""
+"""What the checks look at (Evidence) and what they return (Check)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from inferometer.records import Run
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What one check found. The message of one that does not pass says what is wrong and what to do next."""
+    """The result of one check. If it does not pass, the message says what is wrong and what to do next."""
 
     name: str
     status: Literal["pass", "warn", "fail"]
@@ -25,7 +25,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class FailureCount(msgspec.Struct, frozen=True):
-    """A kind of failure: how many there were, and the message that most of them had."""
+    """One kind of failure: how often it occurred, and its most common message."""
 
     code: str
     count: int
@@ -36,9 +36,9 @@ class Evidence(msgspec.Struct, frozen=True):
     run: Run
     limits: Limits
     steady: NDArray[np.bool_]
-    """The rows of the window."""
+    """Selects the rows in the window."""
     metrics: Mapping[str, Distribution]
-    """Of the window."""
+    """Statistics of the window."""
     gaps: Gaps
 
     @property
@@ -47,23 +47,23 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def judge(name: str, value: float, limit: float, good: str, bad: str) -> Check:
-    """Pass up to the limit, fail above it."""
+    """Pass if the value is at most the limit, fail if it is above."""
     passed = value <= limit
     return Check(name, "pass" if passed else "fail", value, float(limit), good if passed else bad)
 
 
 def count_failures(run: Run, mask: NDArray[np.bool_]) -> list[FailureCount]:
-    """The failures among the rows of `mask`, the commonest first."""
+    """Failures among the rows of `mask`, the most common first."""
     failures = run.records.failures
     if not failures:
         return []
     numbers = np.bincount(run.records.rows["failure"][mask], minlength=len(failures) + 1)[1:].tolist()
     kinds: dict[str, Counter[str]] = {}
     for failure, count in zip(failures, numbers, strict=True):
-        if count:  # shards may each have one of the same code and message
+        if count:  # each shard may have its own entry with the same code and message
             kinds.setdefault(failure.code, Counter())[failure.message] += count
     table = [
-        FailureCount(code, found.total(), min(found, key=lambda message: (-found[message], message)))
-        for code, found in kinds.items()
+        FailureCount(code, messages.total(), min(messages, key=lambda message: (-messages[message], message)))
+        for code, messages in kinds.items()
     ]
     return sorted(table, key=lambda kind: (-kind.count, kind.code))

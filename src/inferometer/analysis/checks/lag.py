@@ -1,6 +1,6 @@
-"""Did the client send when it was to? In open loop latencies count from then, so that the client's lateness is part of them.
+"""Did the client send on time? In open loop, latencies count from the intended instant and so include the client's own lag.
 
-Judged of the run as a whole and of each of its stages, for reports give the percentiles of both.
+The run as a whole and each of its stages are checked, because reports give percentiles for both.
 """
 
 import math
@@ -17,65 +17,65 @@ from inferometer.records import MISSING, Columns
 from inferometer.units import format_seconds
 
 SHARE = 0.005
-"""Of a latency, that may be the client's lag: half of the hundredth that a VALID run may be off, for the lag is not all that the
-client adds."""
+"""Share of a latency that may be the client's lag: half of the 1 % by which a VALID run may be off, because the lag is not the
+only thing that the client adds."""
 
-_REMEDY = "the client sent late. If it is busy, use more client.processes or lower the load; if its host is (a shared or virtual machine wakes late), use a quieter one, or allow it with limits.lag."
+_REMEDY = "the client sent late. If the client is busy, use more client.processes or lower the load. If its machine is (shared and virtual machines wake up late), use a quieter one, or allow it with limits.lag."
 
 
 class _Late(NamedTuple):
     seconds: float
     allowed: float
-    words: str
+    message: str
 
     @property
     def share(self) -> float:
         return self.seconds / self.allowed if self.allowed else math.inf
 
 
-def lag(facts: Evidence) -> Check | None:
-    """Of open loops: a closed one measures from the send, and what it is late by shows in the concurrency reached."""
-    rows = facts.run.records.rows[facts.steady]
+def lag(evidence: Evidence) -> Check | None:
+    """Check open loops only: closed loops measure from the send, and their lag shows as lower concurrency."""
+    rows = evidence.run.records.rows[evidence.steady]
     stages = stages_of(rows["stage"][(rows["open_loop"] != 0) & (rows["sent"] != MISSING)])
     if not stages:
         return None
-    found = _lateness(facts, rows, "")
-    plans = facts.run.manifest.plan
+    lags = _lateness(evidence, rows, "")
+    plans = evidence.run.manifest.plan
     for stage in stages if len(plans) > 1 else ():
-        found += _lateness(facts, rows[rows["stage"] == stage], f" of stage {stage + 1} ({plans[stage].name})")
-    worst = max(found, key=lambda late: late.share)
-    late = worst if worst.seconds > worst.allowed else found[0]
-    bad = f"{late.words}, more than {format_seconds(late.allowed)}: {_REMEDY}"
-    return judge("lag", late.seconds, late.allowed, late.words, bad)
+        lags += _lateness(evidence, rows[rows["stage"] == stage], f" of stage {stage + 1} ({plans[stage].name})")
+    worst = max(lags, key=lambda late: late.share)
+    late = worst if worst.seconds > worst.allowed else lags[0]
+    bad = f"{late.message}, more than {format_seconds(late.allowed)}: {_REMEDY}"
+    return judge("lag", late.seconds, late.allowed, late.message, bad)
 
 
-def allowed(facts: Evidence, rows: Columns) -> float:
-    """What a late send may add to the latency that is measured first: the first token's, or the whole answer's."""
+def allowed(evidence: Evidence, rows: Columns) -> float:
+    """Seconds that a late send may add to a latency, relative to the time to first token or, if not streamed, end to end."""
     ok = rows[rows["failure"] == 0]
     medians = (_percentile(500, of(ok)) for of in (ttft_service, e2e_service))
-    return max(facts.limits.lag, SHARE * next((median for median in medians if math.isfinite(median)), 0.0))
+    return max(evidence.limits.lag, SHARE * next((median for median in medians if math.isfinite(median)), 0.0))
 
 
-def _lateness(facts: Evidence, rows: Columns, where: str) -> list[_Late]:
-    """The lag itself, and what the p99s owe to it: a few late sends and a few late answers make a tail that neither has alone."""
+def _lateness(evidence: Evidence, rows: Columns, where: str) -> list[_Late]:
+    """The lag itself, and what it adds to the p99s: a few late sends and a few slow responses may together make a longer tail."""
     lags = client_lag(rows[(rows["open_loop"] != 0) & (rows["sent"] != MISSING)])
     p99 = _percentile(990, lags)
-    found = [_Late(p99, allowed(facts, rows), f"p99 of the client's own lag{where} is {format_seconds(p99)}")]
+    lateness = [_Late(p99, allowed(evidence, rows), f"p99 of the client's own lag{where} is {format_seconds(p99)}")]
     ok = rows[rows["failure"] == 0]
-    failed = len(rows) - len(ok) if settings.measure(facts.run.manifest).failures_as_inf else 0
+    failed = len(rows) - len(ok) if settings.measure(evidence.run.manifest).failures_as_inf else 0
     own = np.where(ok["open_loop"] != 0, client_lag(ok), 0.0)
     for name, of in (("ttft", ttft), ("e2e", e2e)):
         values = of(ok)
         p99 = _percentile(990, values, failed)
         if math.isfinite(p99):
-            owed = p99 - _percentile(990, values - own, failed)
-            words = f"p99 of {name}{where} is {format_seconds(owed)} more than without the client's own lag"
-            found.append(_Late(owed, max(facts.limits.lag, SHARE * p99), words))
-    return found
+            added = p99 - _percentile(990, values - own, failed)
+            message = f"p99 of {name}{where} includes {format_seconds(added)} of the client's own lag"
+            lateness.append(_Late(added, max(evidence.limits.lag, SHARE * p99), message))
+    return lateness
 
 
 def _percentile(thousandths: int, values: NDArray[np.float64], infinite: int = 0) -> float:
-    """Of the values that there are and so many more that are infinite; infinite where there is none."""
+    """A percentile of the known values and `infinite` more that are +inf; +inf if there are none."""
     known = values[~np.isnan(values)]
-    place = rank(thousandths, len(known) + infinite) - 1
-    return float(np.partition(known, place)[place]) if place < len(known) else math.inf
+    index = rank(thousandths, len(known) + infinite) - 1
+    return float(np.partition(known, index)[index]) if index < len(known) else math.inf

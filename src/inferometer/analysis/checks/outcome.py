@@ -1,4 +1,4 @@
-"""Did the run come to its end, and did the server answer?"""
+"""Did the run complete, and did the server respond?"""
 
 from collections.abc import Sequence
 
@@ -10,131 +10,126 @@ from inferometer.errors import KEY_WANTED
 from inferometer.records import CANCELLED, DROPPED, UNREACHED
 
 
-def completed(facts: Evidence) -> Check:
-    rows = facts.run.records.rows
-    ok = int((facts.steady & (rows["failure"] == 0)).sum())
+def completed(evidence: Evidence) -> Check:
+    rows = evidence.run.records.rows
+    ok = int((evidence.steady & (rows["failure"] == 0)).sum())
     if ok:
-        return Check("completed", "pass", ok, 1, f"{ok:,} requests answered in full")
+        return Check("completed", "pass", ok, 1, f"{ok:,} requests succeeded")
     if not len(rows):
-        bad = "Nothing was sent. Give the run more time or more requests."
+        bad = "No request was sent. Give the run more time or more requests."
     elif (rows["failure"] == 0).any():
-        bad = "The warm-up and the cool-down leave nothing to count. Run longer, or shorten measure.warmup and measure.cooldown."
+        bad = "Every successful request is in the warm-up or the cool-down. Run longer, or shorten measure.warmup and measure.cooldown."
     else:
-        bad = "No request was answered in full. See the failures, and try one request by hand."
+        bad = "No request succeeded. See the failures, and try a single request with `inferometer infer`."
     return Check("completed", "fail", 0, 1, bad)
 
 
-def interrupted(facts: Evidence) -> Check:
-    outcome = facts.run.manifest.outcome
+def interrupted(evidence: Evidence) -> Check:
+    outcome = evidence.run.manifest.outcome
     if outcome.given_up:
-        return Check("interrupted", "fail", 1, 0, _given_up(facts, outcome.given_up))
+        return Check("interrupted", "fail", 1, 0, _given_up(evidence, outcome.given_up))
     if not outcome.interrupted:
-        left = None if outcome.errors else _left_by_sequences(facts)
-        return Check("interrupted", "warn" if left else "pass", 0, 0, left or "ran to its end")
-    return Check(
-        "interrupted",
-        "fail",
-        1,
-        0,
-        "The run was interrupted: this is what there was. Let it run to its end, or ask for less.",
-    )
+        unsent = None if outcome.errors else _left_by_sequences(evidence)
+        return Check("interrupted", "warn" if unsent else "pass", 0, 0, unsent or "the run completed")
+    bad = "The run was interrupted, and the results are partial. Let it run to its end, or make it shorter."
+    return Check("interrupted", "fail", 1, 0, bad)
 
 
-def _given_up(facts: Evidence, stages: tuple[int, ...]) -> str:
-    run = facts.run
-    _, unsent = _planned(facts, stages)
+def _given_up(evidence: Evidence, stages: tuple[int, ...]) -> str:
+    run = evidence.run
+    _, unsent = _planned(evidence, stages)
     which = "the run was"
     if len(run.manifest.plan) > 1:
         numbers = ", ".join(str(stage + 1) for stage in stages)
         which = f"stages {numbers} were" if len(stages) > 1 else f"stage {numbers} was"
     return (
-        f"The server could not be reached for {UNREACHED} s on end, so {which} given up, with {unsent:,} requests not sent. "
-        "See whether the server is still up. (A stage with a load.duration goes on whether it is or not.)"
+        f"The server could not be reached for {UNREACHED} s, so {which} given up, with {unsent:,} requests not sent. "
+        "Check whether the server is still up. (A stage with a load.duration continues even if it is not.)"
     )
 
 
-def _left_by_sequences(facts: Evidence) -> str | None:
-    """What stages that only a number of requests ends did not send of it."""
-    manifest = facts.run.manifest
+def _left_by_sequences(evidence: Evidence) -> str | None:
+    """A warning if stages that end after load.requests requests sent fewer, because of sequences."""
+    manifest = evidence.run.manifest
     by_count = [number for number, plan in enumerate(manifest.plan) if not (plan.open or plan.duration or plan.stable)]
-    planned, unsent = _planned(facts, by_count)
+    planned, unsent = _planned(evidence, by_count)
     if unsent <= 0 or not settings.text(manifest, "data", "sequence"):
         return None
     return (
-        f"Not sent: {unsent:,} of {planned:,} requests, since the next sequence would have gone beyond load.requests. "
-        "Give a number that sequences fill, or load.duration."
+        f"{unsent:,} of {planned:,} requests were not sent, because the next sequence would have exceeded load.requests. "
+        "Choose a load.requests that whole sequences add up to, or use load.duration."
     )
 
 
-def _planned(facts: Evidence, stages: Sequence[int]) -> tuple[int, int]:
-    """The requests that these stages asked for, and those of them that were not sent."""
-    planned = sum(facts.run.manifest.plan[stage].requests for stage in stages)
-    return planned, planned - int(np.isin(facts.run.records.rows["stage"], stages).sum())
+def _planned(evidence: Evidence, stages: Sequence[int]) -> tuple[int, int]:
+    """Number of requests that these stages planned, and how many of them were not sent."""
+    planned = sum(evidence.run.manifest.plan[stage].requests for stage in stages)
+    return planned, planned - int(np.isin(evidence.run.records.rows["stage"], stages).sum())
 
 
-def workers(facts: Evidence) -> Check:
-    errors = facts.run.manifest.outcome.errors
+def workers(evidence: Evidence) -> Check:
+    errors = evidence.run.manifest.outcome.errors
     if not errors:
-        return Check("workers", "pass", 0, 0, "every client process ran to its end")
+        return Check("workers", "pass", 0, 0, "every client process completed")
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    bad = (
-        f"{errors[0].rstrip('.')}{more}. What was recorded is kept, but the load was not the one asked for: run again."
-    )
+    bad = f"{errors[0].rstrip('.')}{more}. The records were kept, but the load was not the planned one: run again."
     return Check("workers", "fail", len(errors), 0, bad)
 
 
-def failures(facts: Evidence) -> Check | None:
-    """Cancelled and dropped requests are not the server's failures: they have checks of their own."""
-    rows = facts.run.records.rows
-    kinds = [kind for kind in count_failures(facts.run, facts.steady) if kind.code not in (CANCELLED, DROPPED)]
+def failures(evidence: Evidence) -> Check | None:
+    """Count failures of the server. Cancelled and dropped requests are not among them: they have their own checks."""
+    rows = evidence.run.records.rows
+    kinds = [kind for kind in count_failures(evidence.run, evidence.steady) if kind.code not in (CANCELLED, DROPPED)]
     failed = sum(kind.count for kind in kinds)
-    answered = failed + int((facts.steady & (rows["failure"] == 0)).sum())
-    if not answered:
+    total = failed + int((evidence.steady & (rows["failure"] == 0)).sum())
+    if not total:
         return None
-    share = failed / answered
-    good = f"{failed:,} of {answered:,} failed"
+    share = failed / total
+    good = f"{failed:,} of {total:,} failed"
     if not kinds:
-        return Check("failures", "pass", 0.0, facts.limits.failures, good)
-    said = f": {_short(kinds[0].message)}" if kinds[0].message else ""
-    remedy = _remedy(kinds[0].code, _is_plain(facts) and failed == answered)
-    bad = f"{failed:,} of {answered:,} requests failed ({share:.2%}), most by {kinds[0].code}{said}. {remedy}, or allow more with limits.failures."
-    return judge("failures", share, facts.limits.failures, good, bad)
+        return Check("failures", "pass", 0.0, evidence.limits.failures, good)
+    message = f": {_short(kinds[0].message)}" if kinds[0].message else ""
+    remedy = _remedy(kinds[0].code, _is_plain(evidence) and failed == total)
+    bad = f"{failed:,} of {total:,} requests failed ({share:.2%}), most with {kinds[0].code}{message}. {remedy}, or allow more with limits.failures."
+    return judge("failures", share, evidence.limits.failures, good, bad)
 
 
 _REMEDIES = {
-    ("http_404",): "Check server.url, server.model, and whether the server speaks server.api (tensor servers: kserve)",
-    KEY_WANTED: "Give the key: server.api_key_env",
-    ("connect_refused", "connect_failed"): "See whether the server is still up, at that address",
-    ("connect_timeout",): "See whether the server is up and takes connections, or raise server.timeouts.connect",
-    ("tls",): "Check server.tls, and the server's certificate",
-    ("closed", "reset", "cut_short", "truncated", "stream_reset"): "See in the server's log why it broke off, and whether it is still up",
-    ("first_token_timeout", "idle_timeout", "total_timeout", "grpc_DEADLINE_EXCEEDED"): "See why the server is slow, lower the load, or give it more time (server.timeouts, gRPC: server.deadline)",
-    ("no_sockets",): "Raise this machine's limit of open files (ulimit -n), or lower the load",
+    ("http_404",): "Check server.url, server.model, and whether the server supports server.api (tensor servers: kserve)",
+    KEY_WANTED: "Provide the API key with server.api_key_env",
+    ("connect_refused", "connect_failed"): "Check whether the server is still up at that address",
+    ("connect_timeout",): "Check whether the server is up and accepts connections, or raise server.timeouts.connect",
+    ("tls",): "Check server.tls and the server's certificate",
+    ("closed", "reset", "cut_short", "truncated", "stream_reset"): "Check in the server's log why it closed the connection, and whether it is still up",
+    ("first_token_timeout", "idle_timeout", "total_timeout", "grpc_DEADLINE_EXCEEDED"): "Find out why the server is slow, lower the load, or allow more time (server.timeouts; gRPC: server.deadline)",
+    ("no_sockets",): "Raise this machine's limit on open files (ulimit -n), or lower the load",
 }  # fmt: skip
 
 
 def _remedy(code: str, may_be_tls: bool) -> str:
-    """What to look at, by the kind of failure."""
-    if may_be_tls and code in ("closed", "reset"):  # as a port that speaks TLS does at plain requests
-        return "Check the port, and write https:// (or grpcs://) if it speaks TLS"
-    return next((remedy for codes, remedy in _REMEDIES.items() if code in codes), "Mend that")
+    """What to do next, by kind of failure."""
+    if may_be_tls and code in ("closed", "reset"):  # a TLS port does this to plain-text requests
+        return "Check the port, and write https:// (or grpcs://) if the server expects TLS"
+    return next((remedy for codes, remedy in _REMEDIES.items() if code in codes), "Fix the cause")
 
 
-def _is_plain(facts: Evidence) -> bool:
-    """The server is asked without TLS."""
-    url = settings.text(facts.run.manifest, "server", "url")
+def _is_plain(evidence: Evidence) -> bool:
+    """Whether requests are sent without TLS."""
+    url = settings.text(evidence.run.manifest, "server", "url")
     return str(url[0] if isinstance(url, list) and url else url).startswith(("http://", "grpc://"))
 
 
-def dropped(facts: Evidence) -> Check:
-    """In any phase: a run with drops did not offer the load it was asked to."""
-    places = [1 + place for place, failure in enumerate(facts.run.records.failures) if failure.code == DROPPED]
-    count = int(np.isin(facts.run.records.rows["failure"], places).sum()) if places else 0
-    bad = f"Dropped at the concurrency cap: {count:,}. Raise load.max_concurrency, lower the rate, or let them queue."
-    return judge("dropped", count, 0, "none dropped", bad)
+def dropped(evidence: Evidence) -> Check:
+    """Count drops in every phase: a run that dropped requests did not generate the planned load."""
+    failures = evidence.run.records.failures
+    numbers = [number for number, failure in enumerate(failures, 1) if failure.code == DROPPED]
+    count = int(np.isin(evidence.run.records.rows["failure"], numbers).sum()) if numbers else 0
+    requests = "request was" if count == 1 else "requests were"
+    bad = f"{count:,} {requests} dropped at the concurrency cap. Raise load.max_concurrency, lower the rate, or let requests queue."
+    return judge("dropped", count, 0, "no request was dropped", bad)
 
 
 def _short(message: str, most: int = 100) -> str:
-    """A server's message within a sentence of ours; the report's failures have more of it."""
+    """Shorten a server's message to fit into a sentence; the report's list of failures has more of it."""
     line = " ".join(message.split()).rstrip(".")
     return line if len(line) <= most else f"{line[:most].rstrip()}..."

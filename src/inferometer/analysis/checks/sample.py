@@ -1,72 +1,78 @@
-"""Are the answers such that the numbers mean what they seem to? These warn: the measurement holds, its reading needs care."""
+"""Do the numbers mean what they seem to? These checks only warn: the measurement is valid, but needs care in its interpretation."""
 
 import numpy as np
 
+from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import asks_for_text, number, text
+from inferometer.analysis.settings import number, sends_prompts, text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
-"""Share of the answers that may be shorter than asked or longer, before it is worth a warning."""
+"""Share of responses that may be shorter or longer than requested before there is a warning."""
 
 
-def token_source(facts: Evidence) -> Check | None:
-    if not asks_for_text(facts.run.manifest):
+def token_source(evidence: Evidence) -> Check | None:
+    if not sends_prompts(evidence.run.manifest):
         return None
-    rows = facts.run.records.rows
-    sources = rows["counted_by"][facts.steady & (rows["failure"] == 0)]
+    rows = evidence.run.records.rows
+    sources = rows["counted_by"][evidence.steady & (rows["failure"] == 0)]
     if not len(sources):
         return None
     other = sources != COUNTED_BY.index("server")
-    share = float(other.mean())
+    share = float(np.count_nonzero(other) / len(other))
     if not share:
-        return Check("token_source", "pass", 0.0, 0.0, "output tokens counted by the server")
-    counts = text(facts.run.manifest, "server", "api") != "generate"
-    remedy = "Ask for usage (server.usage), or give data.tokenizer." if counts else "Give the model's data.tokenizer."
+        return Check("token_source", "pass", 0.0, 0.0, "the server counted the output tokens")
+    has_usage = text(evidence.run.manifest, "server", "api") != "generate"
+    remedy = (
+        "Request usage (server.usage), or set data.tokenizer." if has_usage else "Set data.tokenizer to the model's."
+    )
     if (sources == COUNTED_BY.index("tokenizer")).any():
-        bad = f"The tokens of {share:.0%} of the answers were counted by the client's tokenizer, which may not be the model's. {remedy}"
+        bad = f"The client's tokenizer, which may not be the model's, counted the tokens of {share:.0%} of the responses. {remedy}"
     else:
-        bad = f"The tokens of {share:.0%} of the answers are not known. {remedy}"
+        bad = f"The number of tokens is not known for {share:.0%} of the responses. {remedy}"
     return Check("token_source", "warn", share, 0.0, bad)
 
 
-def answers(facts: Evidence) -> Check | None:
-    rows = facts.run.records.rows
-    told = rows[facts.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
-    if not len(told):
+def answers(evidence: Evidence) -> Check | None:
+    rows = evidence.run.records.rows
+    counted = rows[evidence.steady & (rows["failure"] == 0) & (rows["n_out"] >= 0) & (rows["n_want"] > 0)]
+    if not len(counted):
         return None
-    share, longer = float((told["n_out"] < told["n_want"]).mean()), float((told["n_out"] > told["n_want"]).mean())
-    asked, got = told["n_want"].mean(), told["n_out"].mean()
-    ours = (told["counted_by"] == COUNTED_BY.index("tokenizer")).any()
-    unless = ", unless the client's tokenizer counts otherwise than the model's (data.tokenizer)" if ours else ""
+    share = float(np.count_nonzero(counted["n_out"] < counted["n_want"]) / len(counted))
+    longer = float(np.count_nonzero(counted["n_out"] > counted["n_want"]) / len(counted))
+    requested, received = exact.mean(counted["n_want"]), exact.mean(counted["n_out"])
+    by_client = (counted["counted_by"] == COUNTED_BY.index("tokenizer")).any()
+    unless = ", unless the client's tokenizer counts differently from the model's (data.tokenizer)" if by_client else ""
+    average = f"{received:.5g} tokens on average instead of {requested:.5g}"
     if longer > SHORT:
-        bad = f"{longer:.0%} of the answers are longer than asked for: {got:.5g} tokens on average, not {asked:.5g}. See whether the server knows server.max_tokens_field{unless}."
+        bad = f"{longer:.0%} of the responses are longer than requested: {average}. Check whether the server supports server.max_tokens_field{unless}."
         return Check("answers", "warn", longer, SHORT, bad)
     if share <= SHORT:
-        return Check("answers", "pass", share, SHORT, f"{asked:.5g} tokens asked for, {got:.5g} on average")
-    bad = f"{share:.0%} of the answers are shorter than asked for: {got:.5g} tokens on average, not {asked:.5g}. Where the server knows it, set server.ignore_eos{unless}."
+        good = f"{received:.5g} of {requested:.5g} requested tokens on average"
+        return Check("answers", "pass", share, SHORT, good)
+    bad = f"{share:.0%} of the responses are shorter than requested: {average}. Set server.ignore_eos if the server supports it{unless}."
     return Check("answers", "warn", share, SHORT, bad)
 
 
-def prompts(facts: Evidence) -> Check | None:
-    if not asks_for_text(facts.run.manifest):
+def prompts(evidence: Evidence) -> Check | None:
+    if not sends_prompts(evidence.run.manifest):
         return None
-    distinct = number(facts.run.manifest.workload, "distinct")
-    sent = int(np.count_nonzero(facts.run.records.rows["sent"] != MISSING))
+    distinct = number(evidence.run.manifest.workload, "distinct")
+    sent = int(np.count_nonzero(evidence.run.records.rows["sent"] != MISSING))
     if distinct is None or not sent:
         return None
     if distinct >= sent:
-        return Check("prompts", "pass", distinct, sent, "every prompt was sent once")
-    bad = f"{distinct:,} different prompts served {sent:,} requests: a prefix cache may flatter the server. Give more prompts, or switch its cache off."
+        return Check("prompts", "pass", distinct, sent, "no prompt was sent twice")
+    bad = f"{sent:,} requests used only {distinct:,} different prompts: a prefix cache may flatter the server. Use more prompts, or turn off the server's prefix cache."
     return Check("prompts", "warn", distinct, sent, bad)
 
 
-def size(facts: Evidence) -> Check | None:
-    count, needs = facts.metrics["e2e"].count, needed(PERCENTILES["p99"])
+def size(evidence: Evidence) -> Check | None:
+    count, needs = evidence.metrics["e2e"].count, needed(PERCENTILES["p99"])
     if not count:
         return None
     if count >= needs:
-        return Check("sample_size", "pass", count, needs, f"{count:,} answers")
-    bad = f"{count:,} answers do not support a p99, which needs {needs}. Run longer."
+        return Check("sample_size", "pass", count, needs, f"{count:,} responses")
+    bad = f"{count:,} responses do not support a p99, which needs {needs}. Run longer."
     return Check("sample_size", "warn", count, needs, bad)

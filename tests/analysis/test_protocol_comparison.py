@@ -1,4 +1,4 @@
-"""Cells of a comparison of protocols, from runs whose numbers are known."""
+"""Cells of a protocol comparison, from runs with known results."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ def cell(*runs: Measured, kept: bool = False) -> Cell:
     return cell_of("http", 1000, runs, kept)
 
 
-def test_one_round_has_the_numbers_of_its_run() -> None:
+def test_one_round_has_the_results_of_its_run() -> None:
     run, summary = measured(2.0, told=(0.25, 0.5))
     found = cell((run, summary))
     assert found.e2e == summary.metrics["e2e"]
@@ -24,7 +24,7 @@ def test_one_round_has_the_numbers_of_its_run() -> None:
     assert found.runs == ()
 
 
-def test_what_the_server_tells_of_each_request_is_queue_and_compute() -> None:
+def test_times_per_request_are_queue_and_compute() -> None:
     found = cell(measured(2.0, told=(0.25, 0.5)))
     assert found.source == PER_REQUEST
     assert (found.queue, found.compute) == (pytest.approx(0.25e-3), pytest.approx(0.5e-3))
@@ -33,21 +33,21 @@ def test_what_the_server_tells_of_each_request_is_queue_and_compute() -> None:
     assert found.network == pytest.approx(found.mean - found.server)
 
 
-def test_where_it_keeps_sums_they_are_averages_and_strangers_are_counted() -> None:
+def test_totals_are_averaged_and_strangers_are_counted() -> None:
     found = cell(measured(2.0, sums=(0.25, 0.5)), measured(2.0, sums=(0.25, 1.5), others=7))
     assert found.source == AVERAGES
     assert found.server == pytest.approx(1.25e-3)
     assert found.strangers == 7
 
 
-def test_where_it_says_nothing_there_is_no_split() -> None:
+def test_no_split_if_the_server_reports_no_times() -> None:
     found = cell(measured(2.0))
     assert (found.source, found.server, found.network, found.mean) == (None, None, None, None)
     assert found.e2e.mean == pytest.approx(2.2495e-3)
 
 
 @pytest.mark.parametrize("other", [{}, {"sums": (0.1, 0.1)}], ids=["one round is silent", "two sources"])
-def test_rounds_that_do_not_know_the_same_have_no_split(other: dict[str, tuple[float, float]]) -> None:
+def test_no_split_if_rounds_have_different_sources(other: dict[str, tuple[float, float]]) -> None:
     assert cell(measured(2.0, told=(0.25, 0.5)), measured(2.0, **other)).server is None
 
 
@@ -70,7 +70,7 @@ def test_one_invalid_round_makes_the_cell_invalid_and_says_why_once() -> None:
     assert reason.startswith("failures: ")
 
 
-def test_failed_requests_count_neither_for_the_times_nor_for_the_bytes() -> None:
+def test_failed_requests_do_not_count_for_times_or_bytes() -> None:
     run, _ = measured(2.0, failed=100)
     rows = run.records.rows
     rows["bytes_in"][:100] = 9
@@ -80,13 +80,13 @@ def test_failed_requests_count_neither_for_the_times_nor_for_the_bytes() -> None
     assert found.e2e.max == pytest.approx(2.499e-3)
 
 
-def test_nothing_answered_has_no_numbers() -> None:
+def test_no_results_without_a_successful_request() -> None:
     found = cell(measured(2.0, 20, failed=20))
     assert (found.verdict, found.ok, found.e2e.count) == ("INVALID", 0, 0)
     assert (found.bytes_out, found.server, found.e2e.value("p50")) == (None, None, None)
 
 
-def test_a_run_with_time_for_the_first_request_only_says_so() -> None:
+def test_a_run_too_short_for_a_second_request_is_reported() -> None:
     run, _ = measured(2.0, 1)
     run.records.phase[:] = 0
     found = cell((run, summarise(run)))
@@ -94,11 +94,11 @@ def test_a_run_with_time_for_the_first_request_only_says_so() -> None:
     assert [reason.partition(":")[0] for reason in found.reasons] == ["too short"]
 
 
-def test_folders_are_named_only_where_they_are_kept() -> None:
+def test_folders_are_listed_only_if_they_are_kept() -> None:
     assert cell(measured(2.0), measured(2.0), kept=True).runs == ("/runs/made", "/runs/made")
 
 
-def test_a_comparison_is_valid_if_all_its_cells_are_and_it_went_to_its_end() -> None:
+def test_a_comparison_is_valid_if_it_completed_and_all_cells_are_valid() -> None:
     good, bad = cell(measured(2.0)), cell(measured(2.0, failed=100))
     whole = Comparison(model="m", concurrency=1, cells=(good, good))
     assert whole.is_valid
@@ -106,25 +106,28 @@ def test_a_comparison_is_valid_if_all_its_cells_are_and_it_went_to_its_end() -> 
     assert not msgspec.structs.replace(whole, interrupted=True).is_valid
 
 
-def test_a_comparison_goes_through_json_unchanged() -> None:
+def test_a_comparison_survives_json() -> None:
     whole = Comparison(model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in WAYS))
     assert msgspec.json.decode(msgspec.json.encode(whole), type=Comparison) == whole
 
 
-def test_a_server_that_says_more_than_the_client_saw_leaves_no_network_and_an_excess() -> None:
+def test_server_time_above_the_clients_gives_an_excess_and_no_network() -> None:
     found = cell(measured(2.0, sums=(0.25, 2.5)))
     assert found.mean is not None and found.server is not None
     assert (found.network, found.server) == (0, pytest.approx(2.75e-3))
     assert found.excess == pytest.approx(found.server - found.mean)
 
 
-def test_rounds_make_up_for_one_another_as_every_request_counts_the_same() -> None:
+def test_an_excess_in_one_round_is_offset_by_another() -> None:
     found = cell(measured(2.0, sums=(0.0, 3.0)), measured(4.0, sums=(0.0, 3.0)))
     assert (found.network, found.excess) == (pytest.approx(0.2495e-3), 0)
 
 
-def test_where_there_is_no_split_there_is_a_reason() -> None:
+def test_no_split_has_a_reason() -> None:
     silent, told = measured(2.0), measured(2.0, told=(0.25, 0.5))
-    assert cell(told, silent).no_split == "the server does not say how long it took: its answers have no server-timing"
-    assert "some rounds only" in (cell(told, measured(2.0, sums=(0.1, 0.1))).no_split or "")
+    assert (
+        cell(told, silent).no_split
+        == "the server does not report how long it took: its responses have no server-timing"
+    )
+    assert "only some of the rounds" in (cell(told, measured(2.0, sums=(0.1, 0.1))).no_split or "")
     assert cell(told).no_split is None
