@@ -22,6 +22,7 @@ import msgspec
 from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
+from inferometer.apis import APIS
 from inferometer.config.load import check_sequences
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
@@ -41,7 +42,7 @@ from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan
-from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.wire.context import SharedRefs
 from inferometer.workload import tensors
 
 SPOOL = "spool"
@@ -124,7 +125,7 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
     assert isinstance(config.data, Tensors)
     in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
     facts = reached.facts
-    as_json = config.server.api == "kserve-json"
+    as_json = APIS[config.server.api].has_json_tensors
     data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
     completed = msgspec.structs.replace(config, data=data)
     _check_streams(completed)
@@ -181,7 +182,7 @@ def _shared(
 def _asked(config: Config, reached: reach.Reached) -> tuple[list[Peer], dict[str, str]]:
     """Where a KServe server is asked about itself, and the headers of that."""
     context = reach.tls_context(config.server) if reached.targets[0].tls else None
-    places = [reach.place_of(target, config.server, context) for target in reached.targets]
+    places = [reach.peer_of(target, config.server, context) for target in reached.targets]
     return places, reach.request_headers(reached.targets[0], config.server, reached.secrets)
 
 

@@ -47,7 +47,7 @@ def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
     monkeypatch.setattr(kserve, "question", server.question)
     monkeypatch.setattr(time_split, "time", server)
     whom: Any = SimpleNamespace(
-        place=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
+        peer=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
     )
     return StatisticsDelta(whom)
 

@@ -20,7 +20,7 @@ from inferometer.probe.roundtrip import Peer
 from inferometer.probe.shared_memory import FOLDER, PREFIX, Portion, Served
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES
-from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.wire.context import SharedRefs
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import parse

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses import STREAM, USAGE, WHOLE, chunk, http, sse
 
-from inferometer.config import from_mapping
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
-from inferometer.wire import openai
+from inferometer.wire import calls, openai
+from inferometer.wire.context import CallContext
+from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import parse
 
 
 def decoder(stream: bool = True) -> Decoder:
-    return openai.decoder_for(from_mapping({"server": {"url": "http://x", "stream": stream}}).server)()
+    return ResponseDecoder(openai.body_decoder(stream))
 
 
 def decode(answer: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
@@ -105,7 +106,7 @@ BAD = {
     "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
     "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
     "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
-    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", "server.stream"),
+    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", ""),
     "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
     "no body": (http(b""), True, False, "truncated", "empty"),
     "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
@@ -221,9 +222,12 @@ def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes], str
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def body(server: dict[str, Any], payload: object = "hi", n_out: int = 5) -> dict[str, Any]:
-    config = from_mapping({"server": {"url": "http://x"} | server})
-    return json.loads(openai.request_body(config.server, "m", Request(0, payload, 1, n_out)))  # type: ignore[arg-type, no-any-return]
+def body(settings: dict[str, Any], payload: object = "hi", n_out: int = 5) -> dict[str, Any]:
+    context = CallContext(
+        **{"api": "chat", "model": "m", "targets": (parse("http://x"),), "tag": "t", "stream": True} | settings
+    )
+    (tail,) = calls.encode(context, [Request(0, payload, 1, n_out)]).tails  # type: ignore[arg-type]
+    return json.loads(tail.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
 
 
 def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
@@ -244,16 +248,15 @@ def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
 
 
 def test_calls_are_whole_http_requests() -> None:
-    config = from_mapping({"server": {"url": "http://u:p@x:8000/base/v1", "headers": {"X-A": "1"}}})
-    calls = openai.calls(
-        config.server,
-        "m",
-        [parse(config.server.urls[0])],
-        {"Authorization": "Bearer k"},
-        [Request(0, "hé", 2, 5)],
-        "tag",
+    context = CallContext(
+        api="chat",
+        model="m",
+        targets=(parse("http://u:p@x:8000/base/v1"),),
+        tag="tag",
+        headers={"X-A": "1", "Authorization": "Bearer k"},
     )
-    data = calls.heads[0] + b"7" + calls.tails[0]
+    encoded = calls.encode(context, [Request(0, "hé", 2, 5)])
+    data = encoded.heads[0] + b"7" + encoded.tails[0]
     head, _, payload = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /base/v1/chat/completions HTTP/1.1"

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from inferometer.apis import APIS
 from inferometer.errors import UserError
 
 _EPILOG = """
@@ -38,7 +39,7 @@ Exit status: 0 answered, 2 not.
 @click.option("--version", help="KServe: its version (default: the server's choice).")
 @click.option(
     "--api",
-    type=click.Choice(["auto", "chat", "completions", "generate", "kserve", "kserve-json", "grpc"]),
+    type=click.Choice(["auto", *APIS]),
     default="auto",
     help="What to speak. auto: chat for a prompt, kserve for tensors, grpc for a --method.",
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from inferometer.apis import scheme_of
 from inferometer.errors import UserError
 
 
@@ -170,7 +171,7 @@ def _data(tree: dict[str, Any], input_tokens: int | None, output_tokens: int | N
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
     server = tree.get("server")
     url = server.get("url") if isinstance(server, dict) else None
-    if (input_tokens or output_tokens) and isinstance(url, str) and url.startswith("grpc"):
+    if (input_tokens or output_tokens) and isinstance(url, str) and scheme_of(url) == "grpc":
         raise UserError(
             "--input and --output are tokens of prompts; over gRPC tensors or messages are sent",
             "use --set data.shape=... or --set data.batch=...",

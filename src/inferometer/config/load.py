@@ -10,10 +10,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from inferometer.apis import APIS, DEFAULT_APIS, Api, names, scheme_of
 from inferometer.config import ranges
 from inferometer.config.schema import (
-    LLM_APIS,
-    TENSOR_APIS,
     Bursts,
     Closed,
     Config,
@@ -99,24 +98,31 @@ def _default_types(tree: dict[str, Any]) -> None:
     server = tree.get("server")
     if not isinstance(server, dict):
         return
-    api = _default_api(server)
-    kind = "messages" if api == "grpc" else "tensors" if api in TENSOR_APIS else "synthetic"
+    api = _resolve_api(server)
+    if api is None:
+        return  # the check of the value names the right ones
     if data is None:
-        tree["data"] = {"type": kind}
+        tree["data"] = {"type": api.data_types[0]}
     elif isinstance(data, dict):
-        here = {"prompts": "prompts", "messages": "messages", "path": "messages" if api == "grpc" else "jsonl"}
-        data.setdefault("type", next((here[key] for key in here if key in data), kind))
+        data.setdefault("type", _data_type(data, api))
 
 
-def _default_api(server: dict[str, Any]) -> object:
-    """What `auto` means, and whether answers are streamed where the file does not say."""
+def _data_type(data: dict[str, Any], api: Api) -> str:
+    """The type of a data section that does not state it: the one that has its keys, or the API's default."""
+    if "path" in data:
+        return "jsonl" if "jsonl" in api.data_types else "messages"
+    return next((name for name in ("prompts", "messages") if name in data), api.data_types[0])
+
+
+def _resolve_api(server: dict[str, Any]) -> Api | None:
+    """Replace `auto` by the API that it means, and set `stream` if the file does not."""
     urls = server.get("url")
     first = urls[0] if isinstance(urls, list) and urls else urls
-    api = server.get("api", "auto")
-    if api == "auto":
-        api = server["api"] = "kserve" if isinstance(first, str) and first.startswith("grpc") else "chat"
-    if server.get("stream") is None:
-        server["stream"] = api in LLM_APIS
+    if server.get("api", "auto") == "auto":
+        server["api"] = DEFAULT_APIS[scheme_of(first if isinstance(first, str) else "")]
+    api = APIS.get(str(server["api"]))
+    if server.get("stream") is None and api is not None:
+        server["stream"] = api.is_streamed
     return api
 
 
@@ -225,41 +231,41 @@ def _check_stable(stage: StageSpec, where: str, source: str) -> None:
 def _check_protocol(config: Config, source: str) -> None:
     """The URL's scheme, the API and the data go together."""
     server, data = config.server, config.data
-    schemes = {"grpc" if url.startswith("grpc") else "http" for url in server.urls}
+    api = APIS[server.api]
+    schemes = {scheme_of(url) for url in server.urls}
     if len(schemes) > 1:
         raise UserError(f"{source}: server.url mixes gRPC and HTTP", "measure one protocol at a time")
-    if "grpc" in schemes and server.api not in ("kserve", "grpc"):
+    (scheme,) = schemes
+    if scheme not in api.schemes:
+        if scheme == "http":
+            raise UserError(f"{source}: server.api: {api.name} wants a grpc:// URL", "write grpc://HOST:PORT")
+        spoken = " or ".join(row.name for row in APIS.values() if "grpc" in row.schemes)
         raise UserError(
-            f"{source}: server.api: {server.api} is not spoken over gRPC", "use an http:// URL, or api kserve or grpc"
+            f"{source}: server.api: {api.name} is not spoken over gRPC", f"use an http:// URL, or api {spoken}"
         )
-    if "http" in schemes and server.api == "grpc":
-        raise UserError(f"{source}: server.api: grpc wants a grpc:// URL", "write grpc://HOST:PORT")
-    if server.api == "grpc" and not server.method:
+    if api.has_method and not server.method:
         raise UserError(f"{source}: server.method is missing", "name the method: package.Service/Method")
-    if server.stream and server.api in TENSOR_APIS and "http" in schemes:
+    if server.stream and scheme not in api.stream_schemes:
+        remedy = "use a grpc:// URL, or api: generate" if api.request == "tensors" else "leave it out"
+        raise UserError(f"{source}: server.stream: api {api.name} is not streamed over HTTP", remedy)
+    if server.shared_memory and api.request != "tensors":
+        fitting = " or ".join(names(request="tensors"))
         raise UserError(
-            f"{source}: server.stream: KServe's tensors are not streamed over HTTP",
-            "use a grpc:// URL, or api: generate",
+            f"{source}: server.shared_memory: api {api.name} passes no tensors", f"leave it out, or use api {fitting}"
         )
-    if server.shared_memory and server.api not in TENSOR_APIS:
-        raise UserError(
-            f"{source}: server.shared_memory: api {server.api} passes no tensors",
-            "leave it out, or use api kserve or kserve-json",
-        )
-    wanted = {"grpc": Messages} | dict.fromkeys(TENSOR_APIS, Tensors)
-    kind = wanted.get(server.api)
-    if (kind is not None and not isinstance(data, kind)) or (kind is None and isinstance(data, Tensors | Messages)):
-        fitting = kind.__struct_config__.tag if kind is not None else "synthetic, prompts or jsonl"
+    kind = data.__struct_config__.tag
+    if kind not in api.data_types:
         by_server = (
             "server.api: kserve for a tensor server, or "
-            if isinstance(data, Tensors) and "http" in schemes
+            if isinstance(data, Tensors) and scheme == "http"
             else "a grpc:// URL with server.api: grpc, or "
             if isinstance(data, Messages)
             else ""
         )
+        *most, last = api.data_types
+        fitting = f"{', '.join(most)} or {last}" if most else last
         raise UserError(
-            f"{source}: data.type: {data.__struct_config__.tag} does not go with api {server.api}",
-            f"use {by_server}data.type: {fitting}",
+            f"{source}: data.type: {kind} does not go with api {api.name}", f"use {by_server}data.type: {fitting}"
         )
     if isinstance(data, Tensors) and data.sequence:
         length = data.sequence if isinstance(data.sequence, int) else 0  # streams: the file is read later

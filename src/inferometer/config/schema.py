@@ -43,12 +43,6 @@ class Timeouts(_Section):
     total: Annotated[Seconds, Meta(description="From sending a request to the end of its answer.")] = Seconds(600)
 
 
-LLM_APIS = ("chat", "completions", "generate")
-"""APIs that are asked with prompts and answer with text."""
-TENSOR_APIS = ("kserve", "kserve-json")
-"""APIs that are asked with tensors and answer with tensors."""
-
-
 class Server(_Section):
     url: Annotated[
         str | list[str],

@@ -11,16 +11,24 @@ from inferometer.probe import reach
 from inferometer.probe.reach import Reached
 from inferometer.probe.roundtrip import Peer, or_with_tls
 from inferometer.types import Fail
+from inferometer.wire.context import CallContext
 from inferometer.wire.failures import meaning
+
+_TAG = "infer"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
     server: Server
     reached: Reached
-    place: Peer
+    peer: Peer
     headers: dict[str, str]
     hidden: tuple[str, ...]
     """What no screen may show."""
+
+    @property
+    def context(self) -> CallContext:
+        """The settings of the request to encode."""
+        return reach.call_context(self.server, self.reached, _TAG)
 
     def words_of(self, fail: Fail) -> str:
         """What the server says, without what it must not repeat."""
@@ -32,7 +40,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             return
         said = self.words_of(fail)
         code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
-        target, remedy = self.place.target, _remedy(fail)
+        target, remedy = self.peer.target, _remedy(fail)
         raise UserError(
             f"{target.url}: {_WHO.get(fail.code, 'the server answers')}: {said}{code}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
@@ -44,9 +52,9 @@ def connect(server: Server, timeout: float) -> Endpoint:
     reached = reach.reach(server, timeout)
     target = reached.targets[0]
     context = reach.tls_context(server) if target.tls else None
-    place = reach.place_of(target, server, context, timeout)
+    peer = reach.peer_of(target, server, context, timeout)
     headers = reach.request_headers(target, server, reached.secrets)
-    return Endpoint(server, reached, place, headers, words(server, reached.secrets))
+    return Endpoint(server, reached, peer, headers, words(server, reached.secrets))
 
 
 _WHO = {

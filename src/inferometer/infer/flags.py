@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from inferometer.apis import APIS, DEFAULT_APIS, scheme_of
 from inferometer.config import from_mapping
-from inferometer.config.schema import LLM_APIS, TENSOR_APIS, Server
+from inferometer.config.schema import Server
 from inferometer.errors import CHECK_VERSION, GIVE_KEY, OTHER_GRPC, OTHER_HTTP, SEND_LESS, TRUST, UserError
 from inferometer.units import parse_seconds
 from inferometer.wire.target import parse
@@ -77,30 +78,31 @@ def api_of(options: InferFlags) -> str:
         return options.api
     if options.method:
         return "grpc"
-    if options.url.startswith("grpc") or _given(options, _TENSOR_FLAGS):
-        return "kserve"
-    return "chat"
+    return "kserve" if _given(options, _TENSOR_FLAGS) else DEFAULT_APIS[scheme_of(options.url)]
 
 
 def check(options: InferFlags, api: str) -> None:
     """The URL is one, and the flags go together."""
     parse(options.url)
-    kinds = {"a prompt": _TEXT_FLAGS, "tensors": _TENSOR_FLAGS, "a gRPC method": _METHOD_FLAGS}
-    own = "a prompt" if api in LLM_APIS else "tensors" if api in TENSOR_APIS else "a gRPC method"
+    kinds = {"text": _TEXT_FLAGS, "tensors": _TENSOR_FLAGS, "messages": _METHOD_FLAGS}
+    called = {"text": "a prompt", "tensors": "tensors", "messages": "a gRPC method"}
+    own = APIS[api].request
     for kind, flags in kinds.items():
         strange = _given(options, flags) if kind != own else []
-        if strange and own == "tensors" and kind == "a prompt" and options.url.startswith("grpc"):
+        if strange and own == "tensors" and kind == "text" and scheme_of(options.url) == "grpc":
             raise UserError(
                 f"{strange[0]}: prompts are asked over HTTP", "write http://HOST:PORT, or --input text_input=TEXT"
             )
         if strange:
-            raise UserError(f"{strange[0]} does not go with api {api}, which asks with {own}", "drop it, or see --api")
-    if api in LLM_APIS and not options.prompt:
+            raise UserError(
+                f"{strange[0]} does not go with api {api}, which asks with {called[own]}", "drop it, or see --api"
+            )
+    if own == "text" and not options.prompt:
         raise UserError(
             "there is nothing to ask",
             "give --prompt TEXT; for tensors --api kserve, with --input, --image or neither; for a gRPC method --method",
         )
-    if options.deadline and not options.url.startswith("grpc"):
+    if options.deadline and scheme_of(options.url) != "grpc":
         raise UserError("--deadline is gRPC's, and the URL is not grpc://", "use --timeout")
     if options.scaling is not None and options.image is None:
         raise UserError("--scaling is for --image", "give --image FILE, or drop it")
@@ -126,10 +128,10 @@ def server_section(options: InferFlags, api: str) -> Server:
         "deadline": seconds(options.deadline, "--deadline") if options.deadline else 0,
         "tls": {"verify": not options.insecure, "ca": options.ca, "cert": options.cert, "key": options.key},
         "timeouts": {"connect": min(_CONNECT_S, timeout or _CONNECT_S)},
-        "body" if api in ("chat", "completions") else "parameters": parameters,
+        APIS[api].options_key: parameters,
     }
     kept = {name: value for name, value in tree.items() if value is not None}
-    data: dict[str, Any] = {"data": {"messages": [{}]}} if api == "grpc" else {}
+    data: dict[str, Any] = {"data": {"messages": [{}]}} if APIS[api].has_method else {}
     return from_mapping({"server": kept} | data, source="command line").server
 
 

@@ -11,9 +11,7 @@ from inferometer.infer.result import Result
 from inferometer.probe import roundtrip
 from inferometer.types import Event, Fail, Request, ServerTiming
 from inferometer.wire import calls, protobuf
-from inferometer.wire.calls import CallContext
 from inferometer.wire.grpc import GrpcResponse
-from inferometer.wire.kserve.calls import Sequenced
 from inferometer.wire.protobuf import Method
 from inferometer.workload.messages import is_encoded
 
@@ -23,8 +21,7 @@ def ask(whom: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
     server, reached = whom.server, whom.reached
     method = protobuf.load(reached.descriptors).method(server.method or "")
     payload = messages(method, data)
-    asked = CallContext(server, "", reached.targets, reached.secrets, "infer", reached.descriptors)
-    made = calls.encode(asked, [Request(0, payload, 0, 0)], Sequenced())
+    made = calls.encode(whom.context, [Request(0, payload, 0, 0)])
     kept: list[bytes] = []
     arrived: list[tuple[int, bytes]] = []
     timings: list[ServerTiming] = []
@@ -35,12 +32,12 @@ def ask(whom: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
         timings.extend(event for event in events if isinstance(event, ServerTiming))
 
     answer = GrpcResponse(method.server_streaming, None, kept)
-    instants, fail = roundtrip.over_grpc(whom.place, made.heads[0], made.tails[0], answer, note, server.deadline)
+    instants, fail = roundtrip.over_grpc(whom.peer, made.heads[0], made.tails[0], answer, note, server.deadline)
     if not arrived:
         whom.raise_for(fail)
     result = Result(
         kind="method",
-        url=whom.place.target.url,
+        url=whom.peer.target.url,
         api=f"gRPC{', streamed' if method.server_streaming or method.client_streaming else ''}",
         model=method.path.removeprefix("/"),
         version="",

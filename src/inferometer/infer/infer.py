@@ -1,8 +1,11 @@
 """From the command line's options to a result: reach the server, ask it, tell what came."""
 
+from collections.abc import Callable
+
 import msgspec
 
-from inferometer.config.schema import LLM_APIS, TENSOR_APIS
+from inferometer.apis import APIS
+from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.infer import endpoint, flags, grpc_method, tensors, text
 from inferometer.infer.endpoint import Endpoint
@@ -36,16 +39,35 @@ def _infer(given: InferFlags, hear: Hear) -> InferOutcome:
     flags.check(given, api)
     server = flags.server_section(given, api)
     timeout = flags.seconds(given.timeout, "--timeout")
-    if api in LLM_APIS:
-        asked = endpoint.connect(server, timeout)
-        return InferOutcome(text.ask(asked, given.prompt or "", given.max_tokens, hear), asked)
-    if api not in TENSOR_APIS:
-        asked = endpoint.connect(server, timeout)
-        result, fail = grpc_method.ask(asked, given.data)
-        return InferOutcome(result, asked, fail)
-    asked = endpoint.connect(msgspec.structs.replace(server, stream=True), timeout)  # that it may: is_streamed says
+    asked = endpoint.connect(msgspec.structs.replace(server, stream=_may_stream(server)), timeout)
+    return _ASK[APIS[api].response](asked, given, hear)
+
+
+def _may_stream(server: Server) -> bool | None:
+    """What discovery is told: of tensors it is decided when the model is known (tensors.is_streamed)."""
+    return True if APIS[server.api].response == "tensors" else server.stream
+
+
+def _ask_text(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
+    return InferOutcome(text.ask(asked, given.prompt or "", given.max_tokens, hear), asked)
+
+
+def _ask_method(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
+    result, fail = grpc_method.ask(asked, given.data)
+    return InferOutcome(result, asked, fail)
+
+
+def _ask_tensors(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
     assert asked.reached.facts is not None
-    stream = tensors.is_streamed(given, asked.reached.facts, asked.place.target.grpc)
-    asked = msgspec.structs.replace(asked, server=msgspec.structs.replace(server, stream=stream))
+    stream = tensors.is_streamed(given, asked.reached.facts, asked.peer.target.grpc)
+    asked = msgspec.structs.replace(asked, server=msgspec.structs.replace(asked.server, stream=stream))
     result, fail = tensors.ask(asked, given)
     return InferOutcome(result, asked, fail)
+
+
+_ASK: dict[str, Callable[[Endpoint, InferFlags, Hear], InferOutcome]] = {
+    "text": _ask_text,
+    "tensors": _ask_tensors,
+    "messages": _ask_method,
+}
+"""By what the API's responses carry."""

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import tensors
+from inferometer.apis import APIS, scheme_of
 from inferometer.errors import UserError
 from inferometer.infer import files, image
-from inferometer.infer.flags import InferFlags, named
+from inferometer.infer.flags import InferFlags, api_of, named
 from inferometer.infer.result import InputTensor
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import Tensor, TensorSpec, shown
@@ -35,7 +36,11 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 def build(options: InferFlags, facts: ModelFacts) -> tuple[InputTensor, ...]:
     """All inputs of the request, in the model's order."""
-    over_grpc, as_json, fill = options.url.startswith("grpc"), options.api == "kserve-json", options.fill or "random"
+    over_grpc, as_json, fill = (
+        scheme_of(options.url) == "grpc",
+        APIS[api_of(options)].has_json_tensors,
+        options.fill or "random",
+    )
     specs = facts.metadata.inputs
     config = facts.config.raw if facts.config is not None else {}
     shapes = _shapes(options, specs)

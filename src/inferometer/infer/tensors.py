@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inferometer import memory
+from inferometer.apis import APIS
 from inferometer.errors import UserError
 from inferometer.infer import classes, inputs, time_split
 from inferometer.infer.endpoint import Endpoint
@@ -14,10 +15,11 @@ from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import Instants
 from inferometer.tensors import Tensor
 from inferometer.types import Event, Fail, ServerTiming
+from inferometer.wire import grpc_method
+from inferometer.wire.context import USER_AGENT
 from inferometer.wire.grpc import GrpcResponse, framed
 from inferometer.wire.http1 import TimedResponseDecoder, numbered
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.calls import AGENT, grpc_heads
 from inferometer.wire.kserve.http import InferOptions, InferResponse
 
 _TAG = "infer"
@@ -37,10 +39,10 @@ def ask(whom: Endpoint, options: InferFlags) -> tuple[Result, Fail | None]:
         parameters=whom.server.parameters,
         outputs=by_server or tuple(whom.server.outputs),
         classification=options.best if by_server else 0,
-        binary=whom.server.api != "kserve-json",
+        binary=not APIS[whom.server.api].has_json_tensors,
     )
     statistics = time_split.StatisticsDelta(whom)
-    asked = _over_grpc if whom.place.target.grpc else _over_http
+    asked = _over_grpc if whom.peer.target.grpc else _over_http
     heard, instants, fail = asked(whom, [one.tensor for one in given], infer)
     if not heard.answers:
         whom.raise_for(fail)
@@ -74,11 +76,11 @@ def _result(
 ) -> Result:
     facts, first = whom.reached.facts, heard.answers[0][1] if heard.answers else None
     assert facts is not None
-    over = "gRPC" if whom.place.target.grpc else "HTTP"
-    how = ", streamed" if whom.server.stream else ", JSON" if whom.server.api == "kserve-json" else ""
+    over = "gRPC" if whom.peer.target.grpc else "HTTP"
+    how = ", streamed" if whom.server.stream else ", JSON" if APIS[whom.server.api].has_json_tensors else ""
     return Result(
         kind="tensors",
-        url=whom.place.target.url,
+        url=whom.peer.target.url,
         api=f"KServe v2 over {over}{how}",
         model=facts.metadata.name,
         version=(first.version if first is not None else "") or whom.server.version or "",
@@ -160,7 +162,7 @@ def _over_http(
     server, reached, heard = whom.server, whom.reached, _TensorResponse()
     own, body = http.encode(tensors, infer)
     path = http.infer_path(reached.model, server.version or "")
-    headers = AGENT | server.headers | reached.secrets
+    headers = USER_AGENT | server.headers | reached.secrets
     heads, tails = numbered(reached.targets[:1], path, headers, [(own, body)], _TAG)
     kept = _Kept()
     decoder = _Decoder(kept)
@@ -168,7 +170,7 @@ def _over_http(
     def note(_: int, events: Sequence[Event]) -> None:
         heard.note(events)
 
-    instants, fail = roundtrip.over_http(whom.place, heads[0] + b"0" + tails[0], decoder, note)
+    instants, fail = roundtrip.over_http(whom.peer, heads[0] + b"0" + tails[0], decoder, note)
     if fail is None:
         answer = _told(whom, http.decode, decoder.status, decoder.fields, kept.whole)
         heard.answers.append((instants.done, answer))
@@ -182,7 +184,7 @@ def _over_grpc(
     stream = bool(server.stream)
     message = grpc.infer_request(reached.model, server.version or "", tensors, infer)
     path = grpc.STREAM_INFER if stream else grpc.INFER
-    block = grpc_heads(server, reached.targets[:1], reached.secrets, path)[0]
+    block = grpc_method.heads(whom.context, path)[0]
     kept: list[bytes] = []
     arrived: list[tuple[int, bytes]] = []
 
@@ -193,7 +195,7 @@ def _over_grpc(
 
     check = grpc.stream_error if stream else None
     answer = GrpcResponse(stream, check, kept)
-    instants, fail = roundtrip.over_grpc(whom.place, block, framed(message), answer, note, server.deadline)
+    instants, fail = roundtrip.over_grpc(whom.peer, block, framed(message), answer, note, server.deadline)
     for at, one in arrived:
         read = _told(whom, grpc.stream_answer if stream else grpc.infer_answer, one)
         if isinstance(read, InferResponse):  # else it is the error that `fail` says
@@ -206,5 +208,5 @@ def _told(whom: Endpoint, read: Callable[..., T], *arguments: Any) -> T:
         return read(*arguments)
     except UserError as error:
         raise UserError(
-            f"{whom.place.target.url}: {error.what}", error.remedy or "check that it is a KServe v2 server"
+            f"{whom.peer.target.url}: {error.what}", error.remedy or "check that it is a KServe v2 server"
         ) from None

@@ -2,50 +2,40 @@
 
 from collections.abc import Callable, Sequence
 
+from inferometer.apis import APIS
 from inferometer.infer import time_split
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.result import Result, TextOutput
 from inferometer.probe import roundtrip
 from inferometer.types import Decoder, Event, Request, ServerTiming, Tokens, Usage
-from inferometer.wire import calls, openai
-from inferometer.wire.calls import CallContext
-from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder
-from inferometer.wire.kserve import generate
-from inferometer.wire.kserve.calls import Sequenced
+from inferometer.wire import calls
+from inferometer.wire.http1 import TimedResponseDecoder
 
 Hear = Callable[[str], None]
 """Is told the text as it comes."""
 
-_TAG = "infer"
-_NAMES = {"chat": "chat completions", "completions": "completions", "generate": "Triton's generate"}
-
 
 def ask(whom: Endpoint, prompt: str, max_tokens: int, hear: Hear) -> Result:
     server, reached = whom.server, whom.reached
-    asked = CallContext(server, reached.model, reached.targets, reached.secrets, _TAG)
-    made = calls.encode(asked, [Request(0, prompt, 0, max_tokens)], Sequenced())
-    answer = _TextResponse(TimedResponseDecoder(_body(server.api, bool(server.stream))), hear)
-    statistics = time_split.StatisticsDelta(whom) if server.api == "generate" else None
+    made = calls.encode(whom.context, [Request(0, prompt, 0, max_tokens)])
+    body_decoder = calls.CODECS[server.api].body
+    assert body_decoder is not None
+    answer = _TextResponse(TimedResponseDecoder(body_decoder(bool(server.stream))), hear)
+    statistics = time_split.StatisticsDelta(whom) if reached.facts is not None else None
     request = made.heads[0] + b"0" + made.tails[0]
-    instants, fail = roundtrip.over_http(whom.place, request, answer.decoder, answer.heard)
+    instants, fail = roundtrip.over_http(whom.peer, request, answer.decoder, answer.heard)
     whom.raise_for(fail)
     arrivals = tuple((at - instants.sent, count) for at, count in answer.arrivals)
     return Result(
         kind="text",
-        url=whom.place.target.url,
-        api=f"{_NAMES[server.api]}, {'streamed' if server.stream else 'not streamed'}",
+        url=whom.peer.target.url,
+        api=f"{APIS[server.api].label}, {'streamed' if server.stream else 'not streamed'}",
         model=reached.model,
         version=server.version or "",
         instants=instants,
         server=time_split.from_timing(answer.timing) or (statistics.since() if statistics else None),
         spoken=TextOutput(answer.decoder.text, arrivals, answer.usage),
     )
-
-
-def _body(api: str, stream: bool) -> BodyDecoder:
-    if api == "generate":
-        return generate.StreamedText() if stream else generate.WholeText()
-    return openai.StreamedResponse() if stream else openai.WholeResponse()
 
 
 class _TextResponse:

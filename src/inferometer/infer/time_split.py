@@ -73,7 +73,7 @@ class StatisticsDelta:
         whom = self._whom
         try:
             found: tuple[ModelStatistics, ...] = kserve.question(
-                whom.place, whom.headers, "statistics", whom.reached.model, whom.server.version or ""
+                whom.peer, whom.headers, "statistics", whom.reached.model, whom.server.version or ""
             )
         except UserError:  # not offered, or broken: the request can be made all the same
             return None

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from inferometer.config.schema import TENSOR_APIS, Server
+from inferometer.apis import APIS
+from inferometer.config.schema import Server
 from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
 from inferometer.probe import query
 from inferometer.probe.roundtrip import Peer
@@ -86,7 +87,7 @@ def _discover(place: Peer, headers: Mapping[str, str], server: Server) -> ModelF
         config = question(place, headers, "model_config", model, version)
     except NotOffered:
         config = None
-    if server.stream is False and config is not None and config.decoupled and server.api in TENSOR_APIS:
+    if server.stream is False and config is not None and config.decoupled and APIS[server.api].request == "tensors":
         raise UserError(
             f"{url}: the model {model} is decoupled: a request may have any number of answers",
             _streamed(place, metadata),

@@ -33,9 +33,9 @@ from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import Peer
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements
 from inferometer.units import format_bytes
+from inferometer.wire.context import Sequenced, SharedRefs
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.calls import Sequenced, SharedRefs
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmRef
 

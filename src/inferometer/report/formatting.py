@@ -74,7 +74,7 @@ def target_words(manifest: Manifest) -> str:
 
 
 def api_words(manifest: Manifest) -> str:
-    api = settings.text(manifest, "server", "api") or "chat"
-    if api == "grpc":
+    api = settings.api(manifest)
+    if api.has_method:
         return str(settings.text(manifest, "server", "method"))
-    return f"{api}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"
+    return f"{api.name}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"

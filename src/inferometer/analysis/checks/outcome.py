@@ -109,6 +109,7 @@ _REMEDIES = {
     ("tls",): "Check server.tls, and the server's certificate",
     ("closed", "reset", "cut_short", "truncated", "stream_reset"): "See in the server's log why it broke off, and whether it is still up",
     ("first_token_timeout", "idle_timeout", "total_timeout", "grpc_DEADLINE_EXCEEDED"): "See why the server is slow, lower the load, or give it more time (server.timeouts, gRPC: server.deadline)",
+    ("not_streamed",): "Set server.stream to false to measure it without streaming",
     ("no_sockets",): "Raise this machine's limit of open files (ulimit -n), or lower the load",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import asks_for_text, number, text
+from inferometer.analysis.settings import api, asks_for_text, number, sends_text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -22,8 +22,11 @@ def token_source(facts: Evidence) -> Check | None:
     share = float(other.mean())
     if not share:
         return Check("token_source", "pass", 0.0, 0.0, "output tokens counted by the server")
-    counts = text(facts.run.manifest, "server", "api") != "generate"
-    remedy = "Ask for usage (server.usage), or give data.tokenizer." if counts else "Give the model's data.tokenizer."
+    remedy = (
+        "Ask for usage (server.usage), or give data.tokenizer."
+        if api(facts.run.manifest).reports_usage
+        else "Give the model's data.tokenizer."
+    )
     if (sources == COUNTED_BY.index("tokenizer")).any():
         bad = f"The tokens of {share:.0%} of the answers were counted by the client's tokenizer, which may not be the model's. {remedy}"
     else:
@@ -50,7 +53,7 @@ def answers(facts: Evidence) -> Check | None:
 
 
 def prompts(facts: Evidence) -> Check | None:
-    if not asks_for_text(facts.run.manifest):
+    if not sends_text(facts.run.manifest):
         return None
     distinct = number(facts.run.manifest.workload, "distinct")
     sent = int(np.count_nonzero(facts.run.records.rows["sent"] != MISSING))

@@ -1,0 +1,45 @@
+"""Finding the definition of a gRPC method: in a .proto file, in a descriptor set, or by the server's reflection service."""
+
+from pathlib import Path
+
+from inferometer.config.schema import Server
+from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
+from inferometer.probe import query
+from inferometer.probe.roundtrip import Peer
+from inferometer.wire import protobuf, reflection
+from inferometer.wire.failures import meaning
+
+
+def descriptors(peer: Peer, headers: dict[str, str], server: Server) -> bytes:
+    """The descriptor set that defines `server.method`: compiled, read from a file, or fetched from the server."""
+    if server.proto:
+        path = Path(server.proto).expanduser()
+        found = protobuf.compile(path) if path.suffix == ".proto" else _read(path)
+        origin = f"server.proto: {path}"
+    else:
+        found, origin = _reflected(peer, headers, server.method or ""), "what the server describes itself with"
+    protobuf.load(found, called=origin).method(server.method or "")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"server.proto: {path}: {error.strerror}", "give a .proto file or a descriptor set") from None
+
+
+def _reflected(peer: Peer, headers: dict[str, str], method: str) -> bytes:
+    conversation = reflection.describe(method)
+    call = next(conversation)
+    while True:
+        reply = query.grpc(peer, call.path, [call.message], headers)
+        if reply.fail is not None and reply.fail.code != "grpc_UNIMPLEMENTED":
+            raise UserError(
+                f"{peer.target.url}: reflection: {reply.fail.message or meaning(reply.fail.code)}",
+                GIVE_KEY if reply.fail.code in KEY_WANTED else "name the .proto file (server.proto)",
+            )
+        try:
+            call = conversation.send(reply.pieces[0][1] if reply.pieces else None)
+        except StopIteration as end:
+            return bytes(end.value)
