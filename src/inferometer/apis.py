@@ -23,7 +23,7 @@ class Api(NamedTuple):
     """The URL schemes it is spoken over."""
     request: Literal["text", "tensors", "messages"]
     """What a request carries, which decides the accepted types of data."""
-    response: Literal["text", "tensors", "messages"]
+    response: Literal["text", "embeddings", "tensors", "messages"]
     """What a response carries. Only text has output tokens."""
     discovery: Literal["openai", "kserve", "reflection"]
     """How the model, or the method, is found before a run (probe/reach.py)."""
@@ -81,6 +81,18 @@ APIS: dict[str, Api] = {
             warm_path=_OPENAI_MODELS,
             is_streamed=True,
             stream_schemes=("http",),
+            reports_usage=True,
+            options_key="body",
+        ),
+        Api(
+            name="embeddings",
+            label="embeddings",
+            schemes=("http",),
+            request="text",
+            response="embeddings",
+            discovery="openai",
+            path="/v1/embeddings",
+            warm_path=_OPENAI_MODELS,
             reports_usage=True,
             options_key="body",
         ),

@@ -27,6 +27,7 @@ from inferometer.serve.background import running, serving
 from inferometer.serve.settings import Settings, Tls, simulator
 from inferometer.serve.sim.settings import Fixed
 from inferometer.wire import protobuf
+from inferometer.workload.tokenizer import load
 
 HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')
 """Where the event after the first word begins."""
@@ -105,6 +106,28 @@ def test_the_other_ways_to_ask_for_text(sim: str, more: tuple[str, ...]) -> None
     tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5", *more)
     assert len(tree["text"].split()) == 5
     assert (tree["tokens"]["ttft"] is None) == ("--no-stream" in more)
+
+
+def test_an_embedding_is_shown_by_its_size_its_norm_and_its_first_numbers(sim: str) -> None:
+    said = infer(sim, "--api", "embeddings", "--prompt", "Hello", "--parameter", "dimensions=8")
+    assert said.status == 0, said
+    assert said.out.splitlines()[0] == f" {sim} · sim · embeddings"
+    assert "8 dimensions, norm 1\n" in said.out
+    assert f"{load(None).count('Hello')} in" in said.out and "total" in said.out
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_an_embedding_for_programs(sim: str, encoding: str) -> None:
+    flags = ("--parameter", "dimensions=8", "--parameter", f"encoding_format={encoding}")
+    tree = in_json(sim, "--api", "embeddings", "--prompt", "Hello", *flags)
+    (vector,) = tree["embeddings"]
+    assert len(vector) == 8
+    assert sum(value * value for value in vector) == pytest.approx(1)
+    assert tree["tokens"] == {"input": load(None).count("Hello")}
+
+
+def test_an_embedding_has_no_length_in_tokens(sim: str) -> None:
+    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--max-tokens", "5"), "--max-tokens")
 
 
 def test_what_is_sent_is_what_was_said() -> None:

@@ -66,6 +66,11 @@ def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     assert [request.payload for request in requests] == ["a", "b"]
 
 
+def test_input_is_another_name_for_the_prompt_as_in_requests_for_embeddings(tmp_path: Path) -> None:
+    (request,) = workload.build(lines(tmp_path, {"model": "m", "input": "hi"}), 0, [0])
+    assert (request.payload, request.n_in) == ("hi", load().count("hi"))
+
+
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     workload.build(lines(tmp_path, {"prompt": "before"}), 0, [0])
     assert workload.build(lines(tmp_path, {"prompt": "afterw"}), 0, [0])[0].payload == "afterw"
@@ -86,6 +91,7 @@ def test_assistant_message_without_content_beside_tool_calls(tmp_path: Path) -> 
         ({}, "neither prompt nor messages (its keys: none)"),
         ({"promt": "a", "id": 1}, "neither prompt nor messages (its keys: id, promt)"),
         ({"prompt": "a", "messages": CHAT}, "both prompt and messages"),
+        ({"prompt": "a", "input": "b"}, "both prompt and input"),
         ({"prompt": 5}, "prompt is a number, not text"),
         ({"prompt": None}, "prompt is nothing, not text"),
         ({"prompt": ["a"]}, "prompt is a list, not text"),

@@ -52,9 +52,9 @@ class Server(_Section):
     ]
     model: Annotated[str | None, Meta(description="Model to ask for. Default: the first that the server lists.")] = None
     api: Annotated[
-        Literal["auto", "chat", "completions", "kserve", "kserve-json", "generate", "grpc"],
+        Literal["auto", "chat", "completions", "embeddings", "kserve", "kserve-json", "generate", "grpc"],
         Meta(
-            description="OpenAI's `chat` or `completions`; KServe v2 as Triton and others have it: `kserve` (binary tensors over HTTP, or gRPC by the URL), "
+            description="OpenAI's `chat`, `completions` or `embeddings`; KServe v2 as Triton and others have it: `kserve` (binary tensors over HTTP, or gRPC by the URL), "
             "`kserve-json`, Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
         ),
     ] = "auto"

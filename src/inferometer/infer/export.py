@@ -34,6 +34,9 @@ def to_json(result: Result, error: str = "") -> bytes:
         tree["responses"] = [_response(one) for one in result.responses]
     if result.spoken is not None:
         tree |= {"text": result.spoken.text, "tokens": tokens.measured(result)}
+    if result.kind == "embeddings":
+        tree["embeddings"] = result.vectors
+        tree["tokens"] = {"input": result.usage.n_in if result.usage is not None else None}
     if result.kind == "method":
         tree["messages"] = [{"at": at / NS, "message": message} for at, message in result.messages]
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"

@@ -97,6 +97,8 @@ def check(options: InferFlags, api: str) -> None:
             raise UserError(
                 f"{strange[0]} does not go with api {api}, which asks with {called[own]}", "drop it, or see --api"
             )
+    if options.max_tokens and APIS[api].response != "text":
+        raise UserError(f"--max-tokens: responses of the API {api} have no tokens", "drop it, or choose another --api")
     if own == "text" and not options.prompt:
         raise UserError(
             "there is nothing to ask",

@@ -7,7 +7,7 @@ import msgspec
 from inferometer.apis import APIS
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
-from inferometer.infer import endpoint, flags, grpc_method, tensors, text
+from inferometer.infer import embeddings, endpoint, flags, grpc_method, tensors, text
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.flags import InferFlags
 from inferometer.infer.result import Result
@@ -52,6 +52,10 @@ def _ask_text(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
     return InferOutcome(text.ask(asked, given.prompt or "", given.max_tokens, hear), asked)
 
 
+def _ask_embeddings(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
+    return InferOutcome(embeddings.request(asked, given.prompt or ""), asked)
+
+
 def _ask_method(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome:
     result, fail = grpc_method.ask(asked, given.data)
     return InferOutcome(result, asked, fail)
@@ -67,6 +71,7 @@ def _ask_tensors(asked: Endpoint, given: InferFlags, hear: Hear) -> InferOutcome
 
 _ASK: dict[str, Callable[[Endpoint, InferFlags, Hear], InferOutcome]] = {
     "text": _ask_text,
+    "embeddings": _ask_embeddings,
     "tensors": _ask_tensors,
     "messages": _ask_method,
 }

@@ -53,7 +53,7 @@ class TextOutput(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    kind: Literal["text", "tensors", "method"]
+    kind: Literal["text", "embeddings", "tensors", "method"]
     url: str
     api: str
     """How it was asked, in words."""
@@ -65,5 +65,9 @@ class Result(msgspec.Struct, frozen=True):
     inputs: tuple[InputTensor, ...] = ()
     responses: tuple[Response, ...] = ()
     spoken: TextOutput | None = None
+    vectors: tuple[tuple[float, ...], ...] = ()
+    """Embeddings: one per input."""
+    usage: Usage | None = None
+    """Embeddings: the server's token count, if it reports one."""
     messages: tuple[tuple[int, Any], ...] = ()
     """A gRPC method's answers as JSON, with ns after the send."""

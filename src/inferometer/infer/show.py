@@ -1,5 +1,6 @@
 """A result for people: as wide as a report is, plain where there is no terminal."""
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,6 +19,8 @@ _BESIDE_BARS = 64
 """Columns that a bar leaves to what stands beside it."""
 _MOST_BYTES = 2000
 """Of one element of BYTES."""
+_FIRST_VALUES = 6
+"""Numbers of an embedding that are shown."""
 _ROWS = 8
 """Of a batch whose classes are shown."""
 
@@ -152,9 +155,7 @@ def _messages(result: Result, style: Style, _: int) -> Iterable[str]:
 def _tokens(result: Result, style: Style, width: int) -> Iterable[str]:
     found = tokens.measured(result)
     counts = [f"{found[name]:,} {word}" for name, word in _COUNTS.items() if found[name] is not None]
-    by = {"server": "the server's count", "chunks": "one a chunk: the server does not count"}.get(
-        found["counted_by"], ""
-    )
+    by = _BY.get(found["counted_by"], "")
     if counts:
         counted = ", ".join(counts)
         between = "  " if 10 + len(counted) + 2 + len(by) <= width else f"\n{'':10}"
@@ -171,8 +172,24 @@ def _tokens(result: Result, style: Style, width: int) -> Iterable[str]:
         yield f" {label}  {line.replace(_UNBROKEN, ' ')}"
 
 
+_BY = {"server": "the server's count", "chunks": "one a chunk: the server does not count"}
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _COUNTS = {"input": "in", "output": "out", "cached": "cached", "reasoning": "reasoning"}
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def _vectors(result: Result, style: Style, width: int) -> Iterable[str]:
+    for number, vector in enumerate(result.vectors):
+        norm = math.sqrt(math.fsum(value * value for value in vector))
+        start = ", ".join(f"{value:.4g}" for value in vector[:_FIRST_VALUES])
+        more = ", ..." if len(vector) > _FIRST_VALUES else ""
+        label = style("out", bold=True) if not number else "   "
+        yield f" {label}      {len(vector):,} dimensions, norm {norm:.4g}"
+        yield f"          {style(f'[{start}{more}]', dim=True)}"
+    if result.usage is not None:
+        yield f" {style('tokens', bold=True)}   {result.usage.n_in:,} in  {style(_BY['server'], dim=True)}"
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -231,6 +248,7 @@ def bar(start: int, length: int, total: int, room: int = WIDTH - _BESIDE_BARS) -
 
 _PARTS: dict[str, tuple[Callable[[Result, Style, int], Iterable[str]], ...]] = {
     "text": (_tokens,),
+    "embeddings": (_vectors,),
     "tensors": (_inputs, _responses),
     "method": (_messages,),
 }

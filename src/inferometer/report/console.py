@@ -146,6 +146,9 @@ def _rates(run: Run, summary: Summary) -> list[Text]:
     if settings.asks_for_text(run.manifest):
         shown.append(_number(formatting.plain(rate.output_tokens), "output tokens/s"))
         shown.append(_number(formatting.plain(rate.input_tokens), "input tokens/s"))
+    elif settings.sends_text(run.manifest):
+        shown.append(_number(formatting.plain(rate.input_tokens), "input tokens/s"))
+        shown.append(Text())
     else:
         shown.append(Text() if rate.inferences is None else _number(formatting.plain(rate.inferences), "inferences/s"))
         shown.append(Text())
@@ -217,7 +220,7 @@ def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
 
 def _may_be_split(run: Run) -> bool:
     """Of an OpenAI-style endpoint nobody expects that it tells of its own time."""
-    return bool(run.manifest.server) or not settings.asks_for_text(run.manifest)
+    return bool(run.manifest.server) or not settings.sends_text(run.manifest)
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
@@ -302,6 +305,8 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
     by = {"server": "the server", "tokenizer": "the client's tokenizer", "nobody": "nobody"}
     only = [*summary.tokens_counted_by]
     source = by[only[0]] if len(only) == 1 else sources
+    if not summary.metrics["output_tokens"].count and only == ["nobody"]:  # embeddings have none
+        return fitted(table, width, DISPENSABLE["tokens"])
     note = Text(f"output tokens counted by {source}", style="dim")
     return Group(fitted(table, width, DISPENSABLE["tokens"]), note)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from inferometer.types import Calls, Request
-from inferometer.wire import grpc_method, openai
+from inferometer.wire import embeddings, grpc_method, openai
 from inferometer.wire.context import CallContext
 from inferometer.wire.http1 import BodyDecoder
 from inferometer.wire.kserve import calls as kserve
@@ -21,6 +21,7 @@ class Codec(msgspec.Struct, frozen=True):
 CODECS: dict[str, Codec] = {
     "chat": Codec(openai.encode_chat, openai.body_decoder),
     "completions": Codec(openai.encode_completions, openai.body_decoder),
+    "embeddings": Codec(embeddings.encode, embeddings.body_decoder),
     "kserve": Codec(kserve.encode),
     "kserve-json": Codec(kserve.encode),
     "generate": Codec(kserve.encode_generate, kserve.generate_decoder),

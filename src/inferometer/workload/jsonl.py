@@ -1,6 +1,7 @@
 """A file with a request a line, used in turn: request i asks line i modulo their number.
 
     {"prompt": "..."}   or   {"messages": [{"role": "user", "content": "..."}]}   and, if wanted, "output": 200
+    {"input": "..."}    as in requests for embeddings, the same as "prompt"
 
 Other keys are left alone, and blank lines are passed over. Content may be a list of parts, of which the texts count.
 """
@@ -85,15 +86,16 @@ def _line(text: bytes) -> _Line:
         raise ValueError("not UTF-8") from None
     if not isinstance(row, dict):
         raise ValueError(f"not an object but {_kind(row)}")
-    if ("prompt" in row) == ("messages" in row):
+    found = [key for key in ("prompt", "input", "messages") if key in row]
+    if len(found) != 1:
         keys = ", ".join(sorted(row)) or "none"
         raise ValueError(
-            "both prompt and messages" if "prompt" in row else f"neither prompt nor messages (its keys: {keys[:100]})"
+            f"both {found[0]} and {found[1]}" if found else f"neither prompt nor messages (its keys: {keys[:100]})"
         )
     output = row.get("output")
     if output is not None and (isinstance(output, bool) or not isinstance(output, int) or output < 0):
         raise ValueError(f"output is {output!r}, not a number of tokens")
-    return _Line(_prompt(row["prompt"]) if "prompt" in row else _messages(row["messages"]), output)
+    return _Line(_messages(row["messages"]) if "messages" in row else _prompt(row[found[0]]), output)
 
 
 def _prompt(prompt: object) -> str:
