@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "triton_client": BASE | {"wire", "probe", "conduct", "analysis"},
     "compare_protocols": BASE | {"probe", "conduct", "analysis", "store", "triton_client"},
     "infer": BASE | {"workload", "wire", "probe", "report"},
-    "cli": BASE | {"conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
+    "cli": BASE | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
     "__main__": {"cli"},
 }
 

@@ -23,7 +23,7 @@ from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.apis import APIS
-from inferometer.config.load import check_sequences
+from inferometer.config.check import check_streams
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
@@ -128,7 +128,7 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
     as_json = APIS[config.server.api].has_json_tensors
     data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
     completed = msgspec.structs.replace(config, data=data)
-    _check_streams(completed)
+    check_streams(completed, longest_sequence(completed))
     return completed
 
 
@@ -140,18 +140,12 @@ def _sequenced(config: Config, reached: reach.Reached) -> Config:
         return config
     if not tensors.has_streams(config.data):
         raise UserError(
-            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it wants a correlation id",
-            "set data.sequence to the number of requests in one",
+            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it needs a correlation id",
+            "set it to the number of requests per sequence",
+            key="data.sequence",
         )
     data = msgspec.structs.replace(config.data, sequence="streams")
     return msgspec.structs.replace(config, data=data)
-
-
-def _check_streams(config: Config) -> None:
-    """The load is one for the sequences that the file has."""
-    if isinstance(config.data, Tensors) and config.data.sequence == "streams":
-        where = f"data.fill: {config.data.fill[1:]} has sequences"
-        check_sequences(config.load, longest_sequence(config), where)
 
 
 def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
@@ -211,7 +205,7 @@ class UnsavedError(UserError):
 
     def __init__(self, cause: UserError, run: Run, summary: Summary) -> None:
         super().__init__(
-            f"{cause.what}: the run is measured but not stored",
+            f"{cause.line}: the run is measured but not stored",
             f"make room, then `inferometer report {run.folder}` stores it from {SPOOL}/",
         )
         self.run = run

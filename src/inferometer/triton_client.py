@@ -13,6 +13,7 @@ from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
+from inferometer.probe.scheme import with_scheme
 from inferometer.records import Run
 from inferometer.tensors import shown
 
@@ -43,13 +44,13 @@ def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[R
 
 
 def url_of(url: str | None, protocol: str | None) -> str:
-    """With a scheme, which says the protocol where `protocol` does not."""
+    """The URL with a scheme: that of `protocol`, or what the server turns out to speak."""
     if url is None:
         kind = protocol or "http"
         return f"{kind}://127.0.0.1:{PORTS[kind]}"
     scheme, sep, _ = url.partition("://")
     if not sep:
-        return f"{protocol or 'http'}://{url}"
+        return f"{protocol}://{url}" if protocol else with_scheme(url)
     if protocol is not None and not scheme.lower().startswith(protocol):
         raise UserError(f"-u {url} is not for the protocol {protocol}", f"drop -i, or write {protocol}://HOST:PORT")
     return url

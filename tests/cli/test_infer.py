@@ -149,7 +149,7 @@ def test_what_is_sent_is_what_was_said() -> None:
     tree = json.loads(body)
     assert (tree["temperature"], tree["max_tokens"], tree["messages"][0]["content"]) == (0, 7, "hi")
     assert said.out.startswith("one two\n\n")
-    assert "as its server-timing says" in said.out
+    assert "by its server-timing" in said.out
     assert [line.split()[1] for line in said.out.splitlines() if line.split()[:1] == ["queue"]] == ["2.000"]
 
 
@@ -171,7 +171,7 @@ def test_text_is_printed_as_it_comes(tmp_path: Path) -> None:
         os.write(write, b"!")
         out, _ = process.communicate(timeout=20)
     assert out.startswith(" two\n\n")
-    assert "one a chunk" in out
+    assert "one per chunk" in out
 
 
 def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_answer_that_breaks_off_shows_what_came_and_says_so() -> None:
     with scripted(script) as url:
         said = infer(url, "--prompt", "x", "--model", "m")
     assert (said.status, said.out) == (2, "one\n")
-    assert "no whole answer" in said.err and len(said.err.splitlines()) == 2
+    assert "incomplete response" in said.err and len(said.err.splitlines()) == 2
 
 
 def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
         asked = (url, "--prompt", "x", "--model", "m")
         assert "TCP and TLS" in infer(*asked, "--ca", tmp_path / "ca.pem").out
         assert "not by the kernel" in infer(*asked, "--insecure").out
-        assert_one_line(infer(*asked), "certificate is not accepted", "--ca, or --insecure")
+        assert_one_line(infer(*asked), "certificate is not accepted", "with --ca", "--insecure")
 
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])
@@ -334,7 +334,7 @@ def test_a_decoupled_model_is_streamed_by_itself_and_all_its_answers_shown(kserv
     assert said.status == 0, said
     assert "KServe v2 over gRPC, streamed" in said.out
     assert [line.split()[-1] for line in said.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
-    assert "no answers" in infer(kserve_grpc, "--model", "many", "--input", "0").out
+    assert "no responses" in infer(kserve_grpc, "--model", "many", "--input", "0").out
 
 
 def test_a_stream_that_fails_shows_what_came_before(kserve_grpc: str) -> None:
@@ -465,7 +465,7 @@ def test_a_methods_answer_in_print_and_its_request_from_a_file(till: tuple[str, 
         (("--method", "shop.Till/One", "--data", "@/nowhere"), ("/nowhere",)),
         (("--method", "shop.Till/One", "--proto", "/nowhere.proto"), ("/nowhere.proto",)),
         (("--method", "shop.Till/One", "--data", '{"name": "nobody"}'), ("nobody is there: «näh» (NOT_FOUND)",)),
-        (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with api grpc",)),
+        (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with the API grpc",)),
     ],
 )
 def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -480,12 +480,12 @@ def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, .
     [
         (("--model", "pear"), ("pear", "did you mean pair?", "the server has many, pair, scores")),
         (("--model", "pair", "--input", "A=1,2,3,4"), ("the model also takes B (INT32 [-1, 4])",)),
-        (("--model", "pair", "--input", "1,2,3,4"), ("names no input, and the model has 2",)),
+        (("--model", "pair", "--input", "1,2,3,4"), ("does not name an input, and the model has 2",)),
         (("--model", "pair", "--input", "A=1,2", "--input", "B=1"), ("expects the shape [-1, 4]; 2 elements",)),
         (("--model", "pair", "--input", "A=a,b", "--input", "B=1"), ("expects INT32; 'a,b' was given",)),
         (("--model", "pair", "--input", "C=1"), ("no input 'C'", "A (INT32 [-1, 4])")),
         (("--model", "pair", "--output", "NO"), ("no output 'NO'", "SUM")),
-        (("--model", "pair", "--image", "x.png"), ("which is the image's",)),
+        (("--model", "pair", "--image", "x.png"), ("which one the image is for",)),
         (("--model", "scores", "--image", "/nowhere"), ("/nowhere", "No such file")),
         (("--model", "scores", "--image", __file__), ("is not an image",)),
         (("--model", "pair", "--parameter", "fail=true"), ("told to fail",)),
@@ -504,20 +504,20 @@ def test_wrong_requests_are_one_line(kserve: str, arguments: tuple[str, ...], wo
     [
         (("http://127.0.0.1:1", "--prompt", "x"), ("connection refused", "start the server")),
         (("grpc://127.0.0.1:1",), ("connection refused", "start the server")),
-        (("http://127.0.0.1:1",), ("nothing to ask", "--prompt")),
-        (("grpc://127.0.0.1:1", "--prompt", "x"), ("prompts are asked over HTTP",)),
-        (("grpc://127.0.0.1:1", "--api", "chat", "--prompt", "x"), ("--api: chat is not spoken over gRPC",)),
-        (("http://127.0.0.1:1", "--method", "a.B/C"), ("grpc wants a grpc:// URL",)),
-        (("http://127.0.0.1:1", "--prompt", "x", "--deadline", "1s"), ("--deadline is gRPC's", "--timeout")),
+        (("http://127.0.0.1:1",), ("nothing to send", "--prompt")),
+        (("grpc://127.0.0.1:1", "--prompt", "x"), ("prompts are sent over HTTP",)),
+        (("grpc://127.0.0.1:1", "--api", "chat", "--prompt", "x"), ("--api: chat is not available over gRPC",)),
+        (("http://127.0.0.1:1", "--method", "a.B/C"), ("grpc needs a grpc:// URL",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--deadline", "1s"), ("--deadline needs a grpc:// URL", "--timeout")),
         (("http://127.0.0.1:1", "--prompt", "x", "--timeout", "soon"), ("--timeout: expected a duration",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--header", "X"), ("NAME:VALUE",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--parameter", "X"), ("NAME=VALUE",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--api-key-env", "NOT_SET_ANYWHERE"), ("NOT_SET_ANYWHERE",)),
         (("https://127.0.0.1:1", "--prompt", "x", "--ca", "/nowhere"), ("--ca: /nowhere",)),
-        (("http://127.0.0.1:1", "--api", "kserve", "--stream"), ("not streamed over HTTP", "--api generate")),
-        (("grpc://127.0.0.1:1", "--scaling", "vgg"), ("--scaling is for --image",)),
+        (("http://127.0.0.1:1", "--api", "kserve", "--stream"), ("cannot be streamed over HTTP", "--api generate")),
+        (("grpc://127.0.0.1:1", "--scaling", "vgg"), ("--scaling needs --image",)),
         (("ftp://127.0.0.1", "--prompt", "x"), ("scheme",)),
-        (("127.0.0.1:8000", "--prompt", "x"), ("scheme",)),
+        (("127.0.0.1:1", "--prompt", "x"), ("connection refused", "start the server")),
     ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -549,7 +549,7 @@ def test_a_text_behind_a_port_that_speaks_tls() -> None:
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with scripted(polite, context) as url:
         said = infer(url.replace("https", "http"), "--prompt", "x", "--model", "m")
-    assert_one_line(said, "no answer", f"write {url} if it speaks TLS")
+    assert_one_line(said, "no response", f"write {url} if it speaks TLS")
 
 
 def test_a_deadline_that_the_server_says_has_passed(kserve_grpc: str) -> None:
@@ -564,7 +564,7 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_told() -> No
 
     with scripted(script) as url:
         said = infer(url, "--prompt", "x", "--model", "m", "--timeout", "100ms")
-    assert_one_line(said, "did not answer within 100 ms", "--timeout")
+    assert_one_line(said, "did not respond within 100 ms", "--timeout")
 
 
 def test_an_http_server_behind_grpc_and_the_other_way_round(
@@ -584,8 +584,8 @@ def test_an_http_server_behind_grpc_and_the_other_way_round(
         (b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno", ("no (401)", "--api-key-env")),
         (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\nnot ready", ("not ready (503)", "server's log")),
         (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found", ("Not Found (404)", "--api")),
-        (b"SSH-2.0-OpenSSH_9\r\n", ("no HTTP/1.1",)),
-        (b"", ("no answer",)),
+        (b"SSH-2.0-OpenSSH_9\r\n", ("not HTTP/1.1",)),
+        (b"", ("no response",)),
         (answer(b"<html>hello"), ("<html>hello", "--api")),
         (answer(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
         (answer(b'{"error": {"message": "out of it"}}'), ("out of it",)),
@@ -626,9 +626,16 @@ def test_help_teaches_by_example() -> None:
 # --- advice in this command's own words ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://127.0.0.1:8001", "localhost"])
-def test_a_url_without_a_scheme_is_said_to_be_one_before_anything_else(url: str) -> None:
-    assert_one_line(infer(url, "--model", "m"), f"URL: '{url}' starts with no scheme", "grpc://HOST:PORT")
+def test_an_unknown_scheme_is_an_error_before_anything_else() -> None:
+    said = infer("ftp://127.0.0.1:8001", "--model", "m")
+    assert_one_line(said, "URL: 'ftp://127.0.0.1:8001' does not start with a known scheme", "grpc://HOST:PORT")
+
+
+def test_a_url_without_a_scheme_is_tried_as_http_and_as_grpc(sim: str, kserve_grpc: str) -> None:
+    text = in_json(sim.removeprefix("http://"), "--prompt", "Hello", "--max-tokens", "2")
+    assert (text["url"], text["api"]) == (sim, "chat completions, streamed")
+    tensors = in_json(kserve_grpc.removeprefix("grpc://"), "--model", "pair")
+    assert (tensors["url"], tensors["api"]) == (kserve_grpc, "KServe v2 over gRPC")
 
 
 def test_a_file_that_describes_no_service_is_named(till: tuple[str, str], tmp_path: Path) -> None:
@@ -647,7 +654,7 @@ def test_an_encoded_message_from_a_file_is_sent_as_it_is(till: tuple[str, str], 
 
 
 def test_a_grpc_service_that_is_no_kserve_server_is_told_how_to_be_asked(till: tuple[str, str]) -> None:
-    assert_one_line(infer(till[0], "--model", "foo"), "it is no KServe v2 server", "asked with --method")
+    assert_one_line(infer(till[0], "--model", "foo"), "it is not a KServe v2 server", "--api grpc and --method")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from inferometer.wire import grpc, protobuf
 
 METHOD = "inference.GRPCInferenceService/ModelInfer"
 NEVER = '{"model_name": "pair", "parameters": {"never": {"bool_param": true}}}'
-PASSED = "not answered in time: the deadline of 100 ms passed before the answer was complete (DEADLINE_EXCEEDED)"
+PASSED = "no response in time: the deadline of 100 ms passed before the answer was complete (DEADLINE_EXCEEDED)"
 REMEDY = "raise --deadline"
 
 
@@ -42,7 +42,7 @@ def test_a_method(unaware: str) -> None:
 
 def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our clock is beyond the deadline when all three answers are there."""
-    told, now, ahead = roundtrip._said, roundtrip.now, 0
+    told, now, ahead = roundtrip._decoded, roundtrip.now, 0
 
     def tell(event: Any, answer: Any) -> Any:
         nonlocal ahead
@@ -51,7 +51,7 @@ def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.M
             ahead = 100 * NS
         return events
 
-    monkeypatch.setattr(roundtrip, "_said", tell)
+    monkeypatch.setattr(roundtrip, "_decoded", tell)
     monkeypatch.setattr(roundtrip, "now", lambda: now() + ahead)
     said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert said.status == 2

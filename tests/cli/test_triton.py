@@ -256,7 +256,7 @@ def test_the_model_is_required_and_the_csv_must_have_a_place(url: str, tmp_path:
         (None, None, "http://127.0.0.1:8000"),
         (None, "http", "http://127.0.0.1:8000"),
         (None, "grpc", "grpc://127.0.0.1:8001"),
-        ("host:1", None, "http://host:1"),
+        ("host:1", "http", "http://host:1"),
         ("host:1", "grpc", "grpc://host:1"),
         ("https://host", "http", "https://host"),
         ("grpcs://host", "grpc", "grpcs://host"),
@@ -265,6 +265,10 @@ def test_the_model_is_required_and_the_csv_must_have_a_place(url: str, tmp_path:
 )
 def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol: str | None, found: str) -> None:
     assert triton_client.url_of(url, protocol) == found
+
+
+def test_a_url_without_scheme_and_protocol_is_what_the_port_speaks(url: str) -> None:
+    assert triton_client.url_of(url.removeprefix("http://"), None) == url
 
 
 def test_a_url_of_the_other_protocol_is_refused() -> None:
@@ -299,4 +303,4 @@ def test_a_size_that_no_memory_holds(url: str, tmp_path: Path) -> None:
 
 def test_a_server_that_is_no_kserve_server(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_answer", lambda *_: (404, {"error": "not found"}))
-    assert_one_line(triton(url), "it is no KServe v2 server", "check -u")
+    assert_one_line(triton(url), "it is not a KServe v2 server", "check -u")

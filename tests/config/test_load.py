@@ -24,8 +24,8 @@ def config(*overrides: str, **sections: Any) -> Config:
 def error(*overrides: str, **sections: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         config(*overrides, **sections)
-    assert "\n" not in caught.value.what + caught.value.remedy
-    assert caught.value.remedy
+    assert "\n" not in caught.value.line + caught.value.next_step
+    assert caught.value.next_step
     return caught.value
 
 
@@ -112,8 +112,10 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("sections", "what", "remedy"),
     [
-        ({"lod": {}}, "unknown key lod", "did you mean load?"),
-        ({"load": {"type": "poisson", "rat": 5}}, "unknown key load.rat", "did you mean load.rate?"),
+        ({"lod": {}}, "lod: unknown key", "did you mean load?"),
+        ({"load": {"type": "poisson", "rat": 5}}, "load.rat: unknown key", "did you mean load.rate?"),
+        ({"load": {"rat": 5}}, "load.rat: unknown key", "did you mean load.rate? it is a key of load.type: constant, poisson"),
+        ({"load": {"type": "closed", "rate": 5}}, "load.rate: unknown key", "it is a key of load.type: constant, poisson"),
         ({"load": {"type": "closed", "concurency": 5}}, "load.concurency", "did you mean load.concurrency?"),
         ({"server": {"url": "http://x", "modle": "m"}}, "server.modle", "did you mean server.model?"),
         ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
@@ -126,36 +128,36 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": float("nan"), "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": "fast", "duration": 1}}, "load.rate: must be a number, got 'fast'", "docs"),
-        ({"load": {"type": "poisson", "duration": 1}}, "load.rate is missing", "add it"),
+        ({"load": {"type": "poisson", "duration": 1}}, "load.rate: missing", "add it"),
         ({"load": {"type": "closed", "concurrency": 1.5}}, "load.concurrency: must be a whole number, got 1.5", "docs"),
         ({"load": {"type": "closed", "concurrency": 0}}, "load.concurrency: must be at least 1, got 0", "docs"),
-        ({"load": {"type": "poisson", "rate": 5}}, "load never ends", "load.duration"),
-        ({"load": {"type": "closed", "duration": 0}}, "load never ends", "load.requests"),
+        ({"load": {"type": "poisson", "rate": 5}}, "load: never ends", "load.duration"),
+        ({"load": {"type": "closed", "duration": 0}}, "load: never ends", "load.requests"),
         ({"load": {"type": "poisson", "rate": 5, "duration": "10x"}}, "load.duration: expected a duration", "docs"),
         ({"load": {"type": "poisson", "rate": 5, "duration": "1e999s"}}, "load.duration", "docs"),
         ({"load": {"type": "poisson", "rate": 5, "duration": 10**400}}, "load.duration", "docs"),
-        ({"load": {"type": "ramp", "end": 5, "requests": 5}}, "load.duration is missing", "rate that changes"),
-        ({"load": {"type": "bursts", "rate": 5, "on": 0, "off": 1, "duration": 3}}, "load.on is 0", "burst lasts"),
+        ({"load": {"type": "ramp", "end": 5, "requests": 5}}, "load.duration: missing", "rate changes"),
+        ({"load": {"type": "bursts", "rate": 5, "on": 0, "off": 1, "duration": 3}}, "load.on: must be more than 0", "length of a burst"),
         ({"load": {"stages": []}}, "load.stages", "docs"),
         ({"load": {"stages": [{"type": "constant", "rate": 0, "requests": 1}]}}, "load.stages.0.rate", "docs"),
         ({"load": {"stages": [{"type": "constant", "rte": 1}]}}, "load.stages.0.rte", "did you mean"),
         ({"load": 5}, "load: must be a section, got 5", "docs"),
         ({"data": [1]}, "data: must be a section, got [1]", "docs"),
         ({"server": "http://x"}, "server: must be a section", "docs"),
-        ({"server": {"url": []}}, "server.url is an empty list", "base URL"),
-        ({"server": {}}, "server.url is missing", "add it"),
-        ({"server": {"url": "grpc://x", "api": "chat"}}, "chat is not spoken over gRPC", "http://"),
-        ({"server": {"url": "http://x", "api": "grpc", "method": "a.B/C"}}, "wants a grpc:// URL", "grpc://HOST"),
-        ({"server": {"url": "grpc://x", "api": "grpc"}, "data": {"messages": [{}]}}, "server.method is missing", "Service/Method"),
+        ({"server": {"url": []}}, "server.url: the list is empty", "base URL"),
+        ({"server": {}}, "server.url: missing", "add it"),
+        ({"server": {"url": "grpc://x", "api": "chat"}}, "server.api: chat is not available over gRPC", "http://"),
+        ({"server": {"url": "http://x", "api": "grpc", "method": "a.B/C"}}, "server.api: grpc needs a grpc:// URL", "grpc://HOST"),
+        ({"server": {"url": "grpc://x", "api": "grpc"}, "data": {"messages": [{}]}}, "server.method: missing", "Service/Method"),
         ({"server": {"url": ["grpc://x", "http://x"]}}, "mixes gRPC and HTTP", "one protocol"),
-        ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "not streamed over HTTP", "grpc://"),
-        ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "synthetic does not go with api kserve", "tensors"),
-        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "server.api: kserve for a tensor server, or data.type: synthetic"),
-        ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with api chat", "grpc:// URL"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "waits for the last answer", "closed"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "has no room for a sequence of 5 for each user", "20 or more"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "not whole sequences of 5", "a multiple of 5"),
-        ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "messages or path is needed", "file"),
+        ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "server.stream: kserve cannot be streamed over HTTP", "grpc://"),
+        ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "data.type: synthetic does not go with kserve", "tensors"),
+        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with chat", "server.api kserve for a tensor server, or data.type: synthetic"),
+        ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with chat", "grpc:// URL"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "data.sequence: each request of a sequence waits for the previous response", "closed"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "less than one sequence of 5 per user", "20 or more"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "load.requests: 22 is not a multiple of the sequence length 5", "a multiple of 5"),
+        ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "data: needs either messages or path", "file"),
         ({"measure": {"warmup": "soon"}}, "measure.warmup: expected a count of requests, a duration", "docs"),
         ({"seed": -1}, "seed: must be at least 0, got -1", "docs"),
         ({"client": {"processes": -1}}, "client.processes", "docs"),
@@ -165,8 +167,8 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str, Any], what: str, remedy: str) -> None:
     found = error(**sections)
-    assert what in found.what
-    assert remedy in found.remedy
+    assert what in found.line
+    assert remedy in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -179,11 +181,11 @@ def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str,
         ("load.stages.0.rate=5", "load.stages: must be a list"),
         ("seed.x=5", "seed is a single value"),
         ("server.url.3=x", "single value"),
-        ("lode.rate=5", "unknown key lode"),
+        ("lode.rate=5", "lode: unknown key"),
     ],
 )
 def test_overrides_that_cannot_be(override: str, what: str) -> None:
-    assert what in error(override, seed=1).what
+    assert what in error(override, seed=1).line
 
 
 @pytest.mark.parametrize(
@@ -199,19 +201,19 @@ def test_overrides_that_cannot_be(override: str, what: str) -> None:
 )  # fmt: skip
 def test_a_wrong_entry_of_a_mapping_is_named(overrides: list[str], what: str, remedy: str) -> None:
     found = error(*overrides, server={"url": "grpc://x"})
-    assert what in found.what
-    assert remedy in found.remedy
+    assert what in found.line
+    assert remedy in found.next_step
 
 
 def test_a_wrong_entry_that_is_called_a_secret_is_not_repeated() -> None:
     found = error("server.parameters.api_key=[geheim]", server={"url": "grpc://x"})
-    assert "server.parameters.api_key" in found.what and "geheim" not in str(found)
+    assert "server.parameters.api_key" in found.line and "geheim" not in str(found)
 
 
 def test_an_entry_that_a_list_does_not_have() -> None:
     stages = {"stages": [{"type": "constant", "rate": 1, "requests": 1}]}
-    assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).what
-    assert "not an entry of that list" in error("load.stages.x=1", load=stages).what
+    assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).line
+    assert "not an entry of that list" in error("load.stages.x=1", load=stages).line
 
 
 @pytest.mark.parametrize(
@@ -220,8 +222,8 @@ def test_an_entry_that_a_list_does_not_have() -> None:
         ("server: [1", "line 1, column"),
         ("a: b: c", "line 1, column 5"),
         ("\tx: 1", "is not YAML"),
-        ("", "holds no sections"),
-        ("- 1", "holds no sections"),
+        ("", "there are no sections"),
+        ("- 1", "there are no sections"),
         (b"\xff\xfe\x00", "not a text file"),
         ("x: \x00", "is not YAML"),
         ("when: 2001-99-99", "is not YAML"),
@@ -234,7 +236,7 @@ def test_an_entry_that_a_list_does_not_have() -> None:
 def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | bytes, what: str) -> None:
     with pytest.raises(UserError) as caught:
         from_mapping(read_tree(write(tmp_path, text)))
-    assert what in caught.value.what or text == "&a {x: *a}"
+    assert what in caught.value.line or text == "&a {x: *a}"
     assert "\n" not in str(caught.value)
 
 
@@ -265,7 +267,7 @@ def test_any_tree_is_a_config_or_a_user_error(tree: dict[str, Any], with_server:
     try:
         found = from_mapping((SERVER | tree) if with_server else tree)
     except UserError as error:
-        assert "\n" not in error.what
+        assert "\n" not in error.line
         return
     assert isinstance(found, Config)
 

@@ -23,7 +23,7 @@ def stages(load: dict[str, Any], *overrides: str) -> list[Any]:
 def error(load: dict[str, Any], *overrides: str) -> UserError:
     with pytest.raises(UserError) as caught:
         from_mapping(SERVER | {"load": load}, overrides)
-    assert caught.value.remedy
+    assert caught.value.next_step
     return caught.value
 
 
@@ -82,11 +82,11 @@ def test_unquoted_in_a_file_it_is_a_range_and_not_a_number_to_the_base_of_60(tmp
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("a:b", "is no range of whole numbers"),
-        ("1:", "is no range of whole numbers"),
-        (":4", "is no range of whole numbers"),
+        ("a:b", "is not a range of whole numbers"),
+        ("1:", "is not a range of whole numbers"),
+        (":4", "is not a range of whole numbers"),
         ("1:8:2:3", "it has 4 parts"),
-        ("1.5:3", "is no range of whole numbers"),
+        ("1.5:3", "is not a range of whole numbers"),
         ("0:4", "more than 0"),
         ("1:4:0", "more than 0"),
         ("1:4:-1", "more than 0"),
@@ -96,18 +96,18 @@ def test_unquoted_in_a_file_it_is_a_range_and_not_a_number_to_the_base_of_60(tmp
 )
 def test_a_bad_range_is_named_with_its_key(text: str, what: str) -> None:
     found = error({"type": "closed", "concurrency": text, "requests": 1})
-    assert "load.concurrency" in found.what
-    assert what in found.what
+    assert "load.concurrency" in found.line
+    assert what in found.line
 
 
 @pytest.mark.parametrize("text", ["nan:5", "1:inf", "1:5:nan", "-1:5"])
 def test_rates_are_finite_and_more_than_0(text: str) -> None:
-    assert "more than 0" in error({"type": "poisson", "rate": text, "requests": 1}).what
+    assert "more than 0" in error({"type": "poisson", "rate": text, "requests": 1}).line
 
 
 def test_text_that_is_no_range_stays_the_schemas_to_refuse() -> None:
-    assert "whole number" in error({"type": "closed", "concurrency": "many", "requests": 1}).what
-    assert "unknown key" in error({"type": "closed", "rate": "1:2", "requests": 1}).what
+    assert "whole number" in error({"type": "closed", "concurrency": "many", "requests": 1}).line
+    assert "unknown key" in error({"type": "closed", "rate": "1:2", "requests": 1}).line
 
 
 # --- stable ----------------------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ def test_a_stage_that_ends_when_stable_may_take_ten_windows_unless_it_says() -> 
         ({"type": "ramp", "end": 5, "duration": 60}, "a load that changes cannot be stable"),
         ({"type": "bursts", "rate": 5, "on": 1, "off": 1, "duration": 60}, "a load that changes cannot be stable"),
         ({"concurrency": 1, "window": 0}, "too short"),
-        ({"concurrency": 1, "duration": "14s"}, "no room for three windows"),
+        ({"concurrency": 1, "duration": "14s"}, "shorter than three windows"),
         ({"concurrency": 1, "stable": -0.1}, "at least 0"),
     ],
 )
 def test_what_cannot_become_stable_is_refused(load: dict[str, Any], what: str) -> None:
-    assert what in error({"stable": 0.1} | load).what
+    assert what in error({"stable": 0.1} | load).line

@@ -28,7 +28,7 @@ def saved(folder: Path, made: Image.Image, name: str = "image.png", **more: Any)
 
 
 def array(path: str, datatype: str, shape: tuple[int, ...], scaling: str | None = None, form: str = "") -> Any:
-    return to_numpy(image.to_tensor(path, TensorSpec("X", datatype, shape), scaling, form)[0])
+    return to_numpy(image.to_tensor([path], TensorSpec("X", datatype, shape), scaling, form)[0])
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_the_channels_are_where_the_model_says(shape: tuple[int, ...], form: str
      ((4, 8, 8), "FORMAT_NCHW")],
 )  # fmt: skip
 def test_shapes_that_are_no_images_are_refused_with_the_shape(shape: tuple[int, ...], form: str) -> None:
-    with pytest.raises(UserError, match="which is no image's") as caught:
+    with pytest.raises(UserError, match="which is not that of an image") as caught:
         image.plan(TensorSpec("X", "FP32", shape), form)
     assert ", ".join(map(str, shape)) in caught.value.what
 
@@ -119,7 +119,7 @@ def test_none_leaves_0_to_255(picture: str) -> None:
                               ("UINT8", "none"), ("INT32", "none")],
 )  # fmt: skip
 def test_what_is_usual_depends_on_the_datatype_and_is_said(picture: str, datatype: str, scaling: str) -> None:
-    made, words = image.to_tensor(picture, TensorSpec("X", datatype, (3, 2, 3)))
+    made, words = image.to_tensor([picture], TensorSpec("X", datatype, (3, 2, 3)))
     assert made.datatype == datatype
     assert f"scaling {scaling}" in words
     assert "3×2 RGB to 3×2 RGB, NCHW" in words
@@ -178,15 +178,46 @@ def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
 
 
 def test_an_input_of_bytes_gets_the_file_as_it_is(picture: str) -> None:
-    made, words = image.to_tensor(picture, TensorSpec("X", "BYTES", (-1, 1)))
+    made, words = image.to_tensor([picture], TensorSpec("X", "BYTES", (-1, 1)))
     assert made.shape == (1, 1)
     assert to_numpy(made).item() == Path(picture).read_bytes()
-    assert "as it is" in words
+    assert "unchanged" in words
 
 
 def test_an_input_of_several_bytes_takes_no_image(picture: str) -> None:
     with pytest.raises(UserError, match="one image was given"):
-        image.to_tensor(picture, TensorSpec("X", "BYTES", (2,)))
+        image.to_tensor([picture], TensorSpec("X", "BYTES", (2,)))
+
+
+# --- several images --------------------------------------------------------------------------------------------------
+
+
+def test_several_images_are_a_batch(picture: str) -> None:
+    for shape in ((-1, 3, 2, 3), (2, 3, 2, 3)):
+        made, words = image.to_tensor([picture, picture], TensorSpec("X", "UINT8", shape))
+        assert made.shape == (2, 3, 2, 3)
+        first, second = to_numpy(made)
+        assert first.tolist() == second.tolist()
+        assert words.startswith("2 images")
+
+
+def test_several_files_are_a_batch_of_bytes(picture: str) -> None:
+    made, words = image.to_tensor([picture, picture], TensorSpec("X", "BYTES", (-1, 1)))
+    assert made.shape == (2, 1)
+    assert to_numpy(made).ravel().tolist() == [Path(picture).read_bytes()] * 2
+    assert words == "2 images, unchanged"
+
+
+@pytest.mark.parametrize(("datatype", "shape"), [("FP32", (3, 2, 3)), ("FP32", (1, 3, 2, 3)), ("BYTES", (1,))])
+def test_several_images_need_a_model_that_takes_batches(picture: str, datatype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="takes one image per request"):
+        image.to_tensor([picture, picture], TensorSpec("X", datatype, shape))
+
+
+def test_images_of_a_batch_have_one_size(tmp_path: Path, picture: str) -> None:
+    Image.new("RGB", (7, 7)).save(tmp_path / "larger.png")
+    with pytest.raises(UserError, match="different sizes"):
+        image.to_tensor([picture, str(tmp_path / "larger.png")], TensorSpec("X", "FP32", (-1, 3, -1, -1)))
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------

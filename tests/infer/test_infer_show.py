@@ -28,7 +28,7 @@ FLOATS = from_numpy("OUT", np.array([[0.5, -1.5]], np.float32))
 
 
 def result(**changes: Any) -> Result:
-    kind = "text" if "spoken" in changes else "method" if "messages" in changes else "tensors"
+    kind = "text" if "output" in changes else "method" if "messages" in changes else "tensors"
     usual = Result(kind, "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS)
     return msgspec.structs.replace(usual, **changes)
 
@@ -83,12 +83,12 @@ def test_the_split_in_print() -> None:
 
 def test_what_the_server_says_and_who_it_says_it_for() -> None:
     alone = show.render(result(server=ServerSide(2 * MS, 5 * MS, "its server-timing")))
-    assert "as its server-timing says\n" in alone
+    assert "by its server-timing\n" in alone
     assert [line.split()[:2] for line in alone.splitlines()[-3:]] == [
         ["queue", "2.000"], ["compute", "5.000"], ["rest", "12.00"],
     ]  # fmt: skip
     crowd = show.render(result(server=ServerSide(2 * MS, 50 * MS, "its statistics", 3)))
-    assert "as its statistics say, the average of 3 requests" in crowd
+    assert "by its statistics, the average of 3 requests" in crowd
     assert crowd.splitlines()[-1].split()[:3] == ["rest", "-", "none:"]
     assert max(map(len, (alone + crowd).splitlines())) <= 100
 
@@ -154,20 +154,20 @@ def test_all_answers_of_a_stream_are_shown_with_their_times() -> None:
     assert (
         " out  1  after 1.000 ms\n      N  INT64 [1]  [1]\n out  2  after 2.000 ms\n      N  INT64 [1]  [2]\n" in said
     )
-    assert "no answers" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
+    assert "no responses" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
 
 
 def test_a_methods_messages_are_shown_as_json_and_none_is_said() -> None:
     one = show.render(result(messages=((MS, {"said": "x\x1b"}),)))
     assert ' {\n   "said": "x\\u001b"\n }\n' in one
-    assert "no answers" in show.render(result(messages=()))
+    assert "no responses" in show.render(result(messages=()))
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_classes_come_first_and_equal_ones_in_order() -> None:
-    found = classes.found_here(
+    found = classes.from_scores(
         from_numpy("X", np.array([[0.1, 0.7, 0.7, np.nan], [9, 8, 7, 6]], np.float32)), 3, ["a", "b"]
     )
     assert [[(one.index, one.label) for one in row] for row in found] == [
@@ -177,22 +177,22 @@ def test_the_best_classes_come_first_and_equal_ones_in_order() -> None:
 
 def test_classes_as_triton_writes_them() -> None:
     made = from_numpy("X", np.array([[b"3.5:1:a: colon", b"-1.000000:9"]], object))
-    assert classes.said_by_server(made) == ((ClassScore(3.5, 1, "a: colon"), ClassScore(-1.0, 9, "")),)
-    with pytest.raises(UserError, match="no class as Triton writes it"):
-        classes.said_by_server(from_numpy("X", words("nonsense")))
+    assert classes.from_server(made) == ((ClassScore(3.5, 1, "a: colon"), ClassScore(-1.0, 9, "")),)
+    with pytest.raises(UserError, match="not a class in Triton's format"):
+        classes.from_server(from_numpy("X", words("nonsense")))
 
 
 @pytest.mark.parametrize(
     ("datatype", "shape", "given", "expected"),
     [
-        ("FP32", (1, 10), {"image": "x"}, True),
+        ("FP32", (1, 10), {"images": ("x",)}, True),
         ("FP32", (10,), {"labels": "x"}, True),
-        ("FP32", (1, 10, 1, 1), {"image": "x"}, True),
+        ("FP32", (1, 10, 1, 1), {"images": ("x",)}, True),
         ("FP32", (1, 10), {}, False),
-        ("FP32", (1, 10), {"image": "x", "classes": 0}, False),
-        ("FP32", (1, 1), {"image": "x"}, False),
-        ("FP32", (1, 10, 4), {"image": "x"}, False),
-        ("INT32", (1, 10), {"image": "x"}, False),
+        ("FP32", (1, 10), {"images": ("x",), "classes": 0}, False),
+        ("FP32", (1, 1), {"images": ("x",)}, False),
+        ("FP32", (1, 10, 4), {"images": ("x",)}, False),
+        ("INT32", (1, 10), {"images": ("x",)}, False),
         ("INT32", (1, 10), {"classes": 2}, True),
         ("BYTES", (1, 10), {"classes": 2}, False),
     ],
@@ -219,7 +219,7 @@ def test_the_server_is_asked_for_classes_where_it_has_labels(
 ) -> None:
     metadata = ModelMetadata("m", outputs=(TensorSpec("S", "FP32", (-1, 10)),))
     facts = ModelFacts(ServerMetadata("s", extensions=extensions), metadata, ModelConfig("m", labels=labels))
-    assert classes.asked_of_server(InferFlags("grpc://x", **given), facts) == expected
+    assert classes.classified_by_server(InferFlags("grpc://x", **given), facts) == expected
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -227,21 +227,21 @@ def test_the_server_is_asked_for_classes_where_it_has_labels(
 
 def test_tokens_and_their_times() -> None:
     spoken = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
-    found = tokens.measured(result(spoken=spoken))
+    found = tokens.measured(result(output=spoken))
     assert found == {
         "input": 7, "output": 4, "cached": 3, "reasoning": None, "counted_by": "server", "chunks": 3, "ttft": 0.004,
         "itl_mean": 0.003, "itl_max": 0.004, "e2e": 0.019, "per_second": 4 / 0.019,
     }  # fmt: skip
-    said = show.render(result(spoken=spoken))
+    said = show.render(result(output=spoken))
     assert "tokens   7 in, 4 out, 3 cached  the server's count" in said
     assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in said
 
 
 def test_an_answer_in_one_piece_has_no_first_token_and_an_uncounted_one_no_tokens() -> None:
-    found = tokens.measured(result(spoken=TextOutput("text", ())))
+    found = tokens.measured(result(output=TextOutput("text", ())))
     assert {name for name, value in found.items() if value is not None} == {"chunks", "e2e"}
-    assert " latency  e2e 19.00 ms\n" in show.render(result(spoken=TextOutput("text", ())))
-    assert tokens.measured(result(spoken=TextOutput("a", ((MS, 1),))))["counted_by"] == "chunks"
+    assert " latency  e2e 19.00 ms\n" in show.render(result(output=TextOutput("text", ())))
+    assert tokens.measured(result(output=TextOutput("a", ((MS, 1),))))["counted_by"] == "chunks"
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Server:
     def __init__(self, counts_at: float, takes: float = 0.0) -> None:
         self.now, self.counts_at, self.takes, self.asked, self.before = 0.0, counts_at, takes, 0, 5
 
-    def question(self, *_: object) -> tuple[ModelStatistics, ...]:
+    def statistics(self, *_: object) -> tuple[ModelStatistics, ...]:
         self.asked += 1
         self.now += self.takes
         count = self.before + (self.now >= self.counts_at)
@@ -44,7 +44,7 @@ class Server:
 
 
 def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
-    monkeypatch.setattr(kserve, "question", server.question)
+    monkeypatch.setattr(kserve, "statistics", server.statistics)
     monkeypatch.setattr(time_split, "time", server)
     whom: Any = SimpleNamespace(
         peer=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
@@ -85,14 +85,14 @@ def test_a_server_without_statistics_says_nothing(monkeypatch: pytest.MonkeyPatc
         raise UserError("not offered")
 
     server = Server(0)
-    monkeypatch.setattr(server, "question", refuse)
+    monkeypatch.setattr(server, "statistics", refuse)
     assert taken(server, monkeypatch).since() is None
 
 
 def test_text_and_json_say_that_it_was_not_counted() -> None:
     result = Result("tensors", "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS, time_split.NOT_COUNTED)
     (line,) = [line for line in show.render(result).splitlines() if "server" in line]
-    assert line == " of that in the server, not known: its statistics did not count the request in time"
+    assert line == " of that in the server, unknown: its statistics did not count the request in time"
     timing = json.loads(export.to_json(result))["timing"]
     assert timing["no_server"] == "its statistics did not count the request in time" and "server" not in timing
     silent = json.loads(export.to_json(msgspec.structs.replace(result, server=None)))["timing"]

@@ -46,7 +46,7 @@ class Clock:
 @pytest.fixture
 def by_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Server]]:
     found: dict[int, Server] = {}
-    monkeypatch.setattr(kserve, "question", lambda place, *_: found[place.target.port].say())
+    monkeypatch.setattr(kserve, "statistics", lambda place, *_: found[place.target.port].say())
     monkeypatch.setattr(statistics, "time", Clock())
     yield found
 
@@ -174,7 +174,7 @@ def test_a_server_that_is_gone_at_the_end_is_judged_by_the_start(
     found = watch(by_port, one, one)
     one.serve(10)
     found.mark()
-    monkeypatch.setattr(kserve, "question", refuse)
+    monkeypatch.setattr(kserve, "statistics", refuse)
     found.end()
     assert counted(found) == [10]
     assert found.told()[1] == ("", "the server's statistics could not be read: connection refused")

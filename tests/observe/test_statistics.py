@@ -39,7 +39,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(kserve, "question", made.question)
+    monkeypatch.setattr(kserve, "statistics", made.question)
     monkeypatch.setattr(statistics, "time", made)
     return made
 
@@ -134,7 +134,7 @@ def test_a_server_that_has_no_statistics_offers_none(server: Server, monkeypatch
     def refuse(*_: object) -> None:
         raise NotOffered("http://127.0.0.1:8000: the server does not offer the statistics of m (404)")
 
-    monkeypatch.setattr(kserve, "question", refuse)
+    monkeypatch.setattr(kserve, "statistics", refuse)
     found = watch(server, 0)
     found.end()
     assert found.told() == ((None,), ("the server offers no statistics",))

@@ -60,14 +60,14 @@ def test_a_configuration_that_fails_is_said_with_what_to_do() -> None:
     ):
         reach.reach(Server(url, model="pair", api="kserve"))
     assert "500: boom" in caught.value.what
-    assert caught.value.remedy == "look at the server's log"
+    assert caught.value.remedy == "check the server's log"
 
 
 def test_a_grpc_service_that_is_no_kserve_server_is_said_to_be_none() -> None:
     def unary(message: bytes, context: grpc.ServicerContext) -> bytes:
         return message
 
-    with grpcio(Unary=unary) as url, pytest.raises(UserError, match="it is no KServe v2 server") as caught:
+    with grpcio(Unary=unary) as url, pytest.raises(UserError, match="it is not a KServe v2 server") as caught:
         reach.reach(Server(url, model="m", api="kserve"))
     assert caught.value.what.startswith(url)
     assert caught.value.remedy == OTHER_GRPC
@@ -76,7 +76,7 @@ def test_a_grpc_service_that_is_no_kserve_server_is_said_to_be_none() -> None:
 def test_an_http_server_that_is_no_kserve_server_is_said_to_be_none() -> None:
     with (
         scripted(overridden("/v2/health/live", 404, b"Not Found")) as url,
-        pytest.raises(UserError, match="it is no KServe v2 server") as caught,
+        pytest.raises(UserError, match="it is not a KServe v2 server") as caught,
     ):
         reach.reach(Server(url, model="pair", api="kserve"))
     assert caught.value.remedy == OTHER_HTTP

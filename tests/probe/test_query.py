@@ -111,7 +111,7 @@ def test_big_bodies_over_http() -> None:
         ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",), "closed in the middle"),
         ((b"HTTP/1.1 200 OK\r\nX-Cut",), "closed in the middle"),
         ((b"HTTP/1.1 100 Continue\r\n\r\n",), "closed in the middle"),
-        ((b"SSH-2.0-OpenSSH\r\n",), "no HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
+        ((b"SSH-2.0-OpenSSH\r\n",), "not HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
     ],
 )
 def test_answers_that_are_none_over_http(parts: tuple[bytes, ...], what: str) -> None:
@@ -174,7 +174,7 @@ def silent(client: Client) -> None:
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: str) -> None:
-    with scripted(silent) as url, pytest.raises(UserError, match="did not answer within 100"):
+    with scripted(silent) as url, pytest.raises(UserError, match="did not respond within 100"):
         target = place(url.replace("http", kind, 1), timeout=0.1)
         if kind == "http":
             query.http(target, "GET", "/", {})
@@ -200,7 +200,7 @@ def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
         over.wait(30)
 
     monkeypatch.setattr(roundtrip._Wire, "read", read_once_greeted)
-    with scripted(deaf) as url, pytest.raises(UserError, match="took no more bytes within 100"):
+    with scripted(deaf) as url, pytest.raises(UserError, match="did not read the request within 100"):
         target = place(url.replace("http", kind, 1), timeout=0.1)
         body = bytes(30_000_000)
         if kind == "http":
@@ -244,10 +244,10 @@ def test_a_call() -> None:
 def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's settings come at once; the answer takes a while."""
     is_written = threading.Event()
-    all_is_written = roundtrip._Wire.all_is_written
+    all_written = roundtrip._Wire.all_written
 
     def noted(wire: roundtrip._Wire) -> None:
-        all_is_written(wire)
+        all_written(wire)
         is_written.set()
 
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -255,7 +255,7 @@ def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pyt
         threading.Event().wait(0.1)
         return message
 
-    monkeypatch.setattr(roundtrip._Wire, "all_is_written", noted)
+    monkeypatch.setattr(roundtrip._Wire, "all_written", noted)
     with grpcio(Unary=slow) as url:
         reply = query.grpc(place(url), ECHO, [b"hello"], {})
     assert reply.first_byte - reply.sent >= 100_000_000
@@ -345,7 +345,7 @@ def nothing(peer: GrpcPeer) -> None:
     ("script", "what"),
     [
         (begun_then_closed, "closed in the middle"),
-        (web_page, "answers with text/html: that is no gRPC"),
+        (web_page, "answers with text/html: it does not speak gRPC"),
         (nothing, "closed the connection without an answer"),
     ],
 )

@@ -322,12 +322,12 @@ def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 def test_a_system_without_dev_shm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
-    with serving() as (_, url), pytest.raises(UserError, match=r"this system has no .*none"):
+    with serving() as (_, url), pytest.raises(UserError, match=r"this system does not have .*none"):
         shared_run(tmp_path, url)
 
 
 def test_text_has_no_shared_memory() -> None:
-    with pytest.raises(UserError, match=r"server\.shared_memory: api chat passes no tensors"):
+    with pytest.raises(UserError, match=r"server\.shared_memory: chat does not send tensors"):
         from_mapping({"server": {"url": "http://localhost", "shared_memory": True}})
 
 

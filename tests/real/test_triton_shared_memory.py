@@ -62,7 +62,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
 
 
 def registered(url: str) -> tuple[ShmStatus, ...]:
-    found: tuple[ShmStatus, ...] = kserve.question(Peer(parse(url)), {}, "shm_status")
+    found: tuple[ShmStatus, ...] = kserve.shm_status(Peer(parse(url)), {})
     return found
 
 
@@ -216,7 +216,7 @@ def test_a_run_that_is_ended_with_requests_in_the_model(
         until(lambda: not another_run_leaves(tmp_path, url))
     assert not (FOLDER / one.name).exists()
     assert registered(url) == ()
-    assert kserve.question(Peer(parse(url)), {}, "live")
+    assert kserve.live(Peer(parse(url)), {})
 
 
 def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
@@ -225,7 +225,7 @@ def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
 
 
 def inferences(url: str) -> int:
-    (found,) = kserve.question(Peer(parse(url)), {}, "statistics", "slow", "")
+    (found,) = kserve.statistics(Peer(parse(url)), {}, "slow", "")
     return int(found.success.count)
 
 

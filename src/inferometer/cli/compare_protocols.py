@@ -6,13 +6,15 @@ from collections.abc import Iterator
 import click
 
 from inferometer.cli.settings import server_settings
-from inferometer.errors import ANOTHER_FOLDER, OTHER_GRPC, OTHER_HTTP, UserError, reworded
+from inferometer.errors import UserError, named
 
-_SPOKEN = {
-    ANOTHER_FOLDER: "give another folder: --out DIR",
-    OTHER_GRPC: "check --grpc",
-    OTHER_HTTP: "check the URL and its path",
+_NAMES = {
+    "output": "--out DIR",
+    "server.url": "URL and --grpc",
+    "server.model": "--model",
+    "server.api": "`inferometer run` with server.api",
 }
+"""What this command calls its settings."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -95,7 +97,7 @@ def command(
         out=out,
         overrides=overrides,
     )
-    with reworded(_SPOKEN), _server(url, grpc_url) as (http, grpc):
+    with named(_NAMES), _server(url, grpc_url) as (http, grpc):
         found = compare_protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)

@@ -1,12 +1,19 @@
 """`inferometer run`: measure an endpoint."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.errors import UserError
+from inferometer.errors import UserError, named
+
+_NAMES = {"output": "--set output=DIR (`output` in the file)", "server.model": "--model NAME"}
+"""Settings that have a flag of their own."""
+_HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
+"""A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
 
 
 def _level(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -96,24 +103,32 @@ def command(
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.out import check_paths, deliver  # noqa: PLC0415
 
-    is_url = "://" in source
+    is_url = _is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source)
     _load(tree, rate, concurrency, duration, requests, any(one.startswith("load.stable=") for one in overrides))
     _data(tree, input_tokens, output_tokens, prompts)
     if model is not None:
         _section(tree, "server")["model"] = model
-    config = from_mapping(tree, overrides, "command line" if is_url else source)
+    origin = "command line" if is_url else source
     check_paths(json_path, csv_path, perf_csv_path)
     outputs = (json_path, csv_path, explain, perf_csv_path)
     try:
-        run, summary = conduct.measure(config, None if quiet else LiveView())
+        with named(_NAMES, origin):
+            config = from_mapping(tree, overrides, origin, with_scheme)
+            run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, *outputs)
         raise
     return deliver(run, summary, *outputs)
+
+
+def _is_url(source: str) -> bool:
+    """Whether the argument is a URL, with or without a scheme, rather than a file."""
+    return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def _load(

@@ -5,14 +5,16 @@ import sys
 import click
 
 from inferometer.cli.settings import server_settings
-from inferometer.errors import ANOTHER_FOLDER, CHECK_VERSION, OTHER_GRPC, OTHER_HTTP, reworded
+from inferometer.errors import named
 
-_SPOKEN = {
-    ANOTHER_FOLDER: "start it elsewhere: its records go to runs/ in the folder that it is started in",
-    CHECK_VERSION: "check -x",
-    OTHER_GRPC: "check -u; `inferometer run` measures any other gRPC service",
-    OTHER_HTTP: "check -u; `inferometer run` measures OpenAI's endpoints",
+_NAMES = {
+    "output": "start it elsewhere, records go to runs/ in the current directory",
+    "server.url": "-u",
+    "server.model": "-m",
+    "server.version": "-x",
+    "server.api": "`inferometer run` with server.api",
 }
+"""What this command calls its settings."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,7 +37,7 @@ _SPOKEN = {
     "-i",
     "--protocol",
     type=click.Choice(["http", "grpc"], case_sensitive=False),
-    help="Default: http, or what the URL says.",
+    help="Default: by the URL's scheme, or what the port speaks.",
 )
 @click.option(
     "-c",
@@ -97,7 +99,7 @@ def command(
     )
     unsaved = None
     try:
-        with reworded(_SPOKEN):
+        with named(_NAMES):
             run, summary = triton_client.measure(options)
     except conduct.UnsavedError as error:
         run, summary, unsaved = error.run, error.summary, error

@@ -122,7 +122,7 @@ class _Thread:
         try:
             self._answer = WorkerResult(facts=run_shard(job, shard))
         except UserError as error:
-            self._answer = WorkerResult(error=(error.what, error.remedy))
+            self._answer = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
         except Exception as error:  # the run must end with a clear error, whatever it was
             self._answer = f"failed: {type(error).__name__}: {error}"
 

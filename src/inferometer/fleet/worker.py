@@ -17,7 +17,7 @@ from inferometer.fleet.job import Job, ShardReport, run_shard
 
 class WorkerResult(msgspec.Struct):
     facts: ShardReport | None = None
-    error: tuple[str, str] | None = None
+    error: tuple[str, str, str, str] | None = None
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     try:
         answer = WorkerResult(facts=run_shard(job, shard))
     except UserError as error:
-        answer = WorkerResult(error=(error.what, error.remedy))
+        answer = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.flush()
     os._exit(0)  # all that it had open is closed: to take Python apart would keep the parent waiting for some 70 ms

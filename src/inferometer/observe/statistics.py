@@ -59,11 +59,11 @@ class StatisticsWatch:
     def _ask(self) -> _Mark | str:
         """Of each place, or why not: a server that cannot say is measured all the same, and the report says so."""
         try:
-            return [kserve.question(place, self._headers, "statistics", *self._model) for place in self._places]
+            return [kserve.statistics(place, self._headers, *self._model) for place in self._places]
         except NotOffered:
             return "the server offers no statistics"
         except UserError as error:
-            return f"the server's statistics could not be read: {error.what}"
+            return f"the server's statistics could not be read: {error.line}"
 
     def _ask_until_still(self) -> _Mark | str:
         begin = since = time.monotonic()

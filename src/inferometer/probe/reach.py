@@ -143,7 +143,7 @@ def _secrets(server: Server) -> dict[str, str]:
         key = os.environ.get(server.api_key_env, "")
         if not key.strip():
             raise UserError(
-                f"server.api_key_env: the variable {server.api_key_env} is not set", "export it, or drop the setting"
+                f"the variable {server.api_key_env} is not set", "export it, or drop the setting", "server.api_key_env"
             )
     elif server.api_key_file:
         try:
@@ -151,14 +151,14 @@ def _secrets(server: Server) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise UserError(
-                f"server.api_key_file: {server.api_key_file}: {reason}", "give a file that holds the key alone"
+                f"{server.api_key_file}: {reason}", "give a file that holds the key alone", "server.api_key_file"
             ) from None
     else:
         return {}
     key = key.strip()
     if not key.isprintable() or not key.isascii() or not key:
         raise UserError(
-            "the API key holds characters that cannot stand in a header", "check the variable or file it comes from"
+            "the API key has characters that are not allowed in a header", "check the variable or file it comes from"
         )
     return {"Authorization": f"Bearer {key}"}
 
@@ -170,21 +170,22 @@ def tls_context(server: Server) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ssl.SSLError):
         raise UserError(
-            f"server.tls.ca: {tls.ca} is no readable PEM file of certificates", "give the CA's PEM file"
+            f"{tls.ca} is not a readable PEM file of certificates", "give the CA's PEM file", "server.tls.ca"
         ) from None
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if tls.key and not tls.cert:
-        raise UserError("server.tls.key: the certificate that it belongs to is missing", "give it: server.tls.cert")
+        raise UserError("the certificate of this key is missing", "give it with {server.tls.cert}", "server.tls.key")
     if tls.cert:
         try:
             context.load_cert_chain(tls.cert, tls.key)
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or (error.reason if isinstance(error, ssl.SSLError) else "")
             raise UserError(
-                f"server.tls.cert: {tls.cert} and its key cannot be loaded: {reason}",
-                "give PEM files of a certificate and of the key that belongs to it",
+                f"{tls.cert} and its key cannot be loaded: {reason}",
+                "give PEM files of a certificate and of its key",
+                "server.tls.cert",
             ) from None
     context.set_alpn_protocols(["h2"] if parse(server.urls[0]).grpc else ["http/1.1"])
     return context

@@ -79,8 +79,8 @@ def header_block(
     headers.append((b"grpc-accept-encoding", b"identity,deflate,gzip"))
     own = {name.lower(): value for name, value in metadata.items()}  # of two that differ in case alone, the last
     for name in own.keys() & _NOT_METADATA:
-        remedy = "leave it out: HTTP/2 has its own ways, and gRPC server.deadline and server.compression"
-        raise UserError(f"server.headers: {name} cannot stand in a gRPC call", remedy)
+        remedy = "leave it out: HTTP/2 has its own framing, and gRPC has {server.deadline} and {server.compression}"
+        raise UserError(f"{name} is not allowed in a gRPC call", remedy, "server.headers")
     headers += [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
     return encode(headers)
 

@@ -26,7 +26,7 @@ PATHS = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
 
-_REMEDY = "name the .proto file (server.proto)"
+_REMEDY = "name the .proto file with {server.proto}"
 _NOT_FOUND = 5
 _MAX_FILES = 4096
 """More than any service is made of: a server that names ever new imports is given up."""
