@@ -40,7 +40,7 @@ def test_a_method(unaware: str) -> None:
     assert_one_line(said, PASSED, REMEDY)
 
 
-def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_stops_shows_what_arrived(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our clock is beyond the deadline when all three answers are there."""
     told, now, ahead = roundtrip._decoded, roundtrip.now, 0
 

@@ -66,6 +66,18 @@ def test_the_report_comes_again_byte_for_byte_also_explained_and_by_way_of_lates
         assert cli("report", folder, "--explain").out == said.out
 
 
+def test_a_url_without_a_scheme_is_stored_with_the_one_that_was_found(tmp_path: Path, sim: str) -> None:
+    run(tmp_path, sim.removeprefix("http://"))
+    manifest = json.loads((tmp_path / "LATEST" / "manifest.json").read_text())
+    assert manifest["config"]["server"]["url"] == [sim]
+
+
+def test_a_setting_that_fails_later_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "bench.yaml").write_text("server: {url: 'https://127.0.0.1:1', tls: {ca: /nowhere}}\n")
+    said = cli("run", tmp_path / "bench.yaml")
+    assert_one_line(said, f"{tmp_path}/bench.yaml: server.tls.ca: /nowhere is not a readable PEM file")
+
+
 def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim, "--model", "nonsense")
     assert said.status == 1

@@ -38,7 +38,7 @@ def write(folder: Path, text: str | bytes) -> str:
 # --- what is right ---------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_the_issue(tmp_path: Path) -> None:
+def test_files_and_overrides(tmp_path: Path) -> None:
     text = """
     server: {url: "http://127.0.0.1:8000", model: my-model, api: completions, stream: true}
     data:   {type: synthetic, input: 64, output: 100}
@@ -53,14 +53,14 @@ def test_the_files_of_the_issue(tmp_path: Path) -> None:
     assert (other.load.rate, other.load.duration) == (500, 10)
 
 
-def test_yaml_takes_on_and_off_for_true_and_false_and_the_keys_of_bursts_are_meant(tmp_path: Path) -> None:
+def test_on_and_off_are_keys_although_yaml_reads_them_as_booleans(tmp_path: Path) -> None:
     path = write(tmp_path, "server: {url: http://x}\nload: {type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}")
     load = from_mapping(read_tree(path)).load
     assert isinstance(load, Bursts)
     assert (load.on, load.off) == (1, 2)
 
 
-def test_the_same_in_an_override() -> None:
+def test_on_and_off_are_keys_in_overrides() -> None:
     load = config("load={type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}").load
     assert isinstance(load, Bursts)
 
@@ -81,7 +81,7 @@ def test_numbers_as_keys_stay_numbers() -> None:
         ("data", {"path": "x.jsonl"}, Jsonl),
     ],
 )
-def test_a_type_may_be_left_out_where_another_key_tells_it(section: str, tree: dict[str, Any], kind: type) -> None:
+def test_a_type_may_be_left_out_if_another_key_implies_it(section: str, tree: dict[str, Any], kind: type) -> None:
     assert isinstance(getattr(config(**{section: tree}), section), kind)
 
 
@@ -100,7 +100,7 @@ def test_overrides_reach_into_a_section_that_the_file_leaves_empty() -> None:
     assert config("load.rate=5", "load.duration=3s", load=None).load.duration == 3
 
 
-def test_the_tree_that_was_given_is_not_changed() -> None:
+def test_the_given_tree_is_not_changed() -> None:
     tree: dict[str, Any] = {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
     from_mapping(tree, ["load.rate=9"])
     assert tree == {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
@@ -165,7 +165,9 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"client": {"processes": "many"}}, "client.processes", "auto"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str, Any], what: str, remedy: str) -> None:
+def test_errors_name_the_key_and_suggest_the_nearest_valid_one(
+    sections: dict[str, Any], what: str, remedy: str
+) -> None:
     found = error(**sections)
     assert what in found.line
     assert remedy in found.next_step
@@ -184,7 +186,7 @@ def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str,
         ("lode.rate=5", "lode: unknown key"),
     ],
 )
-def test_overrides_that_cannot_be(override: str, what: str) -> None:
+def test_invalid_overrides(override: str, what: str) -> None:
     assert what in error(override, seed=1).line
 
 
@@ -205,12 +207,12 @@ def test_a_wrong_entry_of_a_mapping_is_named(overrides: list[str], what: str, re
     assert remedy in found.next_step
 
 
-def test_a_wrong_entry_that_is_called_a_secret_is_not_repeated() -> None:
+def test_secrets_are_not_shown_in_errors() -> None:
     found = error("server.parameters.api_key=[geheim]", server={"url": "grpc://x"})
     assert "server.parameters.api_key" in found.line and "geheim" not in str(found)
 
 
-def test_an_entry_that_a_list_does_not_have() -> None:
+def test_overrides_of_missing_list_entries() -> None:
     stages = {"stages": [{"type": "constant", "rate": 1, "requests": 1}]}
     assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).line
     assert "not an entry of that list" in error("load.stages.x=1", load=stages).line
@@ -241,7 +243,7 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | byte
 
 
 @pytest.mark.parametrize("path", ["/nowhere/bench.yaml", "/", "x\0y"])
-def test_files_that_are_not_there(path: str) -> None:
+def test_missing_files(path: str) -> None:
     with pytest.raises(UserError) as caught:
         read_tree(path)
     assert "YAML" in caught.value.remedy
@@ -311,7 +313,7 @@ def test_durations(text: object, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "s", "10x", "1m30", "-5s", "5 5s", "1,5s", None, True, [], -1, float("nan"), float("inf"), "1e999", "nan"]
 )  # fmt: skip
-def test_what_is_no_duration(text: object) -> None:
+def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
         parse_seconds(text)
 
@@ -324,12 +326,12 @@ def test_sizes(text: object, count: int) -> None:
 
 
 @given(st.floats(1e-9, 1e6))
-def test_a_duration_survives_being_written_for_people(seconds: float) -> None:
+def test_formatted_durations_can_be_parsed(seconds: float) -> None:
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.01, abs=1 if seconds < 3600 else 60)
 
 
 @given(st.integers(0, 2**45))
-def test_a_size_survives_being_written_for_people(count: int) -> None:
+def test_formatted_sizes_can_be_parsed(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.01, abs=1)
 
 
@@ -337,7 +339,7 @@ def test_a_size_survives_being_written_for_people(count: int) -> None:
     ("value", "text"),
     [(50, "50"), (123.456, "123.5"), (9999.6, "10000"), (2_000_000, "2000000"), (0.25, "0.25"), (0, "0")],
 )
-def test_numbers_have_no_exponent_for_being_large(value: float, text: str) -> None:
+def test_large_numbers_have_no_exponent(value: float, text: str) -> None:
     assert format_number(value, 4) == text
 
 
@@ -356,13 +358,13 @@ def test_numbers_have_no_exponent_for_being_large(value: float, text: str) -> No
         ({"url": "http://x", "api": "generate"}, "generate", True, "synthetic"),
     ],
 )
-def test_the_url_and_the_api_say_what_is_meant(server: dict[str, Any], api: str, stream: bool, data: str) -> None:
+def test_defaults_follow_from_the_url_and_the_api(server: dict[str, Any], api: str, stream: bool, data: str) -> None:
     found = from_mapping({"server": server})
     assert (found.server.api, found.server.stream) == (api, stream)
     assert found.data.__struct_config__.tag == data
 
 
-def test_a_methods_messages_are_told_by_their_keys() -> None:
+def test_a_methods_messages_are_recognised_by_their_keys() -> None:
     server = {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}
     for data in ({"messages": [{"name": "x"}]}, {"path": "requests.jsonl"}):
         assert from_mapping({"server": server, "data": data}).data.__struct_config__.tag == "messages"

@@ -53,13 +53,13 @@ def test_values_on_the_command_line(spec: TensorSpec, text: str, expected: Any) 
     assert arrays(facts(spec), f"{spec.name}={text}")[spec.name].tolist() == expected
 
 
-def test_the_name_may_be_left_out_where_there_is_one_input(tmp_path: Path) -> None:
+def test_the_name_may_be_left_out_if_there_is_one_input(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([[1, 2, 3, 4]], np.int32))
     assert arrays(facts(INTS), "1,2,3,4")["A"].tolist() == [[1, 2, 3, 4]]
     assert arrays(facts(INTS), f"@{tmp_path}/a.npy")["A"].tolist() == [[1, 2, 3, 4]]
 
 
-def test_an_array_from_a_file_gets_the_batch_that_it_lacks_and_the_models_datatype(tmp_path: Path) -> None:
+def test_an_array_gets_the_missing_batch_dimension_and_the_models_datatype(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(4, dtype=np.int64))
     np.save(tmp_path / "b.npy", np.array([0.5, 1.5]))
     found = arrays(facts(INTS, FLOATS), f"A=@{tmp_path}/a.npy", f"B=@{tmp_path}/b.npy")
@@ -96,26 +96,26 @@ def test_elements_find_their_shape(shape: tuple[int, ...], count: int, expected:
 # --- made up ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_nothing_given_all_is_random_and_open_sizes_are_1() -> None:
+def test_without_inputs_all_are_random_and_open_dimensions_are_1() -> None:
     built = inputs.build(InferFlags("grpc://x"), facts(INTS, FLOATS, WORDS))
     assert [(one.tensor.name, one.tensor.shape, one.source) for one in built] == [
         ("A", (1, 4), "random"), ("B", (1,), "random"), ("C", (1,), "random"),
     ]  # fmt: skip
 
 
-def test_fill_and_shape_say_what_is_made_up() -> None:
+def test_fill_and_shape_control_generated_inputs() -> None:
     found = arrays(facts(INTS, FLOATS), "B=5", fill="zeros", shapes=("A=2,4",))
     assert (found["A"].tolist(), found["B"].tolist()) == ([[0] * 4] * 2, [5])
 
 
-def test_optional_inputs_are_left_to_the_model() -> None:
+def test_optional_inputs_are_omitted() -> None:
     model = facts(INTS, FLOATS, input=[{"name": "A"}, {"name": "B", "optional": True}])
     assert list(arrays(model)) == ["A"]
     assert list(arrays(model, "A=1,2,3,4")) == ["A"]
     assert list(arrays(model, "A=1,2,3,4", shapes=("B=3",), fill="zeros")) == ["A", "B"]
 
 
-def test_where_all_is_optional_and_nothing_given_one_of_numbers_is_made_up_as_for_a_run() -> None:
+def test_if_all_inputs_are_optional_one_is_generated() -> None:
     def all_optional(*specs: TensorSpec) -> ModelFacts:
         return facts(*specs, input=[{"name": spec.name, "optional": True} for spec in specs])
 
@@ -157,7 +157,7 @@ TEXT = TensorSpec("text", "BYTES", (-1, 1), optional=True)
         ((FILE, TensorSpec("pixels", "FP32", (-1, 3, 4, 4))), "pixels"),
     ],
 )
-def test_where_file_and_pixels_are_optional_an_image_goes_as_the_file(
+def test_if_file_and_pixels_are_optional_the_file_is_sent(
     tmp_path: Path, specs: tuple[TensorSpec, ...], expected: str
 ) -> None:
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
@@ -167,7 +167,7 @@ def test_where_file_and_pixels_are_optional_an_image_goes_as_the_file(
         assert made["image"].tolist() == [[(tmp_path / "a.png").read_bytes()]]
 
 
-def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
+def test_an_image_that_fits_two_inputs_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
     two = [TensorSpec(name, "FP32", (3, 2, 2)) for name in "PQ"]
     with pytest.raises(UserError, match="not clear which one the image is for"):
@@ -192,7 +192,7 @@ def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
         (("A=@/nowhere.npy",), "No such file"),
     ],
 )
-def test_wrong_inputs_are_said_with_what_was_expected_and_given(given: tuple[str, ...], words: str) -> None:
+def test_wrong_inputs_are_reported_with_what_was_expected_and_given(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         arrays(facts(INTS, FLOATS), *given)
     assert caught.value.remedy
@@ -244,11 +244,11 @@ def test_wrong_shapes_are_refused(shape: str, words: str) -> None:
         ({"url": "http://x", "api": "kserve-json", "prompt": "hi"}, "kserve-json"),
     ],
 )
-def test_what_is_spoken_follows_from_what_is_given(given: dict[str, Any], api: str) -> None:
+def test_the_api_follows_from_the_other_flags(given: dict[str, Any], api: str) -> None:
     assert flags.api_of(InferFlags(**given)) == api
 
 
-def test_parameters_are_read_as_what_they_look_like_and_go_where_the_api_has_them() -> None:
+def test_parameters_are_parsed_as_json_and_go_to_the_apis_section() -> None:
     given = InferFlags("http://x", parameters=("a=5", "b=0.5", "c=true", "d=text", 'e="7"'), headers=("X-Own: a:b",))
     tree = {"a": 5, "b": 0.5, "c": True, "d": "text", "e": "7"}
     assert flags.server_section(given, "chat").body == tree

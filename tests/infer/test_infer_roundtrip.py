@@ -44,7 +44,7 @@ def test_instants_are_in_order_and_bytes_counted() -> None:
     assert all(instants.connected <= at <= instants.done for at, _ in told)
 
 
-def test_a_server_that_answers_before_it_has_read_the_request() -> None:
+def test_a_server_that_responds_before_it_has_read_the_request() -> None:
     def script(client: Client) -> None:
         client.sock.recv(100)
         client.send(b"HTTP/1.1 413 No\r\nContent-Length: 7\r\n\r\ntoo big")
@@ -58,7 +58,7 @@ def test_a_server_that_answers_before_it_has_read_the_request() -> None:
     assert instants.bytes_out > 8 << 20
 
 
-def test_an_answer_without_a_length_ends_with_its_last_byte_and_not_with_the_close() -> None:
+def test_a_response_without_a_length_ends_with_its_last_byte() -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)
@@ -72,7 +72,7 @@ def test_an_answer_without_a_length_ends_with_its_last_byte_and_not_with_the_clo
 @pytest.mark.parametrize(
     "sent", [b"", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00abc"]
 )
-def test_a_grpc_server_is_recognised_by_how_it_begins(sent: bytes) -> None:
+def test_a_grpc_server_is_recognised_by_its_settings(sent: bytes) -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(sent)

@@ -53,25 +53,25 @@ def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
 
 
 @pytest.mark.parametrize("counts_at", [0.0001, 0.12, 0.49])
-def test_a_request_that_is_counted_late_is_awaited(counts_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_that_count_late_are_awaited(counts_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = taken(Server(counts_at), monkeypatch)
     assert statistics.since() == ServerSide(1000, 3000, "its statistics", 1)
 
 
-def test_it_is_not_awaited_for_longer_than_half_a_second_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_awaited_for_half_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=60)
     assert taken(server, monkeypatch).since() == "its statistics did not count the request in time"
     assert 0.5 <= server.now < 0.6
 
 
-def test_after_a_standstill_beyond_the_patience_the_server_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_long_pause_statistics_are_fetched_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=0.9)
     statistics = taken(server, monkeypatch)
     server.takes = 0.6
     assert isinstance(statistics.since(), ServerSide)
 
 
-def test_a_server_that_was_started_anew_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_server_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=60)
     statistics = taken(server, monkeypatch)
     server.before = 2
@@ -80,7 +80,7 @@ def test_a_server_that_was_started_anew_is_not_awaited(monkeypatch: pytest.Monke
     assert server.asked == 2
 
 
-def test_a_server_without_statistics_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise UserError("not offered")
 
@@ -89,7 +89,7 @@ def test_a_server_without_statistics_says_nothing(monkeypatch: pytest.MonkeyPatc
     assert taken(server, monkeypatch).since() is None
 
 
-def test_text_and_json_say_that_it_was_not_counted() -> None:
+def test_text_and_json_show_that_the_request_was_not_counted() -> None:
     result = Result("tensors", "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS, time_split.NOT_COUNTED)
     (line,) = [line for line in show.render(result).splitlines() if "server" in line]
     assert line == " of that in the server, unknown: its statistics did not count the request in time"

@@ -49,7 +49,7 @@ def sends(*parts: bytes) -> object:
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def test_a_question_over_http() -> None:
+def test_one_request_over_http() -> None:
     asked: list[tuple[str, dict[str, str], bytes]] = []
 
     def script(client: Client) -> None:
@@ -77,7 +77,9 @@ def test_a_question_over_http() -> None:
         ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"abc"),), b"abc"),
     ],
 )
-def test_bodies_by_chunks_by_the_close_and_after_hints(parts: tuple[bytes, ...], body: bytes) -> None:
+def test_bodies_may_be_chunked_or_end_with_the_connection_or_follow_early_hints(
+    parts: tuple[bytes, ...], body: bytes
+) -> None:
     with scripted(sends(*parts)) as url:  # type: ignore[arg-type]
         reply = query.http(place(url), "GET", "/", {})
     assert reply.body == body
@@ -114,7 +116,7 @@ def test_big_bodies_over_http() -> None:
         ((b"SSH-2.0-OpenSSH\r\n",), "not HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
     ],
 )
-def test_answers_that_are_none_over_http(parts: tuple[bytes, ...], what: str) -> None:
+def test_invalid_responses_over_http_are_errors(parts: tuple[bytes, ...], what: str) -> None:
     with scripted(sends(*parts)) as url, pytest.raises(UserError) as caught:  # type: ignore[arg-type]
         query.http(place(url), "GET", "/x", {})
     assert what in caught.value.what
@@ -126,7 +128,7 @@ ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 @pytest.mark.parametrize("split", range(2, len(ALERT) + 1))
-def test_an_alert_of_tls_says_which_url_to_write(kind: str, split: int) -> None:
+def test_a_tls_alert_leads_to_the_right_url(kind: str, split: int) -> None:
     def script(client: Client) -> None:
         client.sock.recv(65536)
         client.send(ALERT[:split])
@@ -154,13 +156,13 @@ def test_a_server_that_breaks_off_does_not_speak_tls() -> None:
     assert "TLS" not in str(caught.value)
 
 
-def test_a_status_that_is_not_200_is_an_answer() -> None:
+def test_a_status_other_than_200_is_a_reply() -> None:
     with scripted(sends(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")) as url:  # type: ignore[arg-type]
         reply = query.http(place(url), "GET", "/", {})
     assert (reply.status, reply.body) == (503, b"busy")
 
 
-def test_grpcio_behind_http_is_told_from_a_broken_server() -> None:
+def test_grpcio_behind_an_http_url_is_recognised() -> None:
     with grpcio(Unary=lambda message, _: message) as url, pytest.raises(UserError) as caught:
         query.http(place(url.replace("grpc", "http", 1)), "GET", "/v2", {})
     assert "HTTP/2" in caught.value.what
@@ -173,7 +175,7 @@ def silent(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: str) -> None:
+def test_waiting_for_a_silent_server_ends_with_the_timeout(kind: str) -> None:
     with scripted(silent) as url, pytest.raises(UserError, match="did not respond within 100"):
         target = place(url.replace("http", kind, 1), timeout=0.1)
         if kind == "http":
@@ -183,7 +185,7 @@ def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: s
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
+def test_waiting_for_a_server_that_does_not_read_ends_with_the_timeout(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greeted, over = threading.Event(), threading.Event()
@@ -211,7 +213,7 @@ def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_nobody_there(kind: str) -> None:
+def test_connection_refused(kind: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"{kind}://127.0.0.1:{unused.getsockname()[1]}"
@@ -224,7 +226,7 @@ def test_nobody_there(kind: str) -> None:
 # --- gRPC ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_one_call_over_grpc() -> None:
     seen: dict[str, str | bytes] = {}
 
     def echo(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -241,7 +243,7 @@ def test_a_call() -> None:
     assert are_in_order(reply)
 
 
-def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_byte_is_that_of_the_response_not_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's settings come at once; the answer takes a while."""
     is_written = threading.Event()
     all_written = roundtrip._Wire.all_written
@@ -349,13 +351,13 @@ def nothing(peer: GrpcPeer) -> None:
         (nothing, "closed the connection without an answer"),
     ],
 )
-def test_answers_that_are_none_over_grpc(script, what: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_responses_over_grpc_are_errors(script, what: str) -> None:  # type: ignore[no-untyped-def]
     with following(script) as url, pytest.raises(UserError) as caught:
         query.grpc(place(url), ECHO, [b""], {})
     assert what in caught.value.what
 
 
-def test_going_away_does_not_keep_it_from_answering() -> None:
+def test_a_server_that_goes_away_may_still_respond() -> None:
     def script(peer: GrpcPeer) -> None:
         stream = peer.request()
         if stream is not None:
@@ -384,7 +386,7 @@ def test_an_http1_server_behind_grpc(start: bytes) -> None:
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-def test_over_tls_and_without_the_certificate_that_is_wanted(tmp_path: Path) -> None:
+def test_over_tls_with_and_without_the_required_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     pair = (mine.private_key_pem.bytes(), b"".join(blob.bytes() for blob in mine.cert_chain_pems))

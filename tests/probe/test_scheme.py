@@ -32,7 +32,7 @@ def test_a_grpc_server() -> None:
         assert with_scheme(url.removeprefix("grpc://")) == url
 
 
-def test_a_server_that_closes_without_a_word_is_neither() -> None:
+def test_a_server_that_closes_without_a_byte_is_neither() -> None:
     with scripted(close) as url, pytest.raises(UserError, match="closed the connection"):
         with_scheme(url.removeprefix("http://"))
 

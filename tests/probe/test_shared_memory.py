@@ -209,7 +209,7 @@ def test_one_kind_of_request_has_more_slots_than_there_are_users(tmp_path: Path)
     assert len(set(used)) == 12
 
 
-def test_a_sequence_has_a_slot_of_its_own(tmp_path: Path) -> None:
+def test_each_sequence_has_its_own_slot(tmp_path: Path) -> None:
     load = {"type": "closed", "concurrency": 2, "requests": 12}
     with serving() as (fake, url):
         run = shared_run(tmp_path, url, data={"type": "tensors", "sequence": 3}, load=load)
@@ -234,7 +234,7 @@ def test_two_urls_of_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("output", "size"), [((-1, 4), 2 * 16), ((-1, 5), 2 * 20), ((-1, -1), 2 * 16 * 3 // 2 + 1024)])
-def test_outputs_have_the_room_that_the_metadata_or_an_inference_shows(
+def test_the_size_of_outputs_comes_from_the_metadata_or_a_first_inference(
     tmp_path: Path, output: tuple[int, ...], size: int
 ) -> None:
     with serving(output) as (fake, url):
@@ -246,7 +246,7 @@ def test_outputs_have_the_room_that_the_metadata_or_an_inference_shows(
         assert {one.body["outputs"][0]["parameters"]["shared_memory_byte_size"] for one in fake.inferred} == {size}
 
 
-def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_first_inference_that_fails_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with serving((-1, -1)) as (fake, url):
         fake._infer = lambda headers, body: (500, {"error": "no weights"})  # type: ignore[method-assign]
         with pytest.raises(UserError, match=r"a first inference.*no weights"):
@@ -254,7 +254,7 @@ def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
         assert (fake.seen, list(tmp_path.iterdir())) == ({}, [])
 
 
-def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
+def test_an_unknown_output_is_an_error(tmp_path: Path) -> None:
     with serving() as (_, url), pytest.raises(UserError, match="has no output 'OTHER'") as raised:
         shared_run(tmp_path, url, server={"outputs": ["OTHER"]})
     assert "OUTPUT" in raised.value.remedy
@@ -263,7 +263,7 @@ def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
 # --- what goes wrong ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_cannot_open_the_region_is_an_error_with_its_words(tmp_path: Path) -> None:
+def test_a_server_that_cannot_open_the_region_is_an_error_with_its_message(tmp_path: Path) -> None:
     with serving() as (fake, url):
         fake.refusal = "Unable to open shared memory region: '/x'"
         with pytest.raises(UserError, match="Unable to open shared memory region") as raised:
@@ -274,7 +274,7 @@ def test_a_server_that_cannot_open_the_region_is_an_error_with_its_words(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exception_takes_the_region_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_removes_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
@@ -286,7 +286,7 @@ def test_an_exception_takes_the_region_away(tmp_path: Path, monkeypatch: pytest.
         assert fake.left_over() == []
 
 
-def test_a_region_that_is_in_use_is_taken_away_when_it_no_longer_is(tmp_path: Path) -> None:
+def test_a_region_in_use_is_unregistered_when_it_no_longer_is(tmp_path: Path) -> None:
     with serving() as (fake, url):
         fake.in_use = 3
         shared_run(tmp_path, url)
@@ -306,7 +306,9 @@ def test_a_region_that_stays_in_use_is_left_to_the_next_run(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -406,7 +408,7 @@ def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_pat
 # --- regions ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_spares_what_is_in_use_and_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_spares_regions_in_use_and_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     region = Region()
     region.create()
@@ -419,9 +421,7 @@ def test_a_sweep_spares_what_is_in_use_and_what_is_not_ours(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [foreign]
 
 
-def test_a_region_that_is_swept_away_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_removed_before_it_is_locked_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     flock, swept = fcntl.flock, []
 
@@ -438,7 +438,7 @@ def test_a_region_that_is_swept_away_before_it_is_locked_is_made_again(
     region.remove()
 
 
-def test_a_region_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_user_can_access_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     region = Region()
     region.create()
@@ -447,7 +447,7 @@ def test_a_region_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=20), st.integers(0, 5000))
-def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: int) -> None:
+def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> None:
     region = Region()
     region.create()
     try:
@@ -467,7 +467,7 @@ def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: 
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
-def test_requests_that_follow_each_other_have_slots_of_their_own(count: int, at_once: int, room: int) -> None:
+def test_consecutive_requests_have_different_slots(count: int, at_once: int, room: int) -> None:
     """As many as may be in flight, at any place of the round, whatever the numbers of requests and of slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
@@ -491,7 +491,7 @@ def test_portions_are_what_the_shards_send() -> None:
     assert (first.at_once, second.at_once) == (3, 2)
 
 
-def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_tensors_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     region = Region()
     region.create()
@@ -501,7 +501,7 @@ def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("api", ["kserve", "kserve-json"])
-def test_inputs_without_any_elements_are_left_to_the_messages(tmp_path: Path, api: str) -> None:
+def test_inputs_without_elements_stay_in_the_messages(tmp_path: Path, api: str) -> None:
     """The first inference, which shows how large outputs are, has them too."""
     with serving((-1, -1)) as (fake, url):
         fake.input["shape"] = [-1, -1]

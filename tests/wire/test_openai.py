@@ -53,7 +53,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_answer_says_the_same_at_every_split(name: str) -> None:
+def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
     answer, stream, eof = GOOD[name]
     usage = Usage(7, 3, 4, 1)
     expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
@@ -146,7 +146,7 @@ def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> N
     assert message in fail.message
 
 
-def test_nothing_at_all_is_closed_not_cut_short() -> None:
+def test_no_bytes_at_all_is_closed_not_cut_short() -> None:
     assert decode(b"", eof=True, pieces=[b""]) == [Fail("closed", "")]
 
 
@@ -195,7 +195,7 @@ def test_usage_may_be_missing_null_or_partial() -> None:
     )
 
 
-def test_one_decoder_serves_a_connection_answer_after_answer() -> None:
+def test_one_decoder_serves_all_responses_of_a_connection() -> None:
     it = decoder()
     for text in ("one", "two"):
         it.reset()
@@ -206,7 +206,7 @@ def test_one_decoder_serves_a_connection_answer_after_answer() -> None:
         assert it.status == 200
 
 
-def test_connection_close_is_heard() -> None:
+def test_connection_close_is_respected() -> None:
     assert decode(http(STREAM, headers="Connection: close\r\n"))[-1] == End(keep_alive=False)
     assert decode(http(b"", 503, headers="Connection: close\r\n"))[-1] == Fail("http_503", "", keep_alive=False)
 
@@ -230,7 +230,7 @@ def body(settings: dict[str, Any], payload: object = "hi", n_out: int = 5) -> di
     return json.loads(tail.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
 
 
-def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
+def test_request_bodies_have_what_is_configured_and_nothing_else() -> None:
     assert body({}) == {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
@@ -247,7 +247,7 @@ def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
     assert body({"stream": False, "body": {"temperature": 0, "max_tokens": 9}})["max_tokens"] == 9
 
 
-def test_calls_are_whole_http_requests() -> None:
+def test_calls_are_complete_http_requests() -> None:
     context = CallContext(
         api="chat",
         model="m",
