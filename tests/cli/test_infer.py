@@ -1,4 +1,4 @@
-"""`inferometer infer` from the outside: text, tensors, images, any gRPC method; and what goes wrong, in one line each."""
+"""`inferometer infer` from the outside: text, embeddings, tensors, images, any gRPC method; and errors of one line each."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def kserve(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Red 255, green 127.5 or so, blue 0 all over: as inception has it 1, 0 and -1."""
+    """Red 255, green about 127.5, blue 0 everywhere: scaled by inception 1, 0 and -1."""
     path = tmp_path_factory.mktemp("images") / "flat.png"
     Image.new("RGB", (5, 4), (255, 128, 0)).save(path)
     return str(path)
@@ -154,7 +154,7 @@ def test_flags_reach_the_server() -> None:
 
 
 def test_text_is_printed_as_it_arrives(tmp_path: Path) -> None:
-    """The server waits until the first word was read from our output before it goes on."""
+    """The server continues only after the first word has been read from the output."""
     read, write = os.pipe()
 
     def script(client: Client) -> None:
@@ -387,7 +387,7 @@ service Till {
 
 @pytest.fixture(scope="module")
 def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A grpcio server of its own service, with reflection: its URL and its .proto file."""
+    """A grpcio server with a custom service and reflection: its URL and its .proto file."""
     path = tmp_path_factory.mktemp("proto") / "shop.proto"
     path.write_text(PROTO)
     described = protobuf.compile(path)

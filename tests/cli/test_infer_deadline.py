@@ -1,4 +1,4 @@
-"""`inferometer infer --deadline` against a server that knows of none: the client keeps it by itself."""
+"""`inferometer infer --deadline` against a server that does not enforce it: the client does."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ REMEDY = "raise --deadline"
 
 @pytest.fixture
 def unaware(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Its URL. It is told of a deadline hours away."""
+    """Its URL. The deadline that it receives is hours away."""
     monkeypatch.setattr(grpc, "timeout", lambda _: b"9H")
     with kserve_peers.over_grpc() as url:
         yield url
@@ -41,7 +41,7 @@ def test_a_method(unaware: str) -> None:
 
 
 def test_a_stream_that_stops_shows_what_arrived(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our clock is beyond the deadline when all three answers are there."""
+    """The client's clock is past the deadline when all three responses have arrived."""
     told, now, ahead = roundtrip._decoded, roundtrip.now, 0
 
     def tell(event: Any, answer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From YAML and overrides to a Config, or to one line that names the key and the remedy."""
+"""From YAML and overrides to a Config, or to an error that names the key and the remedy."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""docs/perf_analyzer.md promises options: each is one that `run` takes, and says what the page says."""
+"""The options in docs/perf_analyzer.md: `run` accepts each of them, and it means what the page says."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Ranges of load: `1:8:2` is a stage for each level, in the file and on the command line."""
+"""Ranges of load: `1:8:2` is one stage per level, in the file and on the command line."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Inputs from the command line: what is given, what is made up, and what is refused."""
+"""Inputs from the command line: given, generated, and refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One exchange: its instants are in order, whatever the server does first, and what it says is told as it comes."""
+"""One round trip: its instants are in order whatever the server does first, and events are passed on as they arrive."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What is printed and exported of a result, and the parts that its time is taken into."""
+"""How a result is shown and exported, and how its time is split."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a server's statistics say of one request: awaited for a while by the clock, and where they do not come, that is said."""
+"""A server's statistics of one request: awaited for a limited time, and reported as unknown after that."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ INSTANTS = Instants(
 
 
 class Server:
-    """Counts a request at `counts_at` s, each question takes `takes` s, and sleeping takes no time."""
+    """Counts a request at `counts_at` s; each query takes `takes` s, and sleeping takes no time."""
 
     def __init__(self, counts_at: float, takes: float = 0.0) -> None:
         self.now, self.counts_at, self.takes, self.asked, self.before = 0.0, counts_at, takes, 0, 5

@@ -1,4 +1,4 @@
-"""What is found out before t=0 about servers that lack something, and what is said of those that are something else."""
+"""Discovery of KServe servers that lack a feature, and of servers that are not KServe servers."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ ONE = {"type": "closed", "concurrency": 1, "requests": 1}
 
 
 def overridden(path: str, status: int, body: bytes, extra: str = "") -> Callable[[Client], None]:
-    """The scripted KServe server, but for what it answers at `path`."""
+    """The scripted KServe server with another response at `path`."""
     usual = kserve_peers.over_http()
 
     def script(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""One blocking exchange: what ends it, what is told of it, and what it leaves behind."""
+"""One blocking round trip: how it ends, which events it passes on, and what it leaves behind."""
 
 import socket
 import ssl
@@ -28,15 +28,15 @@ def ignore(at: int, events: Sequence[Event]) -> None:
 
 
 def over_http(url: str, request: bytes = REQUEST, timeout: float = 30.0, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
-    place = Peer(parse(url), context, timeout=timeout)
-    return roundtrip.over_http(place, request, ResponseDecoder(StreamedResponse()), ignore)
+    peer = Peer(parse(url), context, timeout=timeout)
+    return roundtrip.over_http(peer, request, ResponseDecoder(StreamedResponse()), ignore)
 
 
 def over_grpc(url: str, timeout: float = 30.0):  # type: ignore[no-untyped-def]
-    place = Peer(parse(url), timeout=timeout)
+    peer = Peer(parse(url), timeout=timeout)
     kept: list[bytes] = []
     block = header_block("/t.S/Down", "x", False, {})
-    return *roundtrip.over_grpc(place, block, framed(b""), GrpcResponse(True, None, kept), ignore), kept
+    return *roundtrip.over_grpc(peer, block, framed(b""), GrpcResponse(True, None, kept), ignore), kept
 
 
 def test_a_response_that_was_complete_before_a_protocol_error_counts() -> None:
@@ -68,9 +68,9 @@ def test_events_before_a_protocol_error_are_passed_on() -> None:
 
     kept: list[bytes] = []
     with following(script) as url, pytest.raises(UserError, match="CONTINUATION"):
-        place = Peer(parse(url), timeout=30)
+        peer = Peer(parse(url), timeout=30)
         roundtrip.over_grpc(
-            place, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcResponse(True, None, kept), ignore
+            peer, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcResponse(True, None, kept), ignore
         )
     assert kept == [b"abc"]
 

@@ -39,13 +39,13 @@ class Inferred(NamedTuple):
     body: dict[str, Any]
     """The request's JSON."""
     rest: bytes
-    """What came behind it."""
+    """The bytes after it."""
     given: bytes
     """Its first input, wherever that was."""
 
 
 class Fake:
-    """A KServe server with one model that gives back its input, INPUT FP32 [-1, 4] -> OUTPUT."""
+    """A KServe server with one model that returns its input, INPUT FP32 [-1, 4] -> OUTPUT."""
 
     def __init__(self, output: list[int]) -> None:
         self.input = {"name": "INPUT", "datatype": "FP32", "shape": [-1, 4]}
@@ -109,8 +109,8 @@ class Fake:
         if not tree["inputs"]:
             return 400, {"error": "expected 1 inputs but got 0 inputs for model 'm'"}
         (given,) = tree["inputs"]
-        place = given.get("parameters", {})
-        raw = self._read(place) if "shared_memory_region" in place else rest
+        reference = given.get("parameters", {})
+        raw = self._read(reference) if "shared_memory_region" in reference else rest
         self.inferred.append(Inferred(tree, rest, raw))
         self.asked_to_infer.set()
         output = self.output | {"shape": given["shape"]}
@@ -121,16 +121,16 @@ class Fake:
             output["data"] = np.frombuffer(raw, "<f4").tolist()
         return 200, {"model_name": "m", "outputs": [output]}
 
-    def _read(self, place: dict[str, Any]) -> bytes:
-        with path_of(self.registered[place["shared_memory_region"]]["key"]).open("rb") as file:
-            file.seek(place.get("shared_memory_offset", 0))
-            return file.read(place["shared_memory_byte_size"])
+    def _read(self, reference: dict[str, Any]) -> bytes:
+        with path_of(self.registered[reference["shared_memory_region"]]["key"]).open("rb") as file:
+            file.seek(reference.get("shared_memory_offset", 0))
+            return file.read(reference["shared_memory_byte_size"])
 
-    def _write(self, place: dict[str, Any], raw: bytes) -> None:
-        about = self.registered[place["shared_memory_region"]]
-        offset = place.get("shared_memory_offset", 0)
-        assert len(raw) <= place["shared_memory_byte_size"]
-        assert offset + place["shared_memory_byte_size"] <= about["byte_size"]
+    def _write(self, reference: dict[str, Any], raw: bytes) -> None:
+        about = self.registered[reference["shared_memory_region"]]
+        offset = reference.get("shared_memory_offset", 0)
+        assert len(raw) <= reference["shared_memory_byte_size"]
+        assert offset + reference["shared_memory_byte_size"] <= about["byte_size"]
         with path_of(about["key"]).open("r+b") as file:
             file.seek(offset)
             file.write(raw)
@@ -456,9 +456,9 @@ def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> No
         content = region.path.read_bytes()
     finally:
         region.remove()
-    assert [content[place.offset : place.offset + place.byte_size] for place in places] == pieces
-    assert len({place.offset for place in places}) == len(set(pieces))
-    assert all(place.offset % 64 == 0 and place.offset + place.byte_size <= start for place in places)
+    assert [content[reference.offset : reference.offset + reference.byte_size] for reference in places] == pieces
+    assert len({reference.offset for reference in places}) == len(set(pieces))
+    assert all(reference.offset % 64 == 0 and reference.offset + reference.byte_size <= start for reference in places)
     if reserved:
         assert len(content) == region.size == start + reserved
 
@@ -468,7 +468,7 @@ def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> No
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
 def test_consecutive_requests_have_different_slots(count: int, at_once: int, room: int) -> None:
-    """As many as may be in flight, at any place of the round, whatever the numbers of requests and of slots."""
+    """As many as may be in flight, at any point of the round, whatever the numbers of requests and of slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
     requests = job._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
@@ -502,7 +502,7 @@ def test_empty_tensors_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("api", ["kserve", "kserve-json"])
 def test_inputs_without_elements_stay_in_the_messages(tmp_path: Path, api: str) -> None:
-    """The first inference, which shows how large outputs are, has them too."""
+    """The first inference, which shows the size of the outputs, has them too."""
     with serving((-1, -1)) as (fake, url):
         fake.input["shape"] = [-1, -1]
         data = {"type": "tensors", "shape": {"INPUT": [1, 0]}}

@@ -1,4 +1,4 @@
-"""What answers mean: each kind of answer and of failure, at every byte split."""
+"""OpenAI's chat and completions: request bodies, and every kind of response and failure at every byte split."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Base URLs taken apart."""
+"""Parsing of base URLs."""
 
 import pytest
 
