@@ -24,8 +24,8 @@ from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet import job
-from inferometer.probe import shared_memory
-from inferometer.probe.shared_memory import PREFIX, Region, sweep
+from inferometer.probe import shared_memory, shm_region
+from inferometer.probe.shm_region import PREFIX, Region, sweep
 from inferometer.records import Run
 from inferometer.tensors import Tensor
 from inferometer.types import Request
@@ -146,7 +146,7 @@ class Fake:
 
 def path_of(key: str) -> Path:
     assert key.startswith(f"/{PREFIX}")
-    return shared_memory.FOLDER / key[1:]
+    return shm_region.FOLDER / key[1:]
 
 
 @contextlib.contextmanager
@@ -313,7 +313,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path / "shm")
     monkeypatch.setattr(os, call, full)
     with serving() as (fake, url), pytest.raises(UserError, match=r"No space left on device.* of tensors") as raised:
         shared_run(tmp_path / "runs", url)
@@ -323,7 +323,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
 
 
 def test_a_system_without_dev_shm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path / "none")
     with serving() as (_, url), pytest.raises(UserError, match=r"this system does not have .*none"):
         shared_run(tmp_path, url)
 
@@ -409,7 +409,7 @@ def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_pat
 
 
 def test_a_sweep_spares_regions_in_use_and_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     left, foreign = tmp_path / f"{PREFIX}{os.getpid()}-left", tmp_path / "triton_region"
@@ -422,7 +422,7 @@ def test_a_sweep_spares_regions_in_use_and_files_of_others(tmp_path: Path, monke
 
 
 def test_a_region_removed_before_it_is_locked_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     flock, swept = fcntl.flock, []
 
     def late(file: int, operation: int) -> None:
@@ -439,7 +439,7 @@ def test_a_region_removed_before_it_is_locked_is_created_again(tmp_path: Path, m
 
 
 def test_only_the_user_can_access_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     assert region.path.stat().st_mode & 0o777 == 0o600
@@ -492,7 +492,7 @@ def test_portions_are_what_the_shards_send() -> None:
 
 
 def test_empty_tensors_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     placed = shared_memory._put(region, (Tensor("A", "FP32", (0,), b""), Tensor("B", "FP32", (1,), bytes(4))))

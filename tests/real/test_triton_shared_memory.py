@@ -17,7 +17,8 @@ from waiting import until
 
 from inferometer.probe import kserve, shared_memory
 from inferometer.probe.roundtrip import Peer
-from inferometer.probe.shared_memory import FOLDER, PREFIX, Portion, Served
+from inferometer.probe.shared_memory import Portion, Served
+from inferometer.probe.shm_region import FOLDER, PREFIX
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES
 from inferometer.wire.context import SharedRefs

@@ -8,4 +8,5 @@ query.py          one request and its complete response, over HTTP/1.1 or gRPC
 roundtrip.py      one round trip on its own connection, with the instant of each step
 kserve.py         metadata, configuration and statistics of a KServe v2 server
 shared_memory.py  tensors in system shared memory, registered with the server
+shm_region.py     the file that they are in
 """

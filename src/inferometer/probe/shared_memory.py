@@ -3,17 +3,12 @@
 There is one region per run, a file under /dev/shm: first the inputs, each distinct tensor once, then slots that the server
 writes outputs into. Every server registers it under the name of the file, and requests refer to offsets in it.
 
-- The file is written and allocated, never mapped: if memory runs out, that is an error here and not a SIGBUS in the server.
-- The process that created a region holds a lock on it. A region without a lock was left behind by a run that was killed:
-  the next run removes it and unregisters it.
+- A region that a killed run left behind is removed and unregistered by the next run (shm_region.py).
 - At the end the file is removed first, which always succeeds, then it is unregistered. If a server refuses because it is still
   processing requests, the next run unregisters the region.
 """
 
 import contextlib
-import fcntl
-import hashlib
-import os
 import secrets
 import signal
 import sys
@@ -21,32 +16,27 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
-from inferometer.probe import kserve, query
+from inferometer.probe import kserve, query, shm_region
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import Peer
+from inferometer.probe.shm_region import PREFIX, Region, aligned, sweep
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements
-from inferometer.units import format_bytes
 from inferometer.wire.context import Sequenced, SharedRefs
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmRef
 
-PREFIX = "inferometer-"
-FOLDER = Path("/dev/shm")
-
 _ROOM = 256 << 20
 """Bytes for the outputs of all shards, exceeded only if the requests in flight need more."""
 _SLOTS_PER_USER = 4
 """Slots are used in turn, but responses arrive out of order: a request that is overtaken this often shares its slot."""
-_ALIGNED = 64
 _KEY = "server.shared_memory"
 _UNREGISTER_S = 5.0
 """Seconds to wait at the end for a server to unregister a region that requests are still using."""
@@ -78,9 +68,11 @@ class Served(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def shared(served: Served, portions: Iterable[Portion]) -> Iterator[tuple[SharedRefs, ...]]:
     """Put the tensors into shared memory for the duration of the block; yields where each shard's tensors are."""
-    if sys.platform != "linux" or not FOLDER.is_dir():
+    if sys.platform != "linux" or not shm_region.FOLDER.is_dir():
         raise UserError(
-            f"this system does not have {FOLDER}", "run on Linux, or set {server.shared_memory} to false", _KEY
+            f"this system does not have {shm_region.FOLDER}",
+            "run on Linux, or set {server.shared_memory} to false",
+            _KEY,
         )
     sweep()
     with _signals_as_exceptions():
@@ -98,103 +90,6 @@ def shared(served: Served, portions: Iterable[Portion]) -> Iterator[tuple[Shared
             region.remove()
             for peer in registered:
                 _unregister(peer, served.headers, region.name)
-
-
-# --- the region ------------------------------------------------------------------------------------------------------
-
-
-class Region:
-    """A file in shared memory to which tensors are appended."""
-
-    def __init__(self) -> None:
-        self.name = _new_name()
-        self.size = 0
-        self._file = -1
-        self._known: dict[bytes, ShmRef] = {}
-
-    @property
-    def path(self) -> Path:
-        return FOLDER / self.name
-
-    def create(self) -> None:
-        self._open()
-        while not os.fstat(self._file).st_nlink:  # another run removed it before it was locked
-            os.close(self._file)
-            self.name = _new_name()
-            self._open()
-
-    def _open(self) -> None:
-        with _room_needed(0):
-            self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def put(self, data: bytes | memoryview) -> ShmRef:
-        """Append these bytes, unless the region has them already; return where they are."""
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = self._next(len(data))
-            with _room_needed(self.size):
-                _write(self._file, data, known.offset)
-        return known
-
-    def reserve(self, size: int) -> int:
-        """Reserve bytes that the server may write to; return their offset."""
-        ref = self._next(size)
-        if size:
-            with _room_needed(self.size):
-                os.posix_fallocate(self._file, ref.offset, size)
-        return ref.offset
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _next(self, size: int) -> ShmRef:
-        offset = _aligned(self.size)
-        self.size = offset + size
-        return ShmRef(self.name, size, offset)
-
-
-def _new_name() -> str:
-    return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _write(file: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(file, rest, offset)
-        rest, offset = rest[count:], offset + count
-
-
-@contextlib.contextmanager
-def _room_needed(size: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        needed = f" ({format_bytes(size)} of tensors are needed)" if size else ""
-        raise UserError(
-            f"{FOLDER}: {error.strerror or error}{needed}",
-            "make it larger (mount -o remount,size=..., docker --shm-size), use smaller tensors, or lower the concurrency",
-        ) from None
-
-
-def sweep() -> None:
-    """Remove the regions of runs that were killed."""
-    for path in FOLDER.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # already gone, in use (its lock is held), or another user's
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(file)
 
 
 @contextlib.contextmanager
@@ -270,12 +165,12 @@ def _slot(name: str, sizes: dict[str, int], offset: int) -> dict[str, ShmRef]:
     slot = {}
     for output, size in sizes.items():
         slot[output] = ShmRef(name, size, offset)
-        offset += _aligned(size)
+        offset += aligned(size)
     return slot
 
 
 def _stride(sizes: dict[str, int]) -> int:
-    return sum(map(_aligned, sizes.values()))
+    return sum(map(aligned, sizes.values()))
 
 
 # --- the size of outputs -------------------------------------------------------------------------------------------
@@ -367,7 +262,7 @@ def _register(peer: Peer, headers: dict[str, str], region: Region) -> None:
             return  # two URLs of one server
         raise UserError(
             error.what,
-            f"the server must run on this machine, as this user, and see its {FOLDER} (docker: --ipc=host); "
+            f"the server must run on this machine, as this user, and see its {shm_region.FOLDER} (docker: --ipc=host); "
             "or set {server.shared_memory} to false",
         ) from None
 
@@ -383,7 +278,7 @@ def _status(peer: Peer, headers: dict[str, str]) -> tuple[ShmStatus, ...]:
 def _forget_leftovers(peer: Peer, headers: dict[str, str]) -> None:
     """Unregister regions of killed runs: those whose file is gone. (The server shares this /dev/shm, as registering has shown.)"""
     for status in _status(peer, headers):
-        if status.name.startswith(PREFIX) and not (FOLDER / status.name).exists():
+        if status.name.startswith(PREFIX) and not (shm_region.FOLDER / status.name).exists():
             _unregister(peer, headers, status.name, patience=0)
 
 
