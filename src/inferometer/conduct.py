@@ -32,7 +32,7 @@ from inferometer.fleet.supervisor import Snapshot, Supervisor
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach, shared_memory
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.probe.shared_memory import Served
 from inferometer.records import Manifest, Outcome, Run, StagePlan
 from inferometer.report import json as report_json

@@ -21,7 +21,7 @@ from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
 from inferometer.probe import roundtrip
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.timing import clock
 from inferometer.types import Event, Fail
 from inferometer.units import NS

@@ -10,7 +10,8 @@ from kserve_peers import over_grpc
 
 from inferometer.errors import UserError
 from inferometer.probe import roundtrip
-from inferometer.probe.roundtrip import Instants, Peer
+from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import Instants
 from inferometer.types import Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder, request_head
 from inferometer.wire.openai import StreamedResponse

@@ -9,7 +9,7 @@ from inferometer.errors import UserError
 from inferometer.observe import statistics
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Spent
 from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse

@@ -6,7 +6,7 @@ from inferometer.errors import UserError
 from inferometer.observe import statistics
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered
 from inferometer.wire.target import parse
 

@@ -14,8 +14,8 @@ from helpers import Client, answer, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
+from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
-from inferometer.probe.roundtrip import Peer
 from inferometer.types import Fail
 from inferometer.wire.target import parse
 

@@ -13,7 +13,7 @@ from helpers import Client, answer, polite, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer, connect
 from inferometer.types import Event, Fail
 from inferometer.wire.grpc import GrpcResponse, header_block
 from inferometer.wire.http1 import ResponseDecoder, request_head
@@ -240,7 +240,7 @@ def test_addresses_of_unsupported_families_are_skipped(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     with scripted(polite) as url:
-        sock, (family, _) = roundtrip.connect(Peer(parse(url)))
+        sock, (family, _) = connect(Peer(parse(url)))
         sock.close()
     assert family == socket.AF_INET
 
@@ -248,4 +248,4 @@ def test_addresses_of_unsupported_families_are_skipped(monkeypatch: pytest.Monke
 def test_only_addresses_of_unsupported_families_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))])
     with pytest.raises(UserError, match="http://x:1: Address family not supported"):
-        roundtrip.connect(Peer(parse("http://x:1")))
+        connect(Peer(parse("http://x:1")))

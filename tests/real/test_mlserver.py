@@ -14,7 +14,7 @@ from inferometer.analysis.breakdown import breakdown
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.probe import kserve, query, reach
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random
 from inferometer.wire import protobuf

@@ -15,8 +15,8 @@ from waiting import still, until
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.probe import kserve, query, reach
+from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
-from inferometer.probe.roundtrip import Peer
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
 from inferometer.wire.kserve import control, grpc, http
 from inferometer.wire.kserve.http import InferOptions, InferResponse

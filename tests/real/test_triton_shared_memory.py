@@ -16,7 +16,7 @@ from triton_server import Triton
 from waiting import until
 
 from inferometer.probe import kserve, shared_memory
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.probe.shared_memory import Portion, Served
 from inferometer.probe.shm_region import FOLDER, PREFIX
 from inferometer.records import Run

@@ -8,8 +8,9 @@ from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
 from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
 from inferometer.probe import reach
+from inferometer.probe.connect import Peer
 from inferometer.probe.reach import Reached
-from inferometer.probe.roundtrip import Peer, or_with_tls
+from inferometer.probe.roundtrip import or_with_tls
 from inferometer.types import Fail
 from inferometer.wire.context import CallContext
 from inferometer.wire.failures import meaning

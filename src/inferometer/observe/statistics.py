@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from inferometer.errors import UserError
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Spent, StageStatistics
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered, difference
 

@@ -4,6 +4,7 @@ reach.py          resolve URLs, check TLS and keys, find the model
 scheme.py         find out what a port speaks
 openai.py         the first model that an OpenAI-style server lists
 reflect.py        the definition of a gRPC method
+connect.py        addresses and TLS
 query.py          one request and its complete response, over HTTP/1.1 or gRPC
 roundtrip.py      one round trip on its own connection, with the instant of each step
 kserve.py         metadata, configuration and statistics of a KServe v2 server

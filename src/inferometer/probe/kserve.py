@@ -13,7 +13,7 @@ from inferometer.apis import APIS
 from inferometer.config.schema import Server
 from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
 from inferometer.probe import query
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import control, grpc

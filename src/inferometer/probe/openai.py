@@ -4,7 +4,7 @@ import json
 
 from inferometer.errors import GIVE_KEY, UserError
 from inferometer.probe import query
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire.http1 import error_message
 
 _PATH = "/v1/models"

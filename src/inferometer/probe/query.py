@@ -10,7 +10,8 @@ import httptools
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.probe.roundtrip import Instants, Peer, or_with_tls, over_grpc, over_http
+from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import Instants, or_with_tls, over_grpc, over_http
 from inferometer.types import End, Event, Fail
 from inferometer.wire.failures import bounded, meaning
 from inferometer.wire.grpc import GrpcResponse, framed, header_block

@@ -11,9 +11,9 @@ from inferometer.apis import APIS
 from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hidden, words
 from inferometer.errors import UserError
-from inferometer.probe import kserve, openai, reflect, roundtrip
+from inferometer.probe import kserve, openai, reflect
+from inferometer.probe.connect import Address, Peer, connect
 from inferometer.probe.kserve import ModelFacts
-from inferometer.probe.roundtrip import Address, Peer
 from inferometer.wire.context import USER_AGENT, CallContext
 from inferometer.wire.http1 import request_head
 from inferometer.wire.target import Target, parse
@@ -60,7 +60,7 @@ def _reach(server: Server, secrets: dict[str, str], read_timeout: float | None) 
     peers = [peer_of(target, server, context, read_timeout) for target in targets]
     addresses = []
     for peer in peers:
-        sock, address = roundtrip.connect(peer)
+        sock, address = connect(peer)
         sock.close()
         addresses.append(address)
     headers = request_headers(targets[0], server, secrets)

@@ -5,7 +5,7 @@ from pathlib import Path
 from inferometer.config.schema import Server
 from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
 from inferometer.probe import query
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire import protobuf, reflection
 from inferometer.wire.failures import meaning
 

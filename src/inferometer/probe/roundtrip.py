@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from inferometer.errors import TRUST, UserError
+from inferometer.errors import UserError
+from inferometer.probe.connect import Peer, connect
 from inferometer.timing import clock
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Event, Fail, StreamResponse
@@ -22,23 +23,12 @@ from inferometer.wire.http1 import FRAME_HEAD, HTTP2, TLS, is_http2
 from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Reset, code_name
 from inferometer.wire.target import Target
 
-Address = tuple[int, tuple[object, ...]]
 OnEvents = Callable[[int, Sequence[Event]], None]
 """Called with the events of bytes that arrived, and when they arrived (CLOCK_MONOTONIC ns)."""
 
 _READ = 65_536  # larger buffers are mapped and unmapped by malloc for every read
 _MIN_WAIT_S = 0.001
 """Timeout of a read once the deadline has passed: do not wait, but read what arrived before it."""
-
-
-class Peer(msgspec.Struct, frozen=True):
-    """A server to connect to, with its TLS settings and timeouts."""
-
-    target: Target
-    context: ssl.SSLContext | None = None
-    connect_timeout: float = 10.0
-    timeout: float = 60.0
-    """For each read or write; 0: no limit."""
 
 
 class OtherProtocol(UserError):  # noqa: N818 - not an error of the server
@@ -68,69 +58,7 @@ class Instants(msgspec.Struct):
         return self.connected
 
 
-# --- connecting ------------------------------------------------------------------------------------------------------
-
-
-def connect(peer: Peer) -> tuple[socket.socket, Address]:
-    """Connect to the first address of the host that accepts, including TLS."""
-    target = peer.target
-    try:
-        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise UserError(
-            f"{target.url}: the host name {target.host} does not resolve", "check the host in {server.url}"
-        ) from None
-    last_error: OSError = OSError("no address")
-    for family, kind, protocol, _, address in infos:
-        try:
-            sock = socket.socket(family, kind, protocol)
-        except OSError as error:  # no IPv6 on this system, or out of descriptors
-            last_error = error
-            continue
-        sock.settimeout(peer.connect_timeout or None)
-        try:
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            last_error = error
-            continue
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if target.tls and peer.context is not None:
-            sock = _encrypted(target, sock, peer.context)
-        return sock, (int(family), tuple(address))
-    raise _unreachable(target, last_error, peer.connect_timeout) from None
-
-
-def _encrypted(target: Target, sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    try:
-        return context.wrap_socket(sock, server_hostname=target.host)
-    except OSError as error:
-        sock.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            raise UserError(f"{target.url}: {tls_reason(error)}", TRUST) from None
-        reason = (
-            tls_reason(error)
-            if isinstance(error, ssl.SSLError)
-            else "no response"
-            if isinstance(error, TimeoutError)
-            else str(error)
-        )
-        plain = "grpc" if target.grpc else "http"
-        raise UserError(
-            f"{target.url}: the TLS handshake failed: {reason}",
-            f"check the port, or write {plain}:// instead of {plain}s://",
-        ) from None
-
-
-def _unreachable(target: Target, error: OSError, timeout: float) -> UserError:
-    if isinstance(error, ConnectionRefusedError):
-        return UserError(f"{target.url}: connection refused", "start the server, or check host and port")
-    if isinstance(error, TimeoutError):
-        limit = format_seconds(timeout) if timeout else "the system's limit"
-        return UserError(
-            f"{target.url}: no connection within {limit}", "check host and port, or raise {server.timeouts.connect}"
-        )
-    return UserError(f"{target.url}: {error.strerror or error}", "check host and port")
+# --- the connection --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

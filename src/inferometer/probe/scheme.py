@@ -4,7 +4,8 @@ import contextlib
 
 from inferometer.errors import UserError
 from inferometer.probe import query
-from inferometer.probe.roundtrip import OtherProtocol, Peer
+from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import OtherProtocol
 from inferometer.wire.context import USER_AGENT
 from inferometer.wire.target import parse
 

@@ -23,8 +23,8 @@ import msgspec
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.probe import kserve, query, shm_region
+from inferometer.probe.connect import Peer
 from inferometer.probe.kserve import ModelFacts
-from inferometer.probe.roundtrip import Peer
 from inferometer.probe.shm_region import PREFIX, Region, aligned, sweep
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements
 from inferometer.wire.context import Sequenced, SharedRefs
