@@ -228,4 +228,4 @@ def test_by_hand_a_request_that_finds_no_memory_is_a_user_error(monkeypatch: pyt
     monkeypatch.setattr(tensors, "random", lack)
     asked: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.ask(asked, InferFlags("grpc://x"))
+        by_hand.request(asked, InferFlags("grpc://x"))
