@@ -215,7 +215,7 @@ def test_a_key_is_sent_and_not_stored(tmp_path: Path, monkeypatch: pytest.Monkey
         unnamed = cli(*command)
         refused = cli(*command, "--model", ready["model"])
         let_in = cli(*command, "--set", "server.api_key_env=KEY")
-    assert unnamed.status == 2 and "the server wants a key" in unnamed.err, unnamed
+    assert unnamed.status == 2 and "the server requires an API key" in unnamed.err, unnamed
     assert refused.status == 1 and "Invalid API Key" in refused.out, refused
     assert "2 ok" in let_in.out, let_in
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -77,7 +77,7 @@ def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Url
 def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="echo") as caught:
         reach.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
-    assert caught.value.remedy == "check server.version"
+    assert caught.value.next_step == "check server.version"
 
 
 @pytest.mark.parametrize("way", WAYS)
