@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "inferometer"
 
 BASE = {
+    "apis",
     "errors",
     "units",
     "memory",
@@ -24,6 +25,7 @@ BASE = {
 """What every folder may use ("" is the package itself: its version)."""
 
 MAY_IMPORT = {
+    "apis": set(),
     "errors": set(),
     "units": set(),
     "memory": {"errors"},
@@ -34,11 +36,11 @@ MAY_IMPORT = {
     "records": {"series"},
     "series": set(),
     "timing": set(),
-    "config": {"errors", "units"},
+    "config": {"apis", "errors", "units"},
     "proto": set(),
     "workload": BASE,
     "schedule": BASE,
-    "wire": BASE,
+    "wire": BASE - {"config"},
     "probe": BASE | {"wire"},
     "store": BASE,
     "engine": BASE | {"wire", "store"},
@@ -54,7 +56,7 @@ MAY_IMPORT = {
     "triton_client": BASE | {"wire", "probe", "conduct", "analysis"},
     "compare_protocols": BASE | {"probe", "conduct", "analysis", "store", "triton_client"},
     "infer": BASE | {"workload", "wire", "probe", "report"},
-    "cli": BASE | {"conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
+    "cli": BASE | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
     "__main__": {"cli"},
 }
 

@@ -239,4 +239,4 @@ def test_running_out_of_memory_in_infer_is_a_user_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(tensors, "random", run_out_of_memory)
     endpoint: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.ask(endpoint, InferFlags("grpc://x"))
+        by_hand.request(endpoint, InferFlags("grpc://x"))

@@ -14,7 +14,7 @@ from inferometer import memory, tensors
 from inferometer.config.schema import TensorInput, Tensors
 from inferometer.errors import UserError
 from inferometer.infer import inputs
-from inferometer.infer.flags import InferFlags, spoken
+from inferometer.infer.flags import InferFlags
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import TensorSpec, from_numpy, to_numpy
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
@@ -72,15 +72,14 @@ def test_a_model_whose_own_shape_is_too_large_is_an_error() -> None:
 def test_resizing_an_image_beyond_memory_is_an_error(tmp_path: Path) -> None:
     picture = TensorSpec("A", "UINT8", (3, -1, -1))
     with pytest.raises(UserError, match=re.escape("--image: A: UINT8 [3, 999999, 999999] is 2.73 TiB")):
-        infer_inputs("http://x", picture, image=str(tmp_path / "not looked at.png"), shapes=("A=3,999999,999999",))
+        infer_inputs("http://x", picture, images=(str(tmp_path / "not looked at.png"),), shapes=("A=3,999999,999999",))
 
 
 def test_the_remedy_for_a_request_beyond_a_grpc_message_is_another_transport() -> None:
     half = TensorSpec("A", "FP32", (1, 300_000_000))
     with pytest.raises(UserError, match=r"is 1\.12 GiB, 2\.24 GiB with the other inputs; a gRPC message") as caught:
         tensors.check_room([half, TensorSpec("B", "FP32", half.shape)], "data", in_grpc_message=True)
-    assert "HTTP" in caught.value.remedy and "server.shared_memory" in caught.value.remedy
-    assert "shared_memory" not in spoken(caught.value).remedy
+    assert "HTTP" in caught.value.next_step and "server.shared_memory" in caught.value.next_step
     tensors.check_room([half], "data", in_grpc_message=True)
     tensors.check_room([half, half], "data", in_grpc_message=False)
 

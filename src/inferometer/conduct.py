@@ -23,7 +23,8 @@ import msgspec
 from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis import window
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.config.load import check_sequences
+from inferometer.apis import APIS
+from inferometer.config.check import check_streams
 from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
@@ -36,7 +37,7 @@ from inferometer.observe.observer import Observer, Observers
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach, shared_memory
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.probe.shared_memory import Served
 from inferometer.records import Manifest, Outcome, Records, Run, StagePlan
 from inferometer.report import json as report_json
@@ -48,7 +49,7 @@ from inferometer.store.draft import Draft
 from inferometer.store.folder import SERIES, disk_errors
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan
-from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.wire.context import SharedRefs
 from inferometer.workload import tensors
 
 SPOOL = "spool"
@@ -147,10 +148,10 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
     assert isinstance(config.data, Tensors)
     in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
     facts = reached.facts
-    as_json = config.server.api == "kserve-json"
+    as_json = APIS[config.server.api].has_json_tensors
     data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
     completed = msgspec.structs.replace(config, data=data)
-    _check_streams(completed)
+    check_streams(completed, longest_sequence(completed))
     return completed
 
 
@@ -162,18 +163,12 @@ def _sequenced(config: Config, reached: reach.Reached) -> Config:
         return config
     if not tensors.has_streams(config.data):
         raise UserError(
-            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it wants a correlation id",
-            "set data.sequence to the number of requests in one",
+            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it needs a correlation id",
+            "set it to the number of requests per sequence",
+            key="data.sequence",
         )
     data = msgspec.structs.replace(config.data, sequence="streams")
     return msgspec.structs.replace(config, data=data)
-
-
-def _check_streams(config: Config) -> None:
-    """The load is one for the sequences that the file has."""
-    if isinstance(config.data, Tensors) and config.data.sequence == "streams":
-        where = f"data.fill: {config.data.fill[1:]} has sequences"
-        check_sequences(config.load, longest_sequence(config), where)
 
 
 def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
@@ -235,7 +230,7 @@ def _shared(
 def _asked(config: Config, reached: reach.Reached) -> tuple[list[Peer], dict[str, str]]:
     """Where a KServe server is asked about itself, and the headers of that."""
     context = reach.tls_context(config.server) if reached.targets[0].tls else None
-    places = [reach.place_of(target, config.server, context) for target in reached.targets]
+    places = [reach.peer_of(target, config.server, context) for target in reached.targets]
     return places, reach.request_headers(reached.targets[0], config.server, reached.secrets)
 
 
@@ -264,7 +259,7 @@ class UnsavedError(UserError):
 
     def __init__(self, cause: UserError, run: Run, summary: Summary) -> None:
         super().__init__(
-            f"{cause.what}: the run is measured but not stored",
+            f"{cause.line}: the run is measured but not stored",
             f"make room, then `inferometer report {run.folder}` stores it from {SPOOL}/",
         )
         self.run = run

@@ -1,47 +1,79 @@
-"""The errors that a user can mend.
+"""Errors that a user can fix: one line that says what is wrong, and one that says what to do next.
 
-Each is one line that says what is wrong, and one that says what to do next. The CLI prints it and exits with 2; no other
-exception is expected to reach it.
+The CLI prints them and exits with status 2; no other exception is expected to reach it. An error about a setting carries the
+config key of that setting, and a remedy refers to settings as `{server.api}`. Only the command knows what its user calls a
+setting (a key of the file, a flag), so the names are filled in when the error is shown (`named`).
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
+
+_KEY = re.compile(r"\{((?:server|data|load|client|measure|limits|output)(?:\.\w+)*)\}")
 
 
 class UserError(Exception):
-    """What is wrong (`what`), and what to do about it (`remedy`)."""
+    """What is wrong, and what to do about it."""
 
-    def __init__(self, what: str, remedy: str = "") -> None:
+    def __init__(self, what: str, remedy: str = "", key: str = "", source: str = "") -> None:
         super().__init__(what)
         self.what = what
+        """Without the key and the source."""
         self.remedy = remedy
+        """With settings as `{server.api}`."""
+        self.key = key
+        """The setting at fault, such as `server.api`."""
+        self.source = source
+        """Where the setting was made, such as the name of the config file."""
+        self.names: Mapping[str, str] = {}
+        """What the command calls its settings, if not by their config keys."""
+        self.fallback = ""
+        """The remedy if there is none."""
+
+    @property
+    def line(self) -> str:
+        """What is wrong, as it is shown: `bench.yaml: load.rate: must be more than 0, got -5`."""
+        return ": ".join(part for part in (self.source, self._name(self.key), self.what) if part)
+
+    @property
+    def next_step(self) -> str:
+        """What to do next, as it is shown."""
+        return _KEY.sub(lambda match: self._name(match[1]), self.remedy or self.fallback)
+
+    def _name(self, key: str) -> str:
+        return self.names.get(key, key)
 
     def __str__(self) -> str:
-        return f"{self.what} ({self.remedy})" if self.remedy else self.what
+        return f"{self.line} ({self.next_step})" if self.next_step else self.line
 
-    def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
-        return type(self), (self.what, self.remedy)
-
-
-KEY_WANTED = ("http_401", "http_403", "grpc_UNAUTHENTICATED", "grpc_PERMISSION_DENIED")
-"""How a server says no to who shows no key, as codes of failures (wire/failures.py)."""
-
-ANOTHER_FOLDER = "give another folder: --set output=DIR, or `output` in the file"
-GIVE_KEY = "set server.api_key_env or server.api_key_file"
-OTHER_GRPC = "check the URL; any other gRPC service is asked with server.api grpc and server.method"
-OTHER_HTTP = "check the URL and its path; OpenAI's endpoints are asked with server.api chat or completions"
-CHECK_VERSION = "check server.version"
-SEND_LESS = "send smaller tensors, or take the server's HTTP port, or server.shared_memory"
-TRUST = "set server.tls.ca to the CA's PEM file, or server.tls.verify to false"
-"""Remedies as `run` has them, for which another command has a flag of its own, or none (`reworded`)."""
+    def __reduce__(self) -> tuple[type["UserError"], tuple[str, str, str, str]]:
+        return type(self), (self.what, self.remedy, self.key, self.source)
 
 
 @contextlib.contextmanager
-def reworded(words: Mapping[str, str]) -> Iterator[None]:
-    """Remedies within the block, said as the command has them."""
+def named(names: Mapping[str, str] | None = None, source: str = "", fallback: str = "") -> Iterator[None]:
+    """Show errors of the block with a command's own names for settings.
+
+    `source` is put before errors about a setting that do not have one yet; `fallback` is the remedy of errors without one.
+    """
     try:
         yield
     except UserError as error:
-        for written, said in words.items():
-            error.remedy = error.remedy.replace(written, said)
+        error.names = names or error.names
+        error.fallback = fallback or error.fallback
+        if error.key:
+            error.source = error.source or source
         raise
+
+
+KEY_WANTED = ("http_401", "http_403", "grpc_UNAUTHENTICATED", "grpc_PERMISSION_DENIED")
+"""Failure codes (wire/failures.py) of a server that requires an API key."""
+
+# Remedies that several folders give.
+ANOTHER_FOLDER = "write to another folder: {output}"
+GIVE_KEY = "give the API key with {server.api_key_env} or {server.api_key_file}"
+OTHER_GRPC = "check {server.url}; for any other gRPC service use {server.api} grpc and {server.method}"
+OTHER_HTTP = "check {server.url} and its path; for OpenAI's endpoints use {server.api} chat, completions or embeddings"
+CHECK_VERSION = "check {server.version}"
+SEND_LESS = "send smaller tensors, or use the server's HTTP port, or {server.shared_memory}"
+TRUST = "name the CA's PEM file with {server.tls.ca}, or turn verification off with {server.tls.verify}"

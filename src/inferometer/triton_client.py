@@ -13,6 +13,7 @@ from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
+from inferometer.probe.scheme import with_scheme
 from inferometer.records import Run
 from inferometer.tensors import shown
 
@@ -48,13 +49,13 @@ def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[R
 
 
 def url_of(url: str | None, protocol: str | None) -> str:
-    """The URL with a scheme. An explicit `protocol` must match the scheme of the URL."""
+    """The URL with a scheme: that of `protocol`, which must match an explicit one, or the one that the port speaks."""
     if url is None:
         scheme = protocol or "http"
         return f"{scheme}://127.0.0.1:{PORTS[scheme]}"
     scheme, sep, _ = url.partition("://")
     if not sep:
-        return f"{protocol or 'http'}://{url}"
+        return f"{protocol}://{url}" if protocol else with_scheme(url)
     if protocol is not None and not scheme.lower().startswith(protocol):
         raise UserError(
             f"-u {url} does not match the protocol {protocol}", f"leave -i out, or write {protocol}://HOST:PORT"

@@ -308,7 +308,7 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Identity) -> None
 def test_a_bad_folder_is_an_error_that_names_the_option(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = compare(url, "--out", tmp_path / "file" / "runs")
-    assert_one_line(said, "not a folder", "give another folder: --out DIR")
+    assert_one_line(said, "not a folder", "another folder: --out DIR")
     assert "output" not in said.err
 
 

@@ -1,4 +1,4 @@
-"""`inferometer infer` from the outside: text, tensors, images, any gRPC method; and what goes wrong, in one line each."""
+"""`inferometer infer` from the outside: text, embeddings, tensors, images, any gRPC method; and errors of one line each."""
 
 import json
 import os
@@ -27,6 +27,7 @@ from inferometer.serve.background import running, serving
 from inferometer.serve.settings import Settings, Tls, simulator
 from inferometer.serve.sim.settings import Fixed
 from inferometer.wire import protobuf
+from inferometer.workload.tokenizer import load
 
 HALF = NO_USAGE.index(b'data: {"choices":[{"delta":{"content":" two"')
 """Where the event after the first word begins."""
@@ -57,7 +58,7 @@ def kserve(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Red 255, green 127.5 or so, blue 0 all over: as inception has it 1, 0 and -1."""
+    """Red 255, green about 127.5, blue 0 everywhere: scaled by inception 1, 0 and -1."""
     path = tmp_path_factory.mktemp("images") / "flat.png"
     Image.new("RGB", (5, 4), (255, 128, 0)).save(path)
     return str(path)
@@ -76,7 +77,7 @@ def in_json(*arguments: str | Path) -> Any:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_is_answered_with_its_text_its_tokens_and_its_times(sim: str) -> None:
+def test_a_prompt_shows_text_tokens_and_times(sim: str) -> None:
     said = infer(sim, "--prompt", "Hello", "--max-tokens", "5")
     assert said.status == 0, said
     text, blank, title, *rest = said.out.splitlines()
@@ -90,7 +91,7 @@ def test_a_prompt_is_answered_with_its_text_its_tokens_and_its_times(sim: str) -
     assert "\x1b" not in said.out
 
 
-def test_the_same_for_programs(sim: str) -> None:
+def test_a_prompt_as_json(sim: str) -> None:
     tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5")
     assert tree["tokens"]["output"] == tree["tokens"]["chunks"] == 5
     assert tree["tokens"]["ttft"] >= 0.02
@@ -101,13 +102,35 @@ def test_the_same_for_programs(sim: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("--no-stream",), ("--api", "completions"), ("--api", "completions", "--no-stream")])
-def test_the_other_ways_to_ask_for_text(sim: str, more: tuple[str, ...]) -> None:
+def test_the_other_text_apis(sim: str, more: tuple[str, ...]) -> None:
     tree = in_json(sim, "--prompt", "Hello", "--max-tokens", "5", *more)
     assert len(tree["text"].split()) == 5
     assert (tree["tokens"]["ttft"] is None) == ("--no-stream" in more)
 
 
-def test_what_is_sent_is_what_was_said() -> None:
+def test_an_embedding_is_shown_by_its_size_its_norm_and_its_first_numbers(sim: str) -> None:
+    said = infer(sim, "--api", "embeddings", "--prompt", "Hello", "--parameter", "dimensions=8")
+    assert said.status == 0, said
+    assert said.out.splitlines()[0] == f" {sim} · sim · embeddings"
+    assert "8 dimensions, norm 1\n" in said.out
+    assert f"{load(None).count('Hello')} in" in said.out and "total" in said.out
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_an_embedding_as_json(sim: str, encoding: str) -> None:
+    flags = ("--parameter", "dimensions=8", "--parameter", f"encoding_format={encoding}")
+    tree = in_json(sim, "--api", "embeddings", "--prompt", "Hello", *flags)
+    (vector,) = tree["embeddings"]
+    assert len(vector) == 8
+    assert sum(value * value for value in vector) == pytest.approx(1)
+    assert tree["tokens"] == {"input": load(None).count("Hello")}
+
+
+def test_an_embedding_has_no_length_in_tokens(sim: str) -> None:
+    assert_one_line(infer(sim, "--api", "embeddings", "--prompt", "Hello", "--max-tokens", "5"), "--max-tokens")
+
+
+def test_flags_reach_the_server() -> None:
     seen: list[tuple[str, dict[str, str], bytes]] = []
 
     def script(client: Client) -> None:
@@ -126,12 +149,12 @@ def test_what_is_sent_is_what_was_said() -> None:
     tree = json.loads(body)
     assert (tree["temperature"], tree["max_tokens"], tree["messages"][0]["content"]) == (0, 7, "hi")
     assert said.out.startswith("one two\n\n")
-    assert "as its server-timing says" in said.out
+    assert "by its server-timing" in said.out
     assert [line.split()[1] for line in said.out.splitlines() if line.split()[:1] == ["queue"]] == ["2.000"]
 
 
-def test_text_is_printed_as_it_comes(tmp_path: Path) -> None:
-    """The server waits until the first word was read from our output before it goes on."""
+def test_text_is_printed_as_it_arrives(tmp_path: Path) -> None:
+    """The server continues only after the first word has been read from the output."""
     read, write = os.pipe()
 
     def script(client: Client) -> None:
@@ -148,7 +171,7 @@ def test_text_is_printed_as_it_comes(tmp_path: Path) -> None:
         os.write(write, b"!")
         out, _ = process.communicate(timeout=20)
     assert out.startswith(" two\n\n")
-    assert "one a chunk" in out
+    assert "one per chunk" in out
 
 
 def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
@@ -167,7 +190,7 @@ def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("environment", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_on_a_terminal_unless_told_not_to(sim: str, environment: dict[str, str], colours: bool) -> None:
+def test_colours_on_a_terminal_unless_disabled(sim: str, environment: dict[str, str], colours: bool) -> None:
     parent, child = pty.openpty()
     clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     command = [sys.executable, "-m", "inferometer", "infer", sim, "--prompt", "x", "--max-tokens", "2"]
@@ -208,7 +231,7 @@ def test_generate_streams_text_too() -> None:
     assert "Triton's generate, streamed" in said.out
 
 
-def test_an_answer_that_breaks_off_shows_what_came_and_says_so() -> None:
+def test_an_incomplete_response_shows_what_arrived_and_fails() -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(b"HTTP/1.1 200 OK\r\n\r\n" + NO_USAGE[:HALF])
@@ -216,10 +239,10 @@ def test_an_answer_that_breaks_off_shows_what_came_and_says_so() -> None:
     with scripted(script) as url:
         said = infer(url, "--prompt", "x", "--model", "m")
     assert (said.status, said.out) == (2, "one\n")
-    assert "no whole answer" in said.err and len(said.err.splitlines()) == 2
+    assert "incomplete response" in said.err and len(said.err.splitlines()) == 2
 
 
-def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
+def test_over_tls_with_a_given_ca_or_without_verification(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -228,11 +251,11 @@ def test_over_tls_with_ones_own_ca_or_without_a_check(tmp_path: Path) -> None:
         asked = (url, "--prompt", "x", "--model", "m")
         assert "TCP and TLS" in infer(*asked, "--ca", tmp_path / "ca.pem").out
         assert "not by the kernel" in infer(*asked, "--insecure").out
-        assert_one_line(infer(*asked), "certificate is not accepted", "--ca, or --insecure")
+        assert_one_line(infer(*asked), "certificate is not accepted", "with --ca", "--insecure")
 
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])
-def test_over_mutual_tls_with_ones_own_certificate(tmp_path: Path, scheme: str) -> None:
+def test_over_mutual_tls(tmp_path: Path, scheme: str) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca")
     for name in ("127.0.0.1", "me"):
@@ -273,7 +296,7 @@ def test_inputs_and_outputs(request: pytest.FixtureRequest, tmp_path: Path, prot
     assert np.load(tmp_path / "out.npz")["SUM"].tolist() == [[11, 22, 33, 44]]
 
 
-def test_with_nothing_given_the_inputs_are_made_up(kserve: str) -> None:
+def test_without_inputs_they_are_generated(kserve: str) -> None:
     tree = in_json(kserve, "--api", "kserve", "--model", "pair")
     assert [one["source"] for one in tree["inputs"]] == ["random", "random"]
     zeros = in_json(kserve, "--model", "pair", "--fill", "zeros", "--shape", "A=2,4", "--shape", "B=2,4")
@@ -293,7 +316,7 @@ def test_an_image_gets_its_classes_with_the_servers_labels(kserve: str, picture:
     assert best == [{"score": 255, "index": 0, "label": "anchor"}, {"score": 128, "index": 1, "label": "barge"}]
 
 
-def test_classes_are_found_here_where_the_server_does_not(tmp_path: Path, picture: str) -> None:
+def test_classes_are_found_by_the_client_if_not_by_the_server(tmp_path: Path, picture: str) -> None:
     (tmp_path / "labels").write_text("one\ntwo\nthree\n")
     with scripted(kserve_peers.over_http(classifies=False)) as url:
         asked = (url, "--model", "scores", "--image", picture, "--scaling", "vgg")
@@ -306,15 +329,15 @@ def test_classes_are_found_here_where_the_server_does_not(tmp_path: Path, pictur
     assert "classes" not in values
 
 
-def test_a_decoupled_model_is_streamed_by_itself_and_all_its_answers_shown(kserve_grpc: str) -> None:
+def test_a_decoupled_model_is_streamed_and_all_responses_are_shown(kserve_grpc: str) -> None:
     said = infer(kserve_grpc, "--model", "many", "--input", "N=3")
     assert said.status == 0, said
     assert "KServe v2 over gRPC, streamed" in said.out
     assert [line.split()[-1] for line in said.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
-    assert "no answers" in infer(kserve_grpc, "--model", "many", "--input", "0").out
+    assert "no responses" in infer(kserve_grpc, "--model", "many", "--input", "0").out
 
 
-def test_a_stream_that_fails_shows_what_came_before(kserve_grpc: str) -> None:
+def test_a_stream_that_fails_shows_the_responses_before(kserve_grpc: str) -> None:
     said = infer(kserve_grpc, "--model", "many", "--input", "2", "--parameter", "fail=true")
     assert said.status == 2
     assert said.out.count("SQUARE") == 2
@@ -364,7 +387,7 @@ service Till {
 
 @pytest.fixture(scope="module")
 def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A grpcio server of its own service, with reflection: its URL and its .proto file."""
+    """A grpcio server with a custom service and reflection: its URL and its .proto file."""
     path = tmp_path_factory.mktemp("proto") / "shop.proto"
     path.write_text(PROTO)
     described = protobuf.compile(path)
@@ -416,7 +439,7 @@ def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         ("shop.Till/Sum", '[{"count": 1}, {"count": 41}]', [{"said": "42"}]),
     ],
 )
-def test_any_method_takes_and_gives_json(
+def test_any_method_with_json(
     till: tuple[str, str], by_reflection: bool, method: str, data: str, expected: list[Any]
 ) -> None:
     url, proto = till
@@ -425,7 +448,7 @@ def test_any_method_takes_and_gives_json(
     assert [one["message"] for one in tree["messages"]] == expected
 
 
-def test_a_methods_answer_in_print_and_its_request_from_a_file(till: tuple[str, str], tmp_path: Path) -> None:
+def test_a_methods_response_and_its_request_from_a_file(till: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "ask.json").write_text('{"name": "Bo"}')
     said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.json")
     assert ' {\n   "said": "hello Bo"\n }\n' in said.out
@@ -442,7 +465,7 @@ def test_a_methods_answer_in_print_and_its_request_from_a_file(till: tuple[str, 
         (("--method", "shop.Till/One", "--data", "@/nowhere"), ("/nowhere",)),
         (("--method", "shop.Till/One", "--proto", "/nowhere.proto"), ("/nowhere.proto",)),
         (("--method", "shop.Till/One", "--data", '{"name": "nobody"}'), ("nobody is there: «näh» (NOT_FOUND)",)),
-        (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with api grpc",)),
+        (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with the API grpc",)),
     ],
 )
 def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -457,12 +480,12 @@ def test_wrong_calls_are_one_line(till: tuple[str, str], arguments: tuple[str, .
     [
         (("--model", "pear"), ("pear", "did you mean pair?", "the server has many, pair, scores")),
         (("--model", "pair", "--input", "A=1,2,3,4"), ("the model also takes B (INT32 [-1, 4])",)),
-        (("--model", "pair", "--input", "1,2,3,4"), ("names no input, and the model has 2",)),
+        (("--model", "pair", "--input", "1,2,3,4"), ("does not name an input, and the model has 2",)),
         (("--model", "pair", "--input", "A=1,2", "--input", "B=1"), ("expects the shape [-1, 4]; 2 elements",)),
         (("--model", "pair", "--input", "A=a,b", "--input", "B=1"), ("expects INT32; 'a,b' was given",)),
         (("--model", "pair", "--input", "C=1"), ("no input 'C'", "A (INT32 [-1, 4])")),
         (("--model", "pair", "--output", "NO"), ("no output 'NO'", "SUM")),
-        (("--model", "pair", "--image", "x.png"), ("which is the image's",)),
+        (("--model", "pair", "--image", "x.png"), ("which one the image is for",)),
         (("--model", "scores", "--image", "/nowhere"), ("/nowhere", "No such file")),
         (("--model", "scores", "--image", __file__), ("is not an image",)),
         (("--model", "pair", "--parameter", "fail=true"), ("told to fail",)),
@@ -481,20 +504,20 @@ def test_wrong_requests_are_one_line(kserve: str, arguments: tuple[str, ...], wo
     [
         (("http://127.0.0.1:1", "--prompt", "x"), ("connection refused", "start the server")),
         (("grpc://127.0.0.1:1",), ("connection refused", "start the server")),
-        (("http://127.0.0.1:1",), ("nothing to ask", "--prompt")),
-        (("grpc://127.0.0.1:1", "--prompt", "x"), ("prompts are asked over HTTP",)),
-        (("grpc://127.0.0.1:1", "--api", "chat", "--prompt", "x"), ("--api: chat is not spoken over gRPC",)),
-        (("http://127.0.0.1:1", "--method", "a.B/C"), ("grpc wants a grpc:// URL",)),
-        (("http://127.0.0.1:1", "--prompt", "x", "--deadline", "1s"), ("--deadline is gRPC's", "--timeout")),
+        (("http://127.0.0.1:1",), ("nothing to send", "--prompt")),
+        (("grpc://127.0.0.1:1", "--prompt", "x"), ("prompts are sent over HTTP",)),
+        (("grpc://127.0.0.1:1", "--api", "chat", "--prompt", "x"), ("--api: chat is not available over gRPC",)),
+        (("http://127.0.0.1:1", "--method", "a.B/C"), ("grpc needs a grpc:// URL",)),
+        (("http://127.0.0.1:1", "--prompt", "x", "--deadline", "1s"), ("--deadline needs a grpc:// URL", "--timeout")),
         (("http://127.0.0.1:1", "--prompt", "x", "--timeout", "soon"), ("--timeout: expected a duration",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--header", "X"), ("NAME:VALUE",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--parameter", "X"), ("NAME=VALUE",)),
         (("http://127.0.0.1:1", "--prompt", "x", "--api-key-env", "NOT_SET_ANYWHERE"), ("NOT_SET_ANYWHERE",)),
         (("https://127.0.0.1:1", "--prompt", "x", "--ca", "/nowhere"), ("--ca: /nowhere",)),
-        (("http://127.0.0.1:1", "--api", "kserve", "--stream"), ("not streamed over HTTP", "--api generate")),
-        (("grpc://127.0.0.1:1", "--scaling", "vgg"), ("--scaling is for --image",)),
+        (("http://127.0.0.1:1", "--api", "kserve", "--stream"), ("cannot be streamed over HTTP", "--api generate")),
+        (("grpc://127.0.0.1:1", "--scaling", "vgg"), ("--scaling needs --image",)),
         (("ftp://127.0.0.1", "--prompt", "x"), ("scheme",)),
-        (("127.0.0.1:8000", "--prompt", "x"), ("scheme",)),
+        (("127.0.0.1:1", "--prompt", "x"), ("connection refused", "start the server")),
     ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -509,7 +532,7 @@ def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserv
 
 
 @pytest.mark.torch
-def test_our_classifier_is_asked_without_an_input_and_a_key_that_is_missing_is_asked_for() -> None:
+def test_the_classifier_without_an_input_and_without_a_key() -> None:
     with serving(Settings(models=("classifier",), http=0, grpc=0, token="geheim")) as server:
         assert server.grpc is not None
         for url in (server.url, server.grpc):
@@ -527,22 +550,22 @@ def test_a_text_behind_a_port_that_speaks_tls() -> None:
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with scripted(polite, context) as url:
         said = infer(url.replace("https", "http"), "--prompt", "x", "--model", "m")
-    assert_one_line(said, "no answer", f"write {url} if it speaks TLS")
+    assert_one_line(said, "no response", f"write {url} if it speaks TLS")
 
 
-def test_a_deadline_that_the_server_says_has_passed(kserve_grpc: str) -> None:
+def test_a_deadline_that_passed_on_the_server(kserve_grpc: str) -> None:
     said = infer(kserve_grpc, "--model", "pair", "--deadline", "10s", "--parameter", "late=true")
     assert_one_line(said, "too late (DEADLINE_EXCEEDED)", "raise --deadline")
 
 
-def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_told() -> None:
+def test_waiting_ends_with_the_timeout() -> None:
     def script(client: Client) -> None:
         client.request()
         client.request()
 
     with scripted(script) as url:
         said = infer(url, "--prompt", "x", "--model", "m", "--timeout", "100ms")
-    assert_one_line(said, "did not answer within 100 ms", "--timeout")
+    assert_one_line(said, "did not respond within 100 ms", "--timeout")
 
 
 def test_an_http_server_behind_grpc_and_the_other_way_round(
@@ -562,15 +585,15 @@ def test_an_http_server_behind_grpc_and_the_other_way_round(
         (b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno", ("no (401)", "--api-key-env")),
         (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\nnot ready", ("not ready (503)", "server's log")),
         (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found", ("Not Found (404)", "--api")),
-        (b"SSH-2.0-OpenSSH_9\r\n", ("no HTTP/1.1",)),
-        (b"", ("no answer",)),
+        (b"SSH-2.0-OpenSSH_9\r\n", ("not HTTP/1.1",)),
+        (b"", ("no response",)),
         (answer(b"<html>hello"), ("<html>hello", "--api")),
         (answer(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
         (answer(b'{"error": {"message": "out of it"}}'), ("out of it",)),
     ],
     ids=["401", "503", "404", "ssh", "silent", "html", "not streamed", "error"],
 )  # fmt: skip
-def test_answers_that_are_none_are_one_line(data: bytes, words: tuple[str, ...]) -> None:
+def test_invalid_responses_are_one_line(data: bytes, words: tuple[str, ...]) -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(data)
@@ -604,18 +627,25 @@ def test_help_teaches_by_example() -> None:
 # --- advice in this command's own words ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://127.0.0.1:8001", "localhost"])
-def test_a_url_without_a_scheme_is_said_to_be_one_before_anything_else(url: str) -> None:
-    assert_one_line(infer(url, "--model", "m"), f"URL: '{url}' starts with no scheme", "grpc://HOST:PORT")
+def test_an_unknown_scheme_is_an_error_before_anything_else() -> None:
+    said = infer("ftp://127.0.0.1:8001", "--model", "m")
+    assert_one_line(said, "URL: 'ftp://127.0.0.1:8001' does not start with a known scheme", "grpc://HOST:PORT")
 
 
-def test_a_file_that_describes_no_service_is_named(till: tuple[str, str], tmp_path: Path) -> None:
+def test_a_url_without_a_scheme_is_tried_as_http_and_as_grpc(sim: str, kserve_grpc: str) -> None:
+    text = in_json(sim.removeprefix("http://"), "--prompt", "Hello", "--max-tokens", "2")
+    assert (text["url"], text["api"]) == (sim, "chat completions, streamed")
+    tensors = in_json(kserve_grpc.removeprefix("grpc://"), "--model", "pair")
+    assert (tensors["url"], tensors["api"]) == (kserve_grpc, "KServe v2 over gRPC")
+
+
+def test_a_file_that_is_not_a_descriptor_set_is_named(till: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text("print('hello')\n")
     said = infer(till[0], "--method", "shop.Till/One", "--proto", tmp_path / "server.py")
     assert_one_line(said, f"--proto: {tmp_path}/server.py is not a descriptor set", "give a .proto file")
 
 
-def test_an_encoded_message_from_a_file_is_sent_as_it_is(till: tuple[str, str], tmp_path: Path) -> None:
+def test_an_encoded_message_from_a_file_is_sent_unchanged(till: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "ask.bin").write_bytes(b"\x0a\x03Ada")
     (tmp_path / "broken.bin").write_bytes(b"\x0a\x09Ada")
     tree = in_json(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.bin")
@@ -624,8 +654,8 @@ def test_an_encoded_message_from_a_file_is_sent_as_it_is(till: tuple[str, str], 
     assert_one_line(said, "5 bytes are not a valid shop.Ask")
 
 
-def test_a_grpc_service_that_is_no_kserve_server_is_told_how_to_be_asked(till: tuple[str, str]) -> None:
-    assert_one_line(infer(till[0], "--model", "foo"), "it is no KServe v2 server", "asked with --method")
+def test_a_grpc_service_that_is_not_kserve_leads_to_the_method_flag(till: tuple[str, str]) -> None:
+    assert_one_line(infer(till[0], "--model", "foo"), "it is not a KServe v2 server", "--api grpc and --method")
 
 
 @pytest.fixture(scope="module")
@@ -637,7 +667,7 @@ def identity() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_version_that_is_not_there_is_said_with_the_flag(identity: dict[str, str], protocol: str) -> None:
+def test_a_missing_version_names_the_flag(identity: dict[str, str], protocol: str) -> None:
     said = infer(identity[protocol], "--api", "kserve", "--model", "identity", "--version", "9")
     assert_one_line(said, "check --version: the server has 1")
 
@@ -656,7 +686,7 @@ def test_a_shape_that_is_too_large_is_one_line(identity: dict[str, str], protoco
         ("grpc", "true", "building the request needs about"),
     ],
 )
-def test_and_so_it_is_to_a_run(
+def test_a_shape_that_is_too_large_for_a_run_is_one_line(
     identity: dict[str, str], tmp_path: Path, protocol: str, shared: str, limit: str
 ) -> None:
     given = ["server.api=kserve", "data.shape={INPUT0: [1, 99999999999999]}", f"server.shared_memory={shared}"]
@@ -668,9 +698,7 @@ def test_and_so_it_is_to_a_run(
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_compressed_answers_are_smaller_and_read_all_the_same(
-    identity: dict[str, str], protocol: str, encoding: str
-) -> None:
+def test_compressed_responses_are_decoded(identity: dict[str, str], protocol: str, encoding: str) -> None:
     zeros = ("--model", "identity", "--fill", "zeros", "--shape", "1,10000")
     plain = in_json(identity[protocol], *zeros)
     packed = in_json(identity[protocol], *zeros, "--header", f"accept-encoding: {encoding}")

@@ -1,4 +1,4 @@
-"""`inferometer infer --deadline` against a server that knows of none: the client keeps it by itself."""
+"""`inferometer infer --deadline` against a server that does not enforce it: the client does."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +13,13 @@ from inferometer.wire import grpc, protobuf
 
 METHOD = "inference.GRPCInferenceService/ModelInfer"
 NEVER = '{"model_name": "pair", "parameters": {"never": {"bool_param": true}}}'
-PASSED = "not answered in time: the deadline of 100 ms passed before the response was complete (DEADLINE_EXCEEDED)"
+PASSED = "no response in time: the deadline of 100 ms passed before the response was complete (DEADLINE_EXCEEDED)"
 REMEDY = "raise --deadline"
 
 
 @pytest.fixture
 def unaware(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Its URL. It is told of a deadline hours away."""
+    """Its URL. The deadline that it receives is hours away."""
     monkeypatch.setattr(grpc, "timeout", lambda _: b"9H")
     with kserve_peers.over_grpc() as url:
         yield url
@@ -40,9 +40,9 @@ def test_a_method(unaware: str) -> None:
     assert_one_line(said, PASSED, REMEDY)
 
 
-def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our clock is beyond the deadline when all three answers are there."""
-    told, now, ahead = roundtrip._said, roundtrip.now, 0
+def test_a_stream_that_stops_shows_what_arrived(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's clock is past the deadline when all three responses have arrived."""
+    told, now, ahead = roundtrip._decoded, roundtrip.now, 0
 
     def tell(event: Any, answer: Any) -> Any:
         nonlocal ahead
@@ -51,7 +51,7 @@ def test_a_stream_that_stops_shows_what_came(unaware: str, monkeypatch: pytest.M
             ahead = 100 * NS
         return events
 
-    monkeypatch.setattr(roundtrip, "_said", tell)
+    monkeypatch.setattr(roundtrip, "_decoded", tell)
     monkeypatch.setattr(roundtrip, "now", lambda: now() + ahead)
     said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
     assert said.status == 2

@@ -66,6 +66,18 @@ def test_the_report_can_be_printed_again_byte_for_byte(tmp_path: Path, sim: str)
         assert cli("report", folder, "--explain").out == said.out
 
 
+def test_a_url_without_a_scheme_is_stored_with_the_one_that_was_found(tmp_path: Path, sim: str) -> None:
+    run(tmp_path, sim.removeprefix("http://"))
+    manifest = json.loads((tmp_path / "LATEST" / "manifest.json").read_text())
+    assert manifest["config"]["server"]["url"] == [sim]
+
+
+def test_a_setting_that_fails_later_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "bench.yaml").write_text("server: {url: 'https://127.0.0.1:1', tls: {ca: /nowhere}}\n")
+    said = cli("run", tmp_path / "bench.yaml")
+    assert_one_line(said, f"{tmp_path}/bench.yaml: server.tls.ca: /nowhere is not a readable PEM file")
+
+
 def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
     said = run(tmp_path, sim, "--model", "nonsense")
     assert said.status == 1
@@ -160,14 +172,14 @@ def no_run_left(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--set", "load.rat=5"), ("unknown key load.rat",)),
-        (("--set", "server.modle=x"), ("unknown key server.modle", "did you mean server.model?")),
+        (("--set", "load.rat=5"), ("load.rat: unknown key",)),
+        (("--set", "server.modle=x"), ("server.modle: unknown key", "did you mean server.model?")),
         (("--set", "load.concurrency=many"), ("load.concurrency", "whole number")),
         (("--rate", "0"), ("load.rate", "more than 0")),
         (("--rate", "5", "--concurrency", "2"), ("--rate (open loop) and --concurrency (closed loop)",)),
         (("--input", "5", "--prompt", "x"), ("--input and --prompt",)),
         (("--duration", "soon"), ("load.duration", "a duration such as")),
-        (("--requests", "0"), ("load never ends",)),
+        (("--requests", "0"), ("load: never ends",)),
         (("--concurrency", "-1"), ("load.concurrency", "at least 1")),
         (("--set", "nonsense"), ("key=value",)),
         (("--set", "data={type: jsonl, path: /nowhere}"), ("/nowhere",)),
@@ -199,14 +211,15 @@ def test_bad_arguments_are_one_line(
         ("http://127.0.0.1:1", ("connection refused", "start the server")),
         ("http://nonexistent.invalid", ("nonexistent.invalid does not resolve",)),
         ("ftp://127.0.0.1", ("scheme",)),
-        ("http://", ("names no host",)),
+        ("http://", ("has no host",)),
         ("http://127.0.0.1:99999", ("is not a URL",)),
         ("http://[::1", ("is not a URL",)),
         ("http://127.0.0.1:80/?x=1", ("? or #",)),
         ("http://user:geheim@127.0.0.1:1", ("connection refused",)),
         ("http://127.0.0.1:1/\u2603", ("127.0.0.1:1",)),
         ("/nowhere/bench.yaml", ("No such file",)),
-        ("127.0.0.1:8000", ("No such file", "http")),
+        ("127.0.0.1:1", ("connection refused", "start the server")),
+        ("nowhere.yaml", ("No such file", "http")),
     ],
 )
 def test_bad_sources_are_one_line(tmp_path: Path, source: str, words: tuple[str, ...]) -> None:
@@ -220,9 +233,9 @@ def test_bad_sources_are_one_line(tmp_path: Path, source: str, words: tuple[str,
     ("text", "words"),
     [
         ("server: {url: http://127.0.0.1:1\n", ("is not YAML", "line")),
-        ("load: {type: closed}", ("server is missing",)),
+        ("load: {type: closed}", ("server: missing",)),
         ("server: http://x", ("server: must be a section",)),
-        ("just text", ("holds no sections",)),
+        ("just text", ("no sections",)),
         ("server: {url: 5}", ("server.url",)),
     ],
 )
@@ -259,12 +272,15 @@ PAGE = b"<!doctype html><h1>It works!</h1>"
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (answer(PAGE), ("answers a web page", "--model")),
+        (answer(PAGE), ("a web page", "--model")),
         (answer(b'{"object": "list"}'), ("not OpenAI's JSON",)),
-        (answer(b'{"data": []}'), ("lists no model",)),
+        (answer(b'{"data": []}'), ("does not list any model",)),
         (answer(b'{"data": [5]}'), ("not OpenAI's JSON",)),
-        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("wants a key", "api_key_env")),
-        (b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it", ("status 500: out of it",)),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("requires an API key", "api_key_env")),
+        (
+            b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it",
+            ("status 500: out of it", "next: name the model with --model NAME"),
+        ),
         (b"SSH-2.0-OpenSSH_9\r\n", ("GET /v1/models",)),
         (b"", ("GET /v1/models",)),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nshort", ("GET /v1/models",)),
@@ -284,9 +300,13 @@ def test_a_server_without_openais_api_is_one_line(tmp_path: Path, data: bytes, w
 @pytest.mark.parametrize(
     ("path", "data", "words"),
     [
-        ("", b"", "if it speaks TLS, or check that an HTTP server is there"),
+        ("", b"", "if it speaks TLS, or check that it is an HTTP server"),
         ("", b"\0\0\0\4\0\0\0\0\0", "write grpc://"),
-        ("/v3", b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "check the URL's path; for a tensor server"),
+        (
+            "/v3",
+            b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+            "next: check the path of server.url; for a tensor server use server.api kserve",
+        ),
     ],
     ids=["closed", "gRPC", "path"],
 )
@@ -301,7 +321,9 @@ def test_the_remedy_does_not_mention_the_model_when_that_would_not_help(
 
 def test_the_remedy_mentions_the_model_when_the_server_lists_none(tmp_path: Path) -> None:
     with scripted(always(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")) as url:
-        assert_one_line(run(tmp_path, url), "check the URL's path, or name the model", "server.api=kserve")
+        assert_one_line(
+            run(tmp_path, url), "next: name the model with --model NAME", "check the path", "server.api kserve"
+        )
 
 
 def test_a_bad_output_folder_names_the_setting(tmp_path: Path, sim: str) -> None:
@@ -458,7 +480,7 @@ def test_an_unknown_output_is_an_error_before_the_run(tmp_path: Path) -> None:
 def test_the_given_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", f" {KEY} ")
     with running(Settings(sim=Sim(timing=Fixed(ttft=0.001, itl=0.001)), http=0, token=KEY)) as url:
-        assert "wants a key" in run(tmp_path, url).err
+        assert "requires an API key" in run(tmp_path, url).err
         assert (
             json.loads(run(tmp_path, url, "--set", "server.api_key_env=SOME_KEY", "--json", "-").out)["counts"]["ok"]
             == 3
@@ -512,7 +534,7 @@ def test_a_range_is_a_stage_for_each_value(tmp_path: Path, sim: str) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "text", "word"),
-    [("--concurrency", "8:1", "ends below its start"), ("--rate", "1:x", "is no range of numbers")],
+    [("--concurrency", "8:1", "ends below its start"), ("--rate", "1:x", "is not a range of numbers")],
 )
 def test_a_bad_range_is_one_line(flag: str, text: str, word: str) -> None:
     assert_one_line(cli("run", "http://127.0.0.1:1", flag, text), word)

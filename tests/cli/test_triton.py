@@ -256,7 +256,7 @@ def test_the_model_is_required_and_the_csv_must_be_writable(url: str, tmp_path: 
         (None, None, "http://127.0.0.1:8000"),
         (None, "http", "http://127.0.0.1:8000"),
         (None, "grpc", "grpc://127.0.0.1:8001"),
-        ("host:1", None, "http://host:1"),
+        ("host:1", "http", "http://host:1"),
         ("host:1", "grpc", "grpc://host:1"),
         ("https://host", "http", "https://host"),
         ("grpcs://host", "grpc", "grpcs://host"),
@@ -267,7 +267,11 @@ def test_the_url_and_the_protocol_complete_each_other(url: str | None, protocol:
     assert triton_client.url_of(url, protocol) == found
 
 
-def test_a_url_of_the_other_protocol_is_an_error() -> None:
+def test_a_url_without_scheme_and_protocol_is_what_the_port_speaks(url: str) -> None:
+    assert triton_client.url_of(url.removeprefix("http://"), None) == url
+
+
+def test_a_url_of_the_other_protocol_is_refused() -> None:
     assert_one_line(cli("triton", "-m", "m", "-u", "grpc://127.0.0.1:1", "-i", "http"), "-i", "http://HOST:PORT")
     assert_one_line(cli("triton", "-m", "m", "-u", "http://127.0.0.1:1", "-i", "gRPC"), "grpc://HOST:PORT")
 
@@ -297,4 +301,4 @@ def test_a_size_that_does_not_fit_into_memory(url: str, tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_speak_kserve(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_answer", lambda *_: (404, {"error": "not found"}))
-    assert_one_line(triton(url), "it is no KServe v2 server", "check -u")
+    assert_one_line(triton(url), "it is not a KServe v2 server", "check -u")

@@ -1,4 +1,4 @@
-"""From YAML and overrides to a Config, or to one line that names the key and the remedy."""
+"""From YAML and overrides to a Config, or to an error that names the key and the remedy."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ def config(*overrides: str, **sections: Any) -> Config:
 def error(*overrides: str, **sections: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         config(*overrides, **sections)
-    assert "\n" not in caught.value.what + caught.value.remedy
-    assert caught.value.remedy
+    assert "\n" not in caught.value.line + caught.value.next_step
+    assert caught.value.next_step
     return caught.value
 
 
@@ -38,7 +38,7 @@ def write(folder: Path, text: str | bytes) -> str:
 # --- what is right ---------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_the_issue(tmp_path: Path) -> None:
+def test_files_and_overrides(tmp_path: Path) -> None:
     text = """
     server: {url: "http://127.0.0.1:8000", model: my-model, api: completions, stream: true}
     data:   {type: synthetic, input: 64, output: 100}
@@ -53,14 +53,14 @@ def test_the_files_of_the_issue(tmp_path: Path) -> None:
     assert (other.load.rate, other.load.duration) == (500, 10)
 
 
-def test_yaml_takes_on_and_off_for_true_and_false_and_the_keys_of_bursts_are_meant(tmp_path: Path) -> None:
+def test_on_and_off_are_keys_although_yaml_reads_them_as_booleans(tmp_path: Path) -> None:
     path = write(tmp_path, "server: {url: http://x}\nload: {type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}")
     load = from_mapping(read_tree(path)).load
     assert isinstance(load, Bursts)
     assert (load.on, load.off) == (1, 2)
 
 
-def test_the_same_in_an_override() -> None:
+def test_on_and_off_are_keys_in_overrides() -> None:
     load = config("load={type: bursts, rate: 5, on: 1s, off: 2s, duration: 9s}").load
     assert isinstance(load, Bursts)
 
@@ -81,7 +81,7 @@ def test_numbers_as_keys_stay_numbers() -> None:
         ("data", {"path": "x.jsonl"}, Jsonl),
     ],
 )
-def test_a_type_may_be_left_out_where_another_key_tells_it(section: str, tree: dict[str, Any], kind: type) -> None:
+def test_a_type_may_be_left_out_if_another_key_implies_it(section: str, tree: dict[str, Any], kind: type) -> None:
     assert isinstance(getattr(config(**{section: tree}), section), kind)
 
 
@@ -100,7 +100,7 @@ def test_overrides_reach_into_a_section_that_the_file_leaves_empty() -> None:
     assert config("load.rate=5", "load.duration=3s", load=None).load.duration == 3
 
 
-def test_the_tree_that_was_given_is_not_changed() -> None:
+def test_the_given_tree_is_not_changed() -> None:
     tree: dict[str, Any] = {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
     from_mapping(tree, ["load.rate=9"])
     assert tree == {"server": {"url": "http://x"}, "load": {"rate": 1, "duration": 1}}
@@ -112,8 +112,10 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("sections", "what", "remedy"),
     [
-        ({"lod": {}}, "unknown key lod", "did you mean load?"),
-        ({"load": {"type": "poisson", "rat": 5}}, "unknown key load.rat", "did you mean load.rate?"),
+        ({"lod": {}}, "lod: unknown key", "did you mean load?"),
+        ({"load": {"type": "poisson", "rat": 5}}, "load.rat: unknown key", "did you mean load.rate?"),
+        ({"load": {"rat": 5}}, "load.rat: unknown key", "did you mean load.rate? it is a key of load.type: constant, poisson"),
+        ({"load": {"type": "closed", "rate": 5}}, "load.rate: unknown key", "it is a key of load.type: constant, poisson"),
         ({"load": {"type": "closed", "concurency": 5}}, "load.concurency", "did you mean load.concurrency?"),
         ({"server": {"url": "http://x", "modle": "m"}}, "server.modle", "did you mean server.model?"),
         ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
@@ -126,36 +128,36 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": float("nan"), "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": "fast", "duration": 1}}, "load.rate: must be a number, got 'fast'", "docs"),
-        ({"load": {"type": "poisson", "duration": 1}}, "load.rate is missing", "add it"),
+        ({"load": {"type": "poisson", "duration": 1}}, "load.rate: missing", "add it"),
         ({"load": {"type": "closed", "concurrency": 1.5}}, "load.concurrency: must be a whole number, got 1.5", "docs"),
         ({"load": {"type": "closed", "concurrency": 0}}, "load.concurrency: must be at least 1, got 0", "docs"),
-        ({"load": {"type": "poisson", "rate": 5}}, "load never ends", "load.duration"),
-        ({"load": {"type": "closed", "duration": 0}}, "load never ends", "load.requests"),
+        ({"load": {"type": "poisson", "rate": 5}}, "load: never ends", "load.duration"),
+        ({"load": {"type": "closed", "duration": 0}}, "load: never ends", "load.requests"),
         ({"load": {"type": "poisson", "rate": 5, "duration": "10x"}}, "load.duration: expected a duration", "docs"),
         ({"load": {"type": "poisson", "rate": 5, "duration": "1e999s"}}, "load.duration", "docs"),
         ({"load": {"type": "poisson", "rate": 5, "duration": 10**400}}, "load.duration", "docs"),
-        ({"load": {"type": "ramp", "end": 5, "requests": 5}}, "load.duration is missing", "rate that changes"),
-        ({"load": {"type": "bursts", "rate": 5, "on": 0, "off": 1, "duration": 3}}, "load.on is 0", "burst lasts"),
+        ({"load": {"type": "ramp", "end": 5, "requests": 5}}, "load.duration: missing", "rate changes"),
+        ({"load": {"type": "bursts", "rate": 5, "on": 0, "off": 1, "duration": 3}}, "load.on: must be more than 0", "length of a burst"),
         ({"load": {"stages": []}}, "load.stages", "docs"),
         ({"load": {"stages": [{"type": "constant", "rate": 0, "requests": 1}]}}, "load.stages.0.rate", "docs"),
         ({"load": {"stages": [{"type": "constant", "rte": 1}]}}, "load.stages.0.rte", "did you mean"),
         ({"load": 5}, "load: must be a section, got 5", "docs"),
         ({"data": [1]}, "data: must be a section, got [1]", "docs"),
         ({"server": "http://x"}, "server: must be a section", "docs"),
-        ({"server": {"url": []}}, "server.url is an empty list", "base URL"),
-        ({"server": {}}, "server.url is missing", "add it"),
-        ({"server": {"url": "grpc://x", "api": "chat"}}, "chat is not spoken over gRPC", "http://"),
-        ({"server": {"url": "http://x", "api": "grpc", "method": "a.B/C"}}, "wants a grpc:// URL", "grpc://HOST"),
-        ({"server": {"url": "grpc://x", "api": "grpc"}, "data": {"messages": [{}]}}, "server.method is missing", "Service/Method"),
+        ({"server": {"url": []}}, "server.url: the list is empty", "base URL"),
+        ({"server": {}}, "server.url: missing", "add it"),
+        ({"server": {"url": "grpc://x", "api": "chat"}}, "server.api: chat is not available over gRPC", "http://"),
+        ({"server": {"url": "http://x", "api": "grpc", "method": "a.B/C"}}, "server.api: grpc needs a grpc:// URL", "grpc://HOST"),
+        ({"server": {"url": "grpc://x", "api": "grpc"}, "data": {"messages": [{}]}}, "server.method: missing", "Service/Method"),
         ({"server": {"url": ["grpc://x", "http://x"]}}, "mixes gRPC and HTTP", "one protocol"),
-        ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "not streamed over HTTP", "grpc://"),
-        ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "synthetic does not go with api kserve", "tensors"),
-        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with api chat", "server.api: kserve for a tensor server, or data.type: synthetic"),
-        ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with api chat", "grpc:// URL"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "waits for the last answer", "closed"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "has no room for a sequence of 5 for each user", "20 or more"),
-        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "not whole sequences of 5", "a multiple of 5"),
-        ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "messages or path is needed", "file"),
+        ({"server": {"url": "http://x", "api": "kserve", "stream": True}}, "server.stream: kserve cannot be streamed over HTTP", "grpc://"),
+        ({"server": {"url": "grpc://x"}, "data": {"type": "synthetic"}}, "data.type: synthetic does not go with kserve", "tensors"),
+        ({"server": {"url": "http://x"}, "data": {"type": "tensors"}}, "tensors does not go with chat", "server.api kserve for a tensor server, or data.type: synthetic"),
+        ({"server": {"url": "http://x"}, "data": {"messages": [{}]}}, "messages does not go with chat", "grpc:// URL"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"rate": 5, "duration": 1}}, "data.sequence: each request of a sequence waits for the previous response", "closed"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 15}}, "less than one sequence of 5 per user", "20 or more"),
+        ({"server": {"url": "grpc://x"}, "data": {"sequence": 5}, "load": {"concurrency": 4, "requests": 22}}, "load.requests: 22 is not a multiple of the sequence length 5", "a multiple of 5"),
+        ({"server": {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}}, "data: needs either messages or path", "file"),
         ({"measure": {"warmup": "soon"}}, "measure.warmup: expected a count of requests, a duration", "docs"),
         ({"seed": -1}, "seed: must be at least 0, got -1", "docs"),
         ({"client": {"processes": -1}}, "client.processes", "docs"),
@@ -163,10 +165,12 @@ def test_the_tree_that_was_given_is_not_changed() -> None:
         ({"client": {"processes": "many"}}, "client.processes", "auto"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str, Any], what: str, remedy: str) -> None:
+def test_errors_name_the_key_and_suggest_the_nearest_valid_one(
+    sections: dict[str, Any], what: str, remedy: str
+) -> None:
     found = error(**sections)
-    assert what in found.what
-    assert remedy in found.remedy
+    assert what in found.line
+    assert remedy in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -179,11 +183,11 @@ def test_what_is_wrong_is_named_with_the_nearest_right_thing(sections: dict[str,
         ("load.stages.0.rate=5", "load.stages: must be a list"),
         ("seed.x=5", "seed is a single value"),
         ("server.url.3=x", "single value"),
-        ("lode.rate=5", "unknown key lode"),
+        ("lode.rate=5", "lode: unknown key"),
     ],
 )
-def test_overrides_that_cannot_be(override: str, what: str) -> None:
-    assert what in error(override, seed=1).what
+def test_invalid_overrides(override: str, what: str) -> None:
+    assert what in error(override, seed=1).line
 
 
 @pytest.mark.parametrize(
@@ -199,19 +203,19 @@ def test_overrides_that_cannot_be(override: str, what: str) -> None:
 )  # fmt: skip
 def test_a_wrong_entry_of_a_mapping_is_named(overrides: list[str], what: str, remedy: str) -> None:
     found = error(*overrides, server={"url": "grpc://x"})
-    assert what in found.what
-    assert remedy in found.remedy
+    assert what in found.line
+    assert remedy in found.next_step
 
 
-def test_a_wrong_entry_that_is_called_a_secret_is_not_repeated() -> None:
+def test_secrets_are_not_shown_in_errors() -> None:
     found = error("server.parameters.api_key=[geheim]", server={"url": "grpc://x"})
-    assert "server.parameters.api_key" in found.what and "geheim" not in str(found)
+    assert "server.parameters.api_key" in found.line and "geheim" not in str(found)
 
 
-def test_an_entry_that_a_list_does_not_have() -> None:
+def test_overrides_of_missing_list_entries() -> None:
     stages = {"stages": [{"type": "constant", "rate": 1, "requests": 1}]}
-    assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).what
-    assert "not an entry of that list" in error("load.stages.x=1", load=stages).what
+    assert "not an entry of that list" in error("load.stages.5.rate=1", load=stages).line
+    assert "not an entry of that list" in error("load.stages.x=1", load=stages).line
 
 
 @pytest.mark.parametrize(
@@ -220,8 +224,8 @@ def test_an_entry_that_a_list_does_not_have() -> None:
         ("server: [1", "line 1, column"),
         ("a: b: c", "line 1, column 5"),
         ("\tx: 1", "is not YAML"),
-        ("", "holds no sections"),
-        ("- 1", "holds no sections"),
+        ("", "there are no sections"),
+        ("- 1", "there are no sections"),
         (b"\xff\xfe\x00", "not a text file"),
         ("x: \x00", "is not YAML"),
         ("when: 2001-99-99", "is not YAML"),
@@ -234,12 +238,12 @@ def test_an_entry_that_a_list_does_not_have() -> None:
 def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, text: str | bytes, what: str) -> None:
     with pytest.raises(UserError) as caught:
         from_mapping(read_tree(write(tmp_path, text)))
-    assert what in caught.value.what or text == "&a {x: *a}"
+    assert what in caught.value.line or text == "&a {x: *a}"
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/bench.yaml", "/", "x\0y"])
-def test_files_that_are_not_there(path: str) -> None:
+def test_missing_files(path: str) -> None:
     with pytest.raises(UserError) as caught:
         read_tree(path)
     assert "YAML" in caught.value.remedy
@@ -265,7 +269,7 @@ def test_any_tree_is_a_config_or_a_user_error(tree: dict[str, Any], with_server:
     try:
         found = from_mapping((SERVER | tree) if with_server else tree)
     except UserError as error:
-        assert "\n" not in error.what
+        assert "\n" not in error.line
         return
     assert isinstance(found, Config)
 
@@ -309,7 +313,7 @@ def test_durations(text: object, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "s", "10x", "1m30", "-5s", "5 5s", "1,5s", None, True, [], -1, float("nan"), float("inf"), "1e999", "nan"]
 )  # fmt: skip
-def test_what_is_no_duration(text: object) -> None:
+def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
         parse_seconds(text)
 
@@ -322,12 +326,12 @@ def test_sizes(text: object, count: int) -> None:
 
 
 @given(st.floats(1e-9, 1e6))
-def test_a_duration_survives_being_written_for_people(seconds: float) -> None:
+def test_formatted_durations_can_be_parsed(seconds: float) -> None:
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.01, abs=1 if seconds < 3600 else 60)
 
 
 @given(st.integers(0, 2**45))
-def test_a_size_survives_being_written_for_people(count: int) -> None:
+def test_formatted_sizes_can_be_parsed(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.01, abs=1)
 
 
@@ -335,7 +339,7 @@ def test_a_size_survives_being_written_for_people(count: int) -> None:
     ("value", "text"),
     [(50, "50"), (123.456, "123.5"), (9999.6, "10000"), (2_000_000, "2000000"), (0.25, "0.25"), (0, "0")],
 )
-def test_numbers_have_no_exponent_for_being_large(value: float, text: str) -> None:
+def test_large_numbers_have_no_exponent(value: float, text: str) -> None:
     assert format_number(value, 4) == text
 
 
@@ -354,13 +358,13 @@ def test_numbers_have_no_exponent_for_being_large(value: float, text: str) -> No
         ({"url": "http://x", "api": "generate"}, "generate", True, "synthetic"),
     ],
 )
-def test_the_url_and_the_api_say_what_is_meant(server: dict[str, Any], api: str, stream: bool, data: str) -> None:
+def test_defaults_follow_from_the_url_and_the_api(server: dict[str, Any], api: str, stream: bool, data: str) -> None:
     found = from_mapping({"server": server})
     assert (found.server.api, found.server.stream) == (api, stream)
     assert found.data.__struct_config__.tag == data
 
 
-def test_a_methods_messages_are_told_by_their_keys() -> None:
+def test_a_methods_messages_are_recognised_by_their_keys() -> None:
     server = {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}
     for data in ({"messages": [{"name": "x"}]}, {"path": "requests.jsonl"}):
         assert from_mapping({"server": server, "data": data}).data.__struct_config__.tag == "messages"

@@ -1,4 +1,4 @@
-"""docs/how-to/from-perf-analyzer.md promises options: each is one that `run` takes, and says what the page says."""
+"""The options in docs/how-to/from-perf-analyzer.md: `run` accepts each of them, and it means what the page says."""
 
 import re
 import shlex
@@ -59,7 +59,7 @@ def test_they_mean_what_it_says() -> None:
     assert isinstance(overridden.load, Closed) and isinstance(overridden.data, Tensors)
 
 
-def test_a_level_that_ends_when_stable_takes_ten_windows_and_not_the_usual_30_s() -> None:
+def test_a_level_that_ends_when_stable_takes_ten_windows_at_most() -> None:
     usual = with_options("--concurrency 4").load
     stable = with_options("--concurrency 4 --set load.stable=0.1 --set load.window=2s").load
     longer = with_options("--concurrency 4 --set load.stable=0.1 --duration 50s").load

@@ -1,4 +1,4 @@
-"""Ranges of load: `1:8:2` is a stage for each level, in the file and on the command line."""
+"""Ranges of load: `1:8:2` is one stage per level, in the file and on the command line."""
 
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,18 @@ def stages(load: dict[str, Any], *overrides: str) -> list[Any]:
 def error(load: dict[str, Any], *overrides: str) -> UserError:
     with pytest.raises(UserError) as caught:
         from_mapping(SERVER | {"load": load}, overrides)
-    assert caught.value.remedy
+    assert caught.value.next_step
     return caught.value
 
 
-def test_each_level_is_a_stage_with_a_name_and_all_that_the_load_says() -> None:
+def test_each_level_is_a_named_stage_with_the_other_keys_of_the_load() -> None:
     found = stages({"type": "closed", "concurrency": "1:8:2", "duration": "5s", "think": "1ms"})
     assert [stage.concurrency for stage in found] == [1, 3, 5, 7]
     assert [stage.name for stage in found] == ["concurrency 1", "concurrency 3", "concurrency 5", "concurrency 7"]
     assert {(type(stage), stage.duration, stage.think) for stage in found} == {(Closed, 5.0, 0.001)}
 
 
-def test_rates_the_end_included_whatever_their_rounding() -> None:
+def test_the_end_of_a_range_of_rates_is_included() -> None:
     found = stages({"type": "poisson", "rate": "100:500:100", "duration": "1s"})
     assert [(type(stage), stage.rate, stage.name) for stage in found] == [
         (Poisson, rate, f"{rate}/s") for rate in (100, 200, 300, 400, 500)
@@ -49,12 +49,12 @@ def test_levels_are_those_of_pythons_range(start: int, more: int, step: int) -> 
     assert [stage.concurrency for stage in found] == list(range(start, start + more + 1, step))
 
 
-def test_the_step_is_1_where_none_is_given_and_one_level_is_a_stage_too() -> None:
+def test_the_default_step_is_1() -> None:
     assert [stage.concurrency for stage in stages({"concurrency": "2:4", "requests": 1})] == [2, 3, 4]
     assert [stage.concurrency for stage in stages({"concurrency": "4:4", "requests": 1})] == [4]
 
 
-def test_within_stages_the_others_stay_where_they_are_and_a_name_stands_before_the_level() -> None:
+def test_ranges_within_stages_keep_the_order_and_the_name() -> None:
     load = [
         {"type": "closed", "concurrency": 8, "requests": 5, "name": "first"},
         {"type": "constant", "rate": "10:20:10", "requests": 5, "name": "second"},
@@ -70,7 +70,7 @@ def test_overrides_reach_every_level(tmp_path: Path) -> None:
     assert [(stage.concurrency, stage.requests) for stage in found] == [(1, 7), (2, 7), (3, 7)]
 
 
-def test_unquoted_in_a_file_it_is_a_range_and_not_a_number_to_the_base_of_60(tmp_path: Path) -> None:
+def test_an_unquoted_range_is_not_a_base_60_number(tmp_path: Path) -> None:
     path = tmp_path / "bench.yaml"
     path.write_text("server: {url: http://x}\nload: {type: closed, concurrency: 1:8:2, requests: 3}\nseed: 12\n")
     found = from_mapping(read_tree(str(path)))
@@ -82,11 +82,11 @@ def test_unquoted_in_a_file_it_is_a_range_and_not_a_number_to_the_base_of_60(tmp
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("a:b", "is no range of whole numbers"),
-        ("1:", "is no range of whole numbers"),
-        (":4", "is no range of whole numbers"),
+        ("a:b", "is not a range of whole numbers"),
+        ("1:", "is not a range of whole numbers"),
+        (":4", "is not a range of whole numbers"),
         ("1:8:2:3", "it has 4 parts"),
-        ("1.5:3", "is no range of whole numbers"),
+        ("1.5:3", "is not a range of whole numbers"),
         ("0:4", "more than 0"),
         ("1:4:0", "more than 0"),
         ("1:4:-1", "more than 0"),
@@ -94,20 +94,20 @@ def test_unquoted_in_a_file_it_is_a_range_and_not_a_number_to_the_base_of_60(tmp
         ("1:100000", "100,000 levels"),
     ],
 )
-def test_a_bad_range_is_named_with_its_key(text: str, what: str) -> None:
+def test_a_bad_range_is_an_error_with_its_key(text: str, what: str) -> None:
     found = error({"type": "closed", "concurrency": text, "requests": 1})
-    assert "load.concurrency" in found.what
-    assert what in found.what
+    assert "load.concurrency" in found.line
+    assert what in found.line
 
 
 @pytest.mark.parametrize("text", ["nan:5", "1:inf", "1:5:nan", "-1:5"])
 def test_rates_are_finite_and_more_than_0(text: str) -> None:
-    assert "more than 0" in error({"type": "poisson", "rate": text, "requests": 1}).what
+    assert "more than 0" in error({"type": "poisson", "rate": text, "requests": 1}).line
 
 
-def test_text_that_is_no_range_stays_the_schemas_to_refuse() -> None:
-    assert "whole number" in error({"type": "closed", "concurrency": "many", "requests": 1}).what
-    assert "unknown key" in error({"type": "closed", "rate": "1:2", "requests": 1}).what
+def test_other_text_is_left_to_the_schema() -> None:
+    assert "whole number" in error({"type": "closed", "concurrency": "many", "requests": 1}).line
+    assert "unknown key" in error({"type": "closed", "rate": "1:2", "requests": 1}).line
 
 
 # --- stable ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def one(**load: Any) -> Any:
     return from_mapping(SERVER | {"load": load}).load
 
 
-def test_a_stage_that_ends_when_stable_may_take_ten_windows_unless_it_says() -> None:
+def test_a_stage_that_ends_when_stable_may_take_ten_windows_by_default() -> None:
     assert one(concurrency=1, stable=0.1).duration == 50
     assert one(concurrency=1, stable=0.1, window="2s").duration == 20
     assert one(concurrency=1, stable=0.1, window="2s", duration="7s").duration == 7
@@ -131,9 +131,9 @@ def test_a_stage_that_ends_when_stable_may_take_ten_windows_unless_it_says() -> 
         ({"type": "ramp", "end": 5, "duration": 60}, "a load that changes cannot be stable"),
         ({"type": "bursts", "rate": 5, "on": 1, "off": 1, "duration": 60}, "a load that changes cannot be stable"),
         ({"concurrency": 1, "window": 0}, "too short"),
-        ({"concurrency": 1, "duration": "14s"}, "no room for three windows"),
+        ({"concurrency": 1, "duration": "14s"}, "shorter than three windows"),
         ({"concurrency": 1, "stable": -0.1}, "at least 0"),
     ],
 )
-def test_what_cannot_become_stable_is_refused(load: dict[str, Any], what: str) -> None:
-    assert what in error({"stable": 0.1} | load).what
+def test_loads_that_cannot_become_stable_are_refused(load: dict[str, Any], what: str) -> None:
+    assert what in error({"stable": 0.1} | load).line

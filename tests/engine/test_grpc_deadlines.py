@@ -22,7 +22,7 @@ from inferometer.engine.reader import Reader
 from inferometer.engine.shard import Shard
 from inferometer.engine.timeouts import Timeouts
 from inferometer.probe import roundtrip
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.timing import clock
 from inferometer.types import Event, Fail
 from inferometer.units import NS
@@ -307,7 +307,7 @@ def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pyte
 
 
 def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roundtrip, "_LEAST_S", PATIENCE_S)  # as if the timer were late
+    monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # as if the timer were late
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
@@ -324,7 +324,7 @@ def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: p
 def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roundtrip, "_LEAST_S", PATIENCE_S)  # the rest is still on its way
+    monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # the rest is still on its way
     late = late_once_told(monkeypatch)
 
     def script(peer: GrpcPeer) -> None:
@@ -343,6 +343,6 @@ def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_re
 def test_a_timeout_that_is_shorter_than_the_deadline_is_still_that() -> None:
     with (
         following(lambda peer: list(peer.requests())) as url,
-        pytest.raises(roundtrip.UserError, match="did not answer within 100 ms"),
+        pytest.raises(roundtrip.UserError, match="did not respond within 100 ms"),
     ):
         Told(url, 20, timeout=0.1)

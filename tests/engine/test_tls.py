@@ -64,7 +64,7 @@ def test_a_client_certificate(tmp_path: Path, authority: trustme.CA, context: ss
 
 
 def test_plain_http_behind_an_https_url(tmp_path: Path) -> None:
-    with scripted(polite) as url, pytest.raises(UserError, match="no TLS there"):
+    with scripted(polite) as url, pytest.raises(UserError, match="the TLS handshake failed"):
         measure(tmp_path, url.replace("http:", "https:"), server={"timeouts": {"connect": "300ms"}})
 
 

@@ -28,7 +28,7 @@ def saved(folder: Path, made: Image.Image, name: str = "image.png", **more: Any)
 
 
 def array(path: str, datatype: str, shape: tuple[int, ...], scaling: str | None = None, form: str = "") -> Any:
-    return to_numpy(image.to_tensor(path, TensorSpec("X", datatype, shape), scaling, form)[0])
+    return to_numpy(image.to_tensor([path], TensorSpec("X", datatype, shape), scaling, form)[0])
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ def test_the_channels_are_where_the_model_says(shape: tuple[int, ...], form: str
     [((16,), ""), ((-1, 16), ""), ((4, 8, 8), ""), ((-1, -1, -1), ""), ((8, 3, 8, 8), ""), ((1, 1, 3, 8, 8), ""),
      ((4, 8, 8), "FORMAT_NCHW")],
 )  # fmt: skip
-def test_shapes_that_are_no_images_are_refused_with_the_shape(shape: tuple[int, ...], form: str) -> None:
-    with pytest.raises(UserError, match="which is no image's") as caught:
+def test_shapes_that_are_not_images_are_refused(shape: tuple[int, ...], form: str) -> None:
+    with pytest.raises(UserError, match="which is not that of an image") as caught:
         image.plan(TensorSpec("X", "FP32", shape), form)
     assert ", ".join(map(str, shape)) in caught.value.what
 
@@ -73,7 +73,7 @@ def test_nchw_and_nhwc_hold_the_same_pixels_in_another_order(picture: str) -> No
     assert array(picture, "UINT8", (2, 3, 3), form="FORMAT_NHWC").tolist() == PIXELS.tolist()
 
 
-def test_a_batch_dimension_is_put_before(picture: str) -> None:
+def test_a_batch_dimension_is_added(picture: str) -> None:
     assert array(picture, "UINT8", (-1, 3, 2, 3)).shape == (1, 3, 2, 3)
     assert array(picture, "UINT8", (1, 2, 3, 3), form="FORMAT_NHWC").tolist() == [PIXELS.tolist()]
 
@@ -101,12 +101,12 @@ def test_inception_goes_from_minus_1_to_1(picture: str) -> None:
     assert found[0].tolist() == [[1, -1, -1], [-1, pytest.approx(-0.6), 1]]
 
 
-def test_vgg_takes_the_means_off(picture: str) -> None:
+def test_vgg_subtracts_the_means(picture: str) -> None:
     assert array(picture, "FP32", (3, 2, 3), "vgg")[:, 0, 0].tolist() == [132, -117, -104]
     assert array(picture, "FP32", (3, 2, 3), "vgg")[:, 1, 1].tolist() == [-72, -66, -53]
 
 
-def test_vgg_of_grey_takes_128_off(picture: str) -> None:
+def test_vgg_of_grey_subtracts_128(picture: str) -> None:
     assert array(picture, "FP32", (1, 2, 3), "vgg")[0, 1].tolist() == [-128, -77, 127]
 
 
@@ -118,8 +118,8 @@ def test_none_leaves_0_to_255(picture: str) -> None:
     ("datatype", "scaling"), [("FP32", "inception"), ("FP16", "inception"), ("BF16", "inception"), ("FP64", "inception"),
                               ("UINT8", "none"), ("INT32", "none")],
 )  # fmt: skip
-def test_what_is_usual_depends_on_the_datatype_and_is_said(picture: str, datatype: str, scaling: str) -> None:
-    made, words = image.to_tensor(picture, TensorSpec("X", datatype, (3, 2, 3)))
+def test_the_default_scaling_depends_on_the_datatype(picture: str, datatype: str, scaling: str) -> None:
+    made, words = image.to_tensor([picture], TensorSpec("X", datatype, (3, 2, 3)))
     assert made.datatype == datatype
     assert f"scaling {scaling}" in words
     assert "3×2 RGB to 3×2 RGB, NCHW" in words
@@ -165,7 +165,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
     assert array(path, "UINT8", (2, 3, 3), form="FORMAT_NHWC").tolist() == PIXELS.tolist()
 
 
-def test_sixteen_bits_of_grey_are_brought_down_to_eight(tmp_path: Path) -> None:
+def test_sixteen_bit_grey_is_scaled_to_eight_bits(tmp_path: Path) -> None:
     path = saved(tmp_path, Image.fromarray(np.array([[0, 0x1234, 0xFFFF]], np.uint16)))
     assert array(path, "UINT8", (1, 1, 3)).tolist() == [[[0, 0x12, 0xFF]]]
 
@@ -177,22 +177,53 @@ def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
     assert array(path, "UINT8", (3, -1, -1))[0].tolist() == [[0, 255], [51, 0], [255, 0]]
 
 
-def test_an_input_of_bytes_gets_the_file_as_it_is(picture: str) -> None:
-    made, words = image.to_tensor(picture, TensorSpec("X", "BYTES", (-1, 1)))
+def test_an_input_of_bytes_gets_the_file_unchanged(picture: str) -> None:
+    made, words = image.to_tensor([picture], TensorSpec("X", "BYTES", (-1, 1)))
     assert made.shape == (1, 1)
     assert to_numpy(made).item() == Path(picture).read_bytes()
-    assert "as it is" in words
+    assert "unchanged" in words
 
 
 def test_an_input_of_several_bytes_takes_no_image(picture: str) -> None:
     with pytest.raises(UserError, match="one image was given"):
-        image.to_tensor(picture, TensorSpec("X", "BYTES", (2,)))
+        image.to_tensor([picture], TensorSpec("X", "BYTES", (2,)))
+
+
+# --- several images --------------------------------------------------------------------------------------------------
+
+
+def test_several_images_are_a_batch(picture: str) -> None:
+    for shape in ((-1, 3, 2, 3), (2, 3, 2, 3)):
+        made, words = image.to_tensor([picture, picture], TensorSpec("X", "UINT8", shape))
+        assert made.shape == (2, 3, 2, 3)
+        first, second = to_numpy(made)
+        assert first.tolist() == second.tolist()
+        assert words.startswith("2 images")
+
+
+def test_several_files_are_a_batch_of_bytes(picture: str) -> None:
+    made, words = image.to_tensor([picture, picture], TensorSpec("X", "BYTES", (-1, 1)))
+    assert made.shape == (2, 1)
+    assert to_numpy(made).ravel().tolist() == [Path(picture).read_bytes()] * 2
+    assert words == "2 images, unchanged"
+
+
+@pytest.mark.parametrize(("datatype", "shape"), [("FP32", (3, 2, 3)), ("FP32", (1, 3, 2, 3)), ("BYTES", (1,))])
+def test_several_images_need_a_model_that_takes_batches(picture: str, datatype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="takes one image per request"):
+        image.to_tensor([picture, picture], TensorSpec("X", datatype, shape))
+
+
+def test_images_of_a_batch_have_one_size(tmp_path: Path, picture: str) -> None:
+    Image.new("RGB", (7, 7)).save(tmp_path / "larger.png")
+    with pytest.raises(UserError, match="different sizes"):
+        image.to_tensor([picture, str(tmp_path / "larger.png")], TensorSpec("X", "FP32", (-1, 3, -1, -1)))
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_no_image(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image(tmp_path: Path) -> None:
     (tmp_path / "x.jpg").write_text("hello")
     with pytest.raises(UserError, match="is not an image"):
         array(str(tmp_path / "x.jpg"), "FP32", (3, 2, 2))
@@ -207,7 +238,7 @@ def test_a_truncated_image(tmp_path: Path, name: str) -> None:
         array(str(path), "FP32", (3, 2, 2))
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file() -> None:
     with pytest.raises(UserError, match=r"/nowhere.*No such file"):
         array("/nowhere", "FP32", (3, 2, 2))
 

@@ -1,4 +1,4 @@
-"""Inputs from the command line: what is given, what is made up, and what is refused."""
+"""Inputs from the command line: given, generated, and refused."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inferometer.errors import UserError
+from inferometer.errors import GIVE_KEY, UserError, named
 from inferometer.infer import flags, inputs
 from inferometer.infer.flags import InferFlags
 from inferometer.probe.kserve import ModelFacts
@@ -53,13 +53,13 @@ def test_values_on_the_command_line(spec: TensorSpec, text: str, expected: Any) 
     assert arrays(facts(spec), f"{spec.name}={text}")[spec.name].tolist() == expected
 
 
-def test_the_name_may_be_left_out_where_there_is_one_input(tmp_path: Path) -> None:
+def test_the_name_may_be_left_out_if_there_is_one_input(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([[1, 2, 3, 4]], np.int32))
     assert arrays(facts(INTS), "1,2,3,4")["A"].tolist() == [[1, 2, 3, 4]]
     assert arrays(facts(INTS), f"@{tmp_path}/a.npy")["A"].tolist() == [[1, 2, 3, 4]]
 
 
-def test_an_array_from_a_file_gets_the_batch_that_it_lacks_and_the_models_datatype(tmp_path: Path) -> None:
+def test_an_array_gets_the_missing_batch_dimension_and_the_models_datatype(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(4, dtype=np.int64))
     np.save(tmp_path / "b.npy", np.array([0.5, 1.5]))
     found = arrays(facts(INTS, FLOATS), f"A=@{tmp_path}/a.npy", f"B=@{tmp_path}/b.npy")
@@ -96,26 +96,26 @@ def test_elements_find_their_shape(shape: tuple[int, ...], count: int, expected:
 # --- made up ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_nothing_given_all_is_random_and_open_sizes_are_1() -> None:
+def test_without_inputs_all_are_random_and_open_dimensions_are_1() -> None:
     built = inputs.build(InferFlags("grpc://x"), facts(INTS, FLOATS, WORDS))
     assert [(one.tensor.name, one.tensor.shape, one.source) for one in built] == [
         ("A", (1, 4), "random"), ("B", (1,), "random"), ("C", (1,), "random"),
     ]  # fmt: skip
 
 
-def test_fill_and_shape_say_what_is_made_up() -> None:
+def test_fill_and_shape_control_generated_inputs() -> None:
     found = arrays(facts(INTS, FLOATS), "B=5", fill="zeros", shapes=("A=2,4",))
     assert (found["A"].tolist(), found["B"].tolist()) == ([[0] * 4] * 2, [5])
 
 
-def test_optional_inputs_are_left_to_the_model() -> None:
+def test_optional_inputs_are_omitted() -> None:
     model = facts(INTS, FLOATS, input=[{"name": "A"}, {"name": "B", "optional": True}])
     assert list(arrays(model)) == ["A"]
     assert list(arrays(model, "A=1,2,3,4")) == ["A"]
     assert list(arrays(model, "A=1,2,3,4", shapes=("B=3",), fill="zeros")) == ["A", "B"]
 
 
-def test_where_all_is_optional_and_nothing_given_one_of_numbers_is_made_up_as_for_a_run() -> None:
+def test_if_all_inputs_are_optional_one_is_generated() -> None:
     def all_optional(*specs: TensorSpec) -> ModelFacts:
         return facts(*specs, input=[{"name": spec.name, "optional": True} for spec in specs])
 
@@ -132,11 +132,13 @@ def test_where_all_is_optional_and_nothing_given_one_of_numbers_is_made_up_as_fo
 def test_an_image_goes_to_the_input_that_takes_one(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4), (255, 255, 255)).save(tmp_path / "x.png")
     pixels = TensorSpec("P", "FP32", (-1, 3, 2, 2))
-    found = arrays(facts(FLOATS, pixels), "B=1", image=str(tmp_path / "x.png"))
+    found = arrays(facts(FLOATS, pixels), "B=1", images=(str(tmp_path / "x.png"),))
     assert (found["P"].tolist(), found["B"].tolist()) == ([[[[1, 1], [1, 1]]] * 3], [1])
-    chosen = arrays(facts(FLOATS, pixels), image=str(tmp_path / "x.png"), fill="zeros")
+    chosen = arrays(facts(FLOATS, pixels), images=(str(tmp_path / "x.png"),), fill="zeros")
     assert list(chosen) == ["B", "P"]
-    sized = arrays(facts(TensorSpec("P", "FP32", (-1, -1, -1, -1))), image=str(tmp_path / "x.png"), shapes=("1,3,5,6",))
+    sized = arrays(
+        facts(TensorSpec("P", "FP32", (-1, -1, -1, -1))), images=(str(tmp_path / "x.png"),), shapes=("1,3,5,6",)
+    )
     assert sized["P"].shape == (1, 3, 5, 6)
 
 
@@ -155,21 +157,21 @@ TEXT = TensorSpec("text", "BYTES", (-1, 1), optional=True)
         ((FILE, TensorSpec("pixels", "FP32", (-1, 3, 4, 4))), "pixels"),
     ],
 )
-def test_where_file_and_pixels_are_optional_an_image_goes_as_the_file(
+def test_if_file_and_pixels_are_optional_the_file_is_sent(
     tmp_path: Path, specs: tuple[TensorSpec, ...], expected: str
 ) -> None:
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
-    made = arrays(facts(*specs), image=str(tmp_path / "a.png"))
+    made = arrays(facts(*specs), images=(str(tmp_path / "a.png"),))
     assert list(made) == [expected]
     if expected == "image":
         assert made["image"].tolist() == [[(tmp_path / "a.png").read_bytes()]]
 
 
-def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
+def test_an_image_that_fits_two_inputs_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
     two = [TensorSpec(name, "FP32", (3, 2, 2)) for name in "PQ"]
-    with pytest.raises(UserError, match="which is the image's"):
-        arrays(facts(*two), image=str(tmp_path / "x.png"))
+    with pytest.raises(UserError, match="not clear which one the image is for"):
+        arrays(facts(*two), images=(str(tmp_path / "x.png"),))
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------
@@ -179,8 +181,8 @@ def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (("X=1",), "the model has no input 'X'"),
-        (("1,2",), "names no input, and the model has 2"),
-        (("@a.npy",), "names no input, and the model has 2"),
+        (("1,2",), "does not name an input, and the model has 2"),
+        (("@a.npy",), "does not name an input, and the model has 2"),
         (("A=1,2,3",), r"expects the shape \[-1, 4\]; 3 elements were given"),
         (("A=1,2,3,x",), "expects INT32; '1,2,3,x' was given"),
         (("A=1.5,2,3,4",), "expects INT32; '1.5,2,3,4' was given"),
@@ -190,7 +192,7 @@ def test_an_image_for_two_inputs_asks_which(tmp_path: Path) -> None:
         (("A=@/nowhere.npy",), "No such file"),
     ],
 )
-def test_wrong_inputs_are_said_with_what_was_expected_and_given(given: tuple[str, ...], words: str) -> None:
+def test_wrong_inputs_are_reported_with_what_was_expected_and_given(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         arrays(facts(INTS, FLOATS), *given)
     assert caught.value.remedy
@@ -214,14 +216,14 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"12345")
     with pytest.raises(UserError, match="cannot be read"):
         arrays(facts(INTS), f"A=@{tmp_path}/a.npy")
-    with pytest.raises(UserError, match="no whole number of INT32"):
+    with pytest.raises(UserError, match="not a whole number of INT32"):
         arrays(facts(INTS), f"A=@{tmp_path}/raw")
 
 
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [("A=1,3", r"expects the shape \[-1, 4\]; \[1, 3\]"), ("A=x", "is no shape"), ("A=-1,4", "is no shape"),
-     ("Z=1", "no input 'Z'"), ("1,4", "names no input")],
+    [("A=1,3", r"expects the shape \[-1, 4\]; \[1, 3\]"), ("A=x", "is not a shape"), ("A=-1,4", "is not a shape"),
+     ("Z=1", "no input 'Z'"), ("1,4", "does not name an input")],
 )  # fmt: skip
 def test_wrong_shapes_are_refused(shape: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
@@ -236,17 +238,17 @@ def test_wrong_shapes_are_refused(shape: str, words: str) -> None:
     [
         ({"url": "http://x", "prompt": "hi"}, "chat"),
         ({"url": "grpc://x"}, "kserve"),
-        ({"url": "http://x", "image": "cat.jpg"}, "kserve"),
+        ({"url": "http://x", "images": ("cat.jpg",)}, "kserve"),
         ({"url": "http://x", "inputs": ("A=1",)}, "kserve"),
         ({"url": "grpc://x", "method": "a.B/C"}, "grpc"),
         ({"url": "http://x", "api": "kserve-json", "prompt": "hi"}, "kserve-json"),
     ],
 )
-def test_what_is_spoken_follows_from_what_is_given(given: dict[str, Any], api: str) -> None:
+def test_the_api_follows_from_the_other_flags(given: dict[str, Any], api: str) -> None:
     assert flags.api_of(InferFlags(**given)) == api
 
 
-def test_parameters_are_read_as_what_they_look_like_and_go_where_the_api_has_them() -> None:
+def test_parameters_are_parsed_as_json_and_go_to_the_apis_section() -> None:
     given = InferFlags("http://x", parameters=("a=5", "b=0.5", "c=true", "d=text", 'e="7"'), headers=("X-Own: a:b",))
     tree = {"a": 5, "b": 0.5, "c": True, "d": "text", "e": "7"}
     assert flags.server_section(given, "chat").body == tree
@@ -254,6 +256,8 @@ def test_parameters_are_read_as_what_they_look_like_and_go_where_the_api_has_the
     assert (server.parameters, server.headers) == (tree, {"X-Own": "a:b"})
 
 
-def test_errors_speak_of_flags() -> None:
-    said = flags.spoken(UserError("server.tls.ca: bad", "set server.api_key_env or server.api_key_file"))
-    assert (said.what, said.remedy) == ("--ca: bad", "give --api-key-env or --api-key-file")
+def test_errors_name_the_flag_of_a_key() -> None:
+    with pytest.raises(UserError) as caught, named(flags.NAMES, fallback=flags.HELP):
+        raise UserError("bad", GIVE_KEY, key="server.tls.ca")
+    assert caught.value.line == "--ca: bad"
+    assert caught.value.next_step == "give the API key with --api-key-env or --api-key-file"

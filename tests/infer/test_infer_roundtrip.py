@@ -1,4 +1,4 @@
-"""One exchange: its instants are in order, whatever the server does first, and what it says is told as it comes."""
+"""One round trip: its instants are in order whatever the server does first, and events are passed on as they arrive."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +10,8 @@ from kserve_peers import over_grpc
 
 from inferometer.errors import UserError
 from inferometer.probe import roundtrip
-from inferometer.probe.roundtrip import Instants, Peer
+from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import Instants
 from inferometer.types import Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder, request_head
 from inferometer.wire.openai import StreamedResponse
@@ -44,7 +45,7 @@ def test_instants_are_in_order_and_bytes_counted() -> None:
     assert all(instants.connected <= at <= instants.done for at, _ in told)
 
 
-def test_a_server_that_answers_before_it_has_read_the_request() -> None:
+def test_a_server_that_responds_before_it_has_read_the_request() -> None:
     def script(client: Client) -> None:
         client.sock.recv(100)
         client.send(b"HTTP/1.1 413 No\r\nContent-Length: 7\r\n\r\ntoo big")
@@ -58,7 +59,7 @@ def test_a_server_that_answers_before_it_has_read_the_request() -> None:
     assert instants.bytes_out > 8 << 20
 
 
-def test_an_answer_without_a_length_ends_with_its_last_byte_and_not_with_the_close() -> None:
+def test_a_response_without_a_length_ends_with_its_last_byte() -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)
@@ -72,7 +73,7 @@ def test_an_answer_without_a_length_ends_with_its_last_byte_and_not_with_the_clo
 @pytest.mark.parametrize(
     "sent", [b"", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00abc"]
 )
-def test_a_grpc_server_is_recognised_by_how_it_begins(sent: bytes) -> None:
+def test_a_grpc_server_is_recognised_by_its_settings(sent: bytes) -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(sent)

@@ -1,4 +1,4 @@
-"""What is printed and exported of a result, and the parts that its time is taken into."""
+"""How a result is shown and exported, and how its time is split."""
 
 import io
 import json
@@ -28,7 +28,7 @@ FLOATS = from_numpy("OUT", np.array([[0.5, -1.5]], np.float32))
 
 
 def result(**changes: Any) -> Result:
-    kind = "text" if "spoken" in changes else "method" if "messages" in changes else "tensors"
+    kind = "text" if "output" in changes else "method" if "messages" in changes else "tensors"
     usual = Result(kind, "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS)
     return msgspec.structs.replace(usual, **changes)
 
@@ -44,7 +44,7 @@ def words(of: str) -> np.ndarray[Any, Any]:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_four_parts_are_the_whole() -> None:
+def test_the_four_parts_add_up_to_the_total() -> None:
     parts = time_split.parts(INSTANTS)
     assert [(part.name, part.start // MS, part.length // MS) for part in parts] == [
         ("connect", 0, 1), ("send", 1, 2), ("wait", 3, 10), ("receive", 13, 7),
@@ -63,7 +63,7 @@ def test_the_rest_is_what_the_server_does_not_account_for() -> None:
      ((0, 1, 10_000), (0, 1)), ((9_999, 1, 10_000), (35, 36)), ((5, 0, 36), (0, 0)), ((0, 0, 0), (0, 0)),
      ((0, 99, 36), (0, 36))],
 )  # fmt: skip
-def test_a_bar_lies_where_its_part_does(part: tuple[int, int, int], expected: tuple[int, int]) -> None:
+def test_a_bar_is_where_its_part_is(part: tuple[int, int, int], expected: tuple[int, int]) -> None:
     drawn = show.bar(*part)
     first, last = expected
     assert drawn == (" " * first + "█" * (last - first)).ljust(36)
@@ -81,19 +81,19 @@ def test_the_split_in_print() -> None:
     assert "server" not in said
 
 
-def test_what_the_server_says_and_who_it_says_it_for() -> None:
+def test_the_servers_account_names_its_source_and_the_number_of_requests() -> None:
     alone = show.render(result(server=ServerSide(2 * MS, 5 * MS, "its server-timing")))
-    assert "as its server-timing says\n" in alone
+    assert "by its server-timing\n" in alone
     assert [line.split()[:2] for line in alone.splitlines()[-3:]] == [
         ["queue", "2.000"], ["compute", "5.000"], ["rest", "12.00"],
     ]  # fmt: skip
     crowd = show.render(result(server=ServerSide(2 * MS, 50 * MS, "its statistics", 3)))
-    assert "as its statistics say, the average of 3 requests" in crowd
+    assert "by its statistics, the average of 3 requests" in crowd
     assert crowd.splitlines()[-1].split()[:3] == ["rest", "-", "none:"]
     assert max(map(len, (alone + crowd).splitlines())) <= 100
 
 
-def test_without_the_kernels_stamps_it_says_so() -> None:
+def test_missing_kernel_timestamps_are_mentioned() -> None:
     plain = msgspec.structs.replace(INSTANTS, by_kernel=False, tls=True)
     said = show.render(result(instants=plain))
     assert "not by the kernel" in said and "TCP and TLS" in said
@@ -109,7 +109,7 @@ def test_a_long_tensor_is_abbreviated_and_a_short_one_is_not() -> None:
     assert show.values(FLOATS) == ["[[ 0.5 -1.5]]"]
 
 
-def test_bytes_are_shown_as_text_and_others_as_what_they_are() -> None:
+def test_bytes_are_shown_as_text_if_they_are_text() -> None:
     assert show.values(from_numpy("X", np.array([b"one\ntwo", b"", "猫".encode()], object))) == [
         "one",
         "two",
@@ -122,7 +122,7 @@ def test_bytes_are_shown_as_text_and_others_as_what_they_are() -> None:
     assert show.values(from_numpy("X", words("x" * 5000)))[0].endswith("x ... (5,000 bytes)")
 
 
-def test_nothing_that_a_terminal_would_obey_is_printed() -> None:
+def test_control_characters_are_not_printed() -> None:
     evil = "\x1b[2J\x07bad"
     found = tensors(from_numpy("X", words(evil)), FLOATS, classes={"OUT": ((ClassScore(1.0, 0, evil),),)})
     assert "\x1b" not in show.render(found)
@@ -135,39 +135,39 @@ def test_lines_fit_into_100_columns() -> None:
     assert max(map(len, said.splitlines())) <= 100
 
 
-def test_the_values_of_several_outputs_stand_in_a_column() -> None:
+def test_the_values_of_several_outputs_are_aligned() -> None:
     outputs = (from_numpy("A", np.array([1], np.int8)), from_numpy("LONGER", np.array([2], np.uint16)))
     said = show.render(tensors(*outputs))
     assert " out  A       INT8 [1]    [1]\n      LONGER  UINT16 [1]  [2]\n" in said
 
 
-def test_colours_only_where_they_are_wanted() -> None:
+def test_colours_only_on_request() -> None:
     found = tensors(FLOATS)
     assert "\x1b" not in show.render(found)
     assert click.unstyle(show.render(found, color=True)) == show.render(found)
     assert "\x1b" in show.render(found, color=True)
 
 
-def test_all_answers_of_a_stream_are_shown_with_their_times() -> None:
+def test_all_responses_of_a_stream_are_shown_with_their_times() -> None:
     answers = tuple(Response(n * MS, (from_numpy("N", np.array([n])),)) for n in (1, 2))
     said = show.render(result(inputs=(InputTensor(FLOATS, "given"),), responses=answers))
     assert (
         " out  1  after 1.000 ms\n      N  INT64 [1]  [1]\n out  2  after 2.000 ms\n      N  INT64 [1]  [2]\n" in said
     )
-    assert "no answers" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
+    assert "no responses" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
 
 
-def test_a_methods_messages_are_shown_as_json_and_none_is_said() -> None:
+def test_a_methods_messages_are_shown_as_json() -> None:
     one = show.render(result(messages=((MS, {"said": "x\x1b"}),)))
     assert ' {\n   "said": "x\\u001b"\n }\n' in one
-    assert "no answers" in show.render(result(messages=()))
+    assert "no responses" in show.render(result(messages=()))
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_classes_come_first_and_equal_ones_in_order() -> None:
-    found = classes.found_here(
+def test_the_top_classes_come_first_and_equal_ones_in_order() -> None:
+    found = classes.from_scores(
         from_numpy("X", np.array([[0.1, 0.7, 0.7, np.nan], [9, 8, 7, 6]], np.float32)), 3, ["a", "b"]
     )
     assert [[(one.index, one.label) for one in row] for row in found] == [
@@ -175,24 +175,24 @@ def test_the_best_classes_come_first_and_equal_ones_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_classes_as_triton_writes_them() -> None:
+def test_classes_in_tritons_format() -> None:
     made = from_numpy("X", np.array([[b"3.5:1:a: colon", b"-1.000000:9"]], object))
-    assert classes.said_by_server(made) == ((ClassScore(3.5, 1, "a: colon"), ClassScore(-1.0, 9, "")),)
-    with pytest.raises(UserError, match="no class as Triton writes it"):
-        classes.said_by_server(from_numpy("X", words("nonsense")))
+    assert classes.from_server(made) == ((ClassScore(3.5, 1, "a: colon"), ClassScore(-1.0, 9, "")),)
+    with pytest.raises(UserError, match="not a class in Triton's format"):
+        classes.from_server(from_numpy("X", words("nonsense")))
 
 
 @pytest.mark.parametrize(
     ("datatype", "shape", "given", "expected"),
     [
-        ("FP32", (1, 10), {"image": "x"}, True),
+        ("FP32", (1, 10), {"images": ("x",)}, True),
         ("FP32", (10,), {"labels": "x"}, True),
-        ("FP32", (1, 10, 1, 1), {"image": "x"}, True),
+        ("FP32", (1, 10, 1, 1), {"images": ("x",)}, True),
         ("FP32", (1, 10), {}, False),
-        ("FP32", (1, 10), {"image": "x", "classes": 0}, False),
-        ("FP32", (1, 1), {"image": "x"}, False),
-        ("FP32", (1, 10, 4), {"image": "x"}, False),
-        ("INT32", (1, 10), {"image": "x"}, False),
+        ("FP32", (1, 10), {"images": ("x",), "classes": 0}, False),
+        ("FP32", (1, 1), {"images": ("x",)}, False),
+        ("FP32", (1, 10, 4), {"images": ("x",)}, False),
+        ("INT32", (1, 10), {"images": ("x",)}, False),
         ("INT32", (1, 10), {"classes": 2}, True),
         ("BYTES", (1, 10), {"classes": 2}, False),
     ],
@@ -214,12 +214,12 @@ def test_what_looks_like_scores(datatype: str, shape: tuple[int, ...], given: di
         ({"S": "l.txt"}, ("classification",), {"outputs": ("S", "T")}, ()),
     ],
 )
-def test_the_server_is_asked_for_classes_where_it_has_labels(
+def test_classes_are_requested_from_servers_that_have_labels(
     labels: dict[str, str], extensions: tuple[str, ...], given: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     metadata = ModelMetadata("m", outputs=(TensorSpec("S", "FP32", (-1, 10)),))
     facts = ModelFacts(ServerMetadata("s", extensions=extensions), metadata, ModelConfig("m", labels=labels))
-    assert classes.asked_of_server(InferFlags("grpc://x", **given), facts) == expected
+    assert classes.classified_by_server(InferFlags("grpc://x", **given), facts) == expected
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -227,21 +227,21 @@ def test_the_server_is_asked_for_classes_where_it_has_labels(
 
 def test_tokens_and_their_times() -> None:
     spoken = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
-    found = tokens.measured(result(spoken=spoken))
+    found = tokens.measured(result(output=spoken))
     assert found == {
         "input": 7, "output": 4, "cached": 3, "reasoning": None, "counted_by": "server", "chunks": 3, "ttft": 0.004,
         "itl_mean": 0.003, "itl_max": 0.004, "e2e": 0.019, "per_second": 4 / 0.019,
     }  # fmt: skip
-    said = show.render(result(spoken=spoken))
+    said = show.render(result(output=spoken))
     assert "tokens   7 in, 4 out, 3 cached  the server's count" in said
     assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in said
 
 
-def test_an_answer_in_one_piece_has_no_first_token_and_an_uncounted_one_no_tokens() -> None:
-    found = tokens.measured(result(spoken=TextOutput("text", ())))
+def test_a_response_that_is_not_streamed_has_no_first_token() -> None:
+    found = tokens.measured(result(output=TextOutput("text", ())))
     assert {name for name, value in found.items() if value is not None} == {"chunks", "e2e"}
-    assert " latency  e2e 19.00 ms\n" in show.render(result(spoken=TextOutput("text", ())))
-    assert tokens.measured(result(spoken=TextOutput("a", ((MS, 1),))))["counted_by"] == "chunks"
+    assert " latency  e2e 19.00 ms\n" in show.render(result(output=TextOutput("text", ())))
+    assert tokens.measured(result(output=TextOutput("a", ((MS, 1),))))["counted_by"] == "chunks"
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a server's statistics say of one request: awaited for a while by the clock, and where they do not come, that is said."""
+"""A server's statistics of one request: awaited for a limited time, and reported as unknown after that."""
 
 import json
 from types import SimpleNamespace
@@ -23,12 +23,12 @@ INSTANTS = Instants(
 
 
 class Server:
-    """Counts a request at `counts_at` s, each question takes `takes` s, and sleeping takes no time."""
+    """Counts a request at `counts_at` s; each query takes `takes` s, and sleeping takes no time."""
 
     def __init__(self, counts_at: float, takes: float = 0.0) -> None:
         self.now, self.counts_at, self.takes, self.asked, self.before = 0.0, counts_at, takes, 0, 5
 
-    def question(self, *_: object) -> tuple[ModelStatistics, ...]:
+    def statistics(self, *_: object) -> tuple[ModelStatistics, ...]:
         self.asked += 1
         self.now += self.takes
         count = self.before + (self.now >= self.counts_at)
@@ -44,34 +44,34 @@ class Server:
 
 
 def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
-    monkeypatch.setattr(kserve, "question", server.question)
+    monkeypatch.setattr(kserve, "statistics", server.statistics)
     monkeypatch.setattr(time_split, "time", server)
     whom: Any = SimpleNamespace(
-        place=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
+        peer=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
     )
     return StatisticsDelta(whom)
 
 
 @pytest.mark.parametrize("counts_at", [0.0001, 0.12, 0.49])
-def test_a_request_that_is_counted_late_is_awaited(counts_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_that_count_late_are_awaited(counts_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = taken(Server(counts_at), monkeypatch)
     assert statistics.since() == ServerSide(1000, 3000, "its statistics", 1)
 
 
-def test_it_is_not_awaited_for_longer_than_half_a_second_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_awaited_for_half_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=60)
     assert taken(server, monkeypatch).since() == "its statistics did not count the request in time"
     assert 0.5 <= server.now < 0.6
 
 
-def test_after_a_standstill_beyond_the_patience_the_server_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_long_pause_statistics_are_fetched_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=0.9)
     statistics = taken(server, monkeypatch)
     server.takes = 0.6
     assert isinstance(statistics.since(), ServerSide)
 
 
-def test_a_server_that_was_started_anew_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_server_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(counts_at=60)
     statistics = taken(server, monkeypatch)
     server.before = 2
@@ -80,19 +80,19 @@ def test_a_server_that_was_started_anew_is_not_awaited(monkeypatch: pytest.Monke
     assert server.asked == 2
 
 
-def test_a_server_without_statistics_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise UserError("not offered")
 
     server = Server(0)
-    monkeypatch.setattr(server, "question", refuse)
+    monkeypatch.setattr(server, "statistics", refuse)
     assert taken(server, monkeypatch).since() is None
 
 
-def test_text_and_json_say_that_it_was_not_counted() -> None:
+def test_text_and_json_show_that_the_request_was_not_counted() -> None:
     result = Result("tensors", "grpc://x:1", "KServe v2 over gRPC", "m", "2", INSTANTS, time_split.NOT_COUNTED)
     (line,) = [line for line in show.render(result).splitlines() if "server" in line]
-    assert line == " of that in the server, not known: its statistics did not count the request in time"
+    assert line == " of that in the server, unknown: its statistics did not count the request in time"
     timing = json.loads(export.to_json(result))["timing"]
     assert timing["no_server"] == "its statistics did not count the request in time" and "server" not in timing
     silent = json.loads(export.to_json(msgspec.structs.replace(result, server=None)))["timing"]

@@ -9,7 +9,7 @@ from inferometer.errors import UserError
 from inferometer.observe import statistics
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Spent
 from inferometer.wire.kserve.control import ModelStatistics
 from inferometer.wire.target import parse
@@ -46,7 +46,7 @@ class Clock:
 @pytest.fixture
 def by_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Server]]:
     found: dict[int, Server] = {}
-    monkeypatch.setattr(kserve, "question", lambda peer, *_: found[peer.target.port].report())
+    monkeypatch.setattr(kserve, "statistics", lambda peer, *_: found[peer.target.port].report())
     monkeypatch.setattr(statistics, "time", Clock())
     yield found
 
@@ -173,7 +173,7 @@ def test_a_server_that_is_gone_at_the_end_is_identified_by_its_start(
     found = watch(by_port, one, one)
     one.serve(10)
     found.mark(1)
-    monkeypatch.setattr(kserve, "question", refuse)
+    monkeypatch.setattr(kserve, "statistics", refuse)
     found.end()
     assert counted(found) == [10]
     assert found.by_stage()[1] == ("", "the server's statistics could not be read: connection refused")

@@ -6,7 +6,7 @@ from inferometer.errors import UserError
 from inferometer.observe import statistics
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire.kserve.control import ModelStatistics, NotOffered
 from inferometer.wire.target import parse
 
@@ -43,7 +43,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(kserve, "question", made.question)
+    monkeypatch.setattr(kserve, "statistics", made.question)
     monkeypatch.setattr(statistics, "time", made)
     return made
 
@@ -147,7 +147,7 @@ def test_a_server_without_statistics(server: Server, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise NotOffered("http://127.0.0.1:8000: the server does not offer the statistics of m (404)")
 
-    monkeypatch.setattr(kserve, "question", refuse)
+    monkeypatch.setattr(kserve, "statistics", refuse)
     watch = started(server, 0)
     assert watch.end() == []
     assert watch.by_stage() == ((None,), ("the server offers no statistics",))

@@ -1,4 +1,4 @@
-"""What is found out before t=0 about servers that lack something, and what is said of those that are something else."""
+"""Discovery of KServe servers that lack a feature, and of servers that are not KServe servers."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ ONE = {"type": "closed", "concurrency": 1, "requests": 1}
 
 
 def overridden(path: str, status: int, body: bytes, extra: str = "") -> Callable[[Client], None]:
-    """The scripted KServe server, but for what it answers at `path`."""
+    """The scripted KServe server with another response at `path`."""
     usual = kserve_peers.over_http()
 
     def script(client: Client) -> None:
@@ -46,43 +46,43 @@ def overridden(path: str, status: int, body: bytes, extra: str = "") -> Callable
         b"",
     ],
 )
-def test_a_server_without_configurations_is_measured_whatever_it_says_of_the_path(tmp_path: Path, body: bytes) -> None:
+def test_a_server_without_model_configurations_can_be_measured(tmp_path: Path, body: bytes) -> None:
     with scripted(overridden("/v2/models/pair/config", 404, body)) as url:
         server = {"model": "pair", "api": "kserve"}
         _, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=ONE)
     assert summary.counts.ok == 1
 
 
-def test_a_configuration_that_fails_is_said_with_what_to_do() -> None:
+def test_a_configuration_that_fails_is_an_error_with_a_remedy() -> None:
     with (
         scripted(overridden("/v2/models/pair/config", 500, b'{"error":"boom"}')) as url,
         pytest.raises(UserError) as caught,
     ):
         reach.reach(Server(url, model="pair", api="kserve"))
     assert "500: boom" in caught.value.what
-    assert caught.value.remedy == "look at the server's log"
+    assert caught.value.remedy == "check the server's log"
 
 
-def test_a_grpc_service_that_is_no_kserve_server_is_said_to_be_none() -> None:
+def test_a_grpc_service_that_is_not_kserve_is_recognised() -> None:
     def unary(message: bytes, context: grpc.ServicerContext) -> bytes:
         return message
 
-    with grpcio(Unary=unary) as url, pytest.raises(UserError, match="it is no KServe v2 server") as caught:
+    with grpcio(Unary=unary) as url, pytest.raises(UserError, match="it is not a KServe v2 server") as caught:
         reach.reach(Server(url, model="m", api="kserve"))
     assert caught.value.what.startswith(url)
     assert caught.value.remedy == OTHER_GRPC
 
 
-def test_an_http_server_that_is_no_kserve_server_is_said_to_be_none() -> None:
+def test_an_http_server_that_is_not_kserve_is_recognised() -> None:
     with (
         scripted(overridden("/v2/health/live", 404, b"Not Found")) as url,
-        pytest.raises(UserError, match="it is no KServe v2 server") as caught,
+        pytest.raises(UserError, match="it is not a KServe v2 server") as caught,
     ):
         reach.reach(Server(url, model="pair", api="kserve"))
     assert caught.value.remedy == OTHER_HTTP
 
 
-def test_compressed_answers_are_asked_for_inferences_alone(tmp_path: Path) -> None:
+def test_compressed_responses_are_requested_for_inferences_only(tmp_path: Path) -> None:
     """Some servers compress whatever they may."""
     heard: list[tuple[str, str]] = []
     usual = kserve_peers.over_http()
@@ -107,7 +107,7 @@ def test_compressed_answers_are_asked_for_inferences_alone(tmp_path: Path) -> No
     assert len({path for path, encoding in heard if not encoding}) >= 4
 
 
-def test_a_compressed_answer_to_an_inference_counts_as_one(tmp_path: Path) -> None:
+def test_a_compressed_response_counts(tmp_path: Path) -> None:
     said = {"model_name": "pair", "outputs": [{"name": "SUM", "datatype": "INT32", "shape": [1, 4], "data": [0] * 4}]}
     body = gzip.compress(json.dumps(said).encode())
     script = overridden("/v2/models/pair/infer", 200, body, "Content-Encoding: gzip\r\n")

@@ -1,4 +1,4 @@
-"""One exchange by hand, over HTTP/1.1 and gRPC: bodies, instants, and what goes wrong."""
+"""One request and its complete response, over HTTP/1.1 and gRPC: bodies, instants, and errors."""
 
 import socket
 import ssl
@@ -14,15 +14,15 @@ from helpers import Client, answer, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
+from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
-from inferometer.probe.roundtrip import Peer
 from inferometer.types import Fail
 from inferometer.wire.target import parse
 
 ECHO = "/t.S/Unary"
 
 
-def place(url: str, **more: object) -> Peer:
+def peer(url: str, **more: object) -> Peer:
     return Peer(parse(url), **({"timeout": 30.0, "connect_timeout": 30.0} | more))  # type: ignore[arg-type]
 
 
@@ -36,7 +36,7 @@ def are_in_order(reply: Reply) -> bool:
 
 
 def sends(*parts: bytes) -> object:
-    """A script that answers a request with these bytes, and closes."""
+    """A script that responds to a request with these bytes, and closes."""
 
     def script(client: Client) -> None:
         if client.request():
@@ -49,7 +49,7 @@ def sends(*parts: bytes) -> object:
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def test_a_question_over_http() -> None:
+def test_one_request_over_http() -> None:
     asked: list[tuple[str, dict[str, str], bytes]] = []
 
     def script(client: Client) -> None:
@@ -58,7 +58,7 @@ def test_a_question_over_http() -> None:
             client.send(answer(b'{"a": 1}', "X-Other: Yes\r\n"))
 
     with scripted(script) as url:
-        reply = query.http(place(url + "/prefix"), "POST", "/v2/x", {"X-Mine": "1"}, b"question")
+        reply = query.http(peer(url + "/prefix"), "POST", "/v2/x", {"X-Mine": "1"}, b"question")
     (first, headers, body) = asked[0]
     assert first == "POST /prefix/v2/x HTTP/1.1"
     assert (headers["x-mine"], headers["connection"], body) == ("1", "close", b"question")
@@ -77,9 +77,11 @@ def test_a_question_over_http() -> None:
         ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"abc"),), b"abc"),
     ],
 )
-def test_bodies_by_chunks_by_the_close_and_after_hints(parts: tuple[bytes, ...], body: bytes) -> None:
+def test_bodies_may_be_chunked_or_end_with_the_connection_or_follow_early_hints(
+    parts: tuple[bytes, ...], body: bytes
+) -> None:
     with scripted(sends(*parts)) as url:  # type: ignore[arg-type]
-        reply = query.http(place(url), "GET", "/", {})
+        reply = query.http(peer(url), "GET", "/", {})
     assert reply.body == body
     assert reply.status in (200, 204)
     assert "link" not in reply.headers
@@ -93,7 +95,7 @@ def test_big_bodies_over_http() -> None:
 
     body = bytes(range(256)) * 16_000
     with scripted(script) as url:
-        reply = query.http(place(url), "POST", "/", {}, body)
+        reply = query.http(peer(url), "POST", "/", {}, body)
     assert reply.body == body
     assert reply.sent_bytes > len(body)
     assert are_in_order(reply)
@@ -111,12 +113,12 @@ def test_big_bodies_over_http() -> None:
         ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",), "closed in the middle"),
         ((b"HTTP/1.1 200 OK\r\nX-Cut",), "closed in the middle"),
         ((b"HTTP/1.1 100 Continue\r\n\r\n",), "closed in the middle"),
-        ((b"SSH-2.0-OpenSSH\r\n",), "no HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
+        ((b"SSH-2.0-OpenSSH\r\n",), "not HTTP/1.1: it starts with 'SSH-2.0-OpenSSH'"),
     ],
 )
-def test_answers_that_are_none_over_http(parts: tuple[bytes, ...], what: str) -> None:
+def test_invalid_responses_over_http_are_errors(parts: tuple[bytes, ...], what: str) -> None:
     with scripted(sends(*parts)) as url, pytest.raises(UserError) as caught:  # type: ignore[arg-type]
-        query.http(place(url), "GET", "/x", {})
+        query.http(peer(url), "GET", "/x", {})
     assert what in caught.value.what
     assert url in caught.value.what
 
@@ -126,14 +128,14 @@ ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 @pytest.mark.parametrize("split", range(2, len(ALERT) + 1))
-def test_an_alert_of_tls_says_which_url_to_write(kind: str, split: int) -> None:
+def test_a_tls_alert_leads_to_the_right_url(kind: str, split: int) -> None:
     def script(client: Client) -> None:
         client.sock.recv(65536)
         client.send(ALERT[:split])
         client.send(ALERT[split:])
 
     with scripted(script) as url, pytest.raises(UserError) as caught:
-        asked = place(url.replace("http", kind, 1))
+        asked = peer(url.replace("http", kind, 1))
         query.http(asked, "GET", "/", {}) if kind == "http" else query.grpc(asked, ECHO, [b""], {})
     assert "TLS" in caught.value.what
     assert caught.value.remedy == f"write {url.replace('http', f'{kind}s', 1)}"
@@ -142,7 +144,7 @@ def test_an_alert_of_tls_says_which_url_to_write(kind: str, split: int) -> None:
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_server_that_closes_without_a_byte_may_speak_tls(kind: str) -> None:
     with scripted(lambda client: None) as url, pytest.raises(UserError) as caught:
-        asked = place(url.replace("http", kind, 1))
+        asked = peer(url.replace("http", kind, 1))
         query.http(asked, "GET", "/", {}) if kind == "http" else query.grpc(asked, ECHO, [b""], {})
     assert "closed the connection without sending a response" in caught.value.what
     assert f"write {url.replace('http', f'{kind}s', 1)} if it speaks TLS" in caught.value.remedy
@@ -150,19 +152,19 @@ def test_a_server_that_closes_without_a_byte_may_speak_tls(kind: str) -> None:
 
 def test_a_server_that_breaks_off_does_not_speak_tls() -> None:
     with scripted(sends(b"HTTP/1.1 200 OK\r\nX-Cut")) as url, pytest.raises(UserError) as caught:  # type: ignore[arg-type]
-        query.http(place(url), "GET", "/", {})
+        query.http(peer(url), "GET", "/", {})
     assert "TLS" not in str(caught.value)
 
 
-def test_a_status_that_is_not_200_is_an_answer() -> None:
+def test_a_status_other_than_200_is_a_reply() -> None:
     with scripted(sends(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")) as url:  # type: ignore[arg-type]
-        reply = query.http(place(url), "GET", "/", {})
+        reply = query.http(peer(url), "GET", "/", {})
     assert (reply.status, reply.body) == (503, b"busy")
 
 
-def test_grpcio_behind_http_is_told_from_a_broken_server() -> None:
+def test_grpcio_behind_an_http_url_is_recognised() -> None:
     with grpcio(Unary=lambda message, _: message) as url, pytest.raises(UserError) as caught:
-        query.http(place(url.replace("grpc", "http", 1)), "GET", "/v2", {})
+        query.http(peer(url.replace("grpc", "http", 1)), "GET", "/v2", {})
     assert "HTTP/2" in caught.value.what
     assert url in caught.value.remedy
 
@@ -173,9 +175,9 @@ def silent(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: str) -> None:
-    with scripted(silent) as url, pytest.raises(UserError, match="did not answer within 100"):
-        target = place(url.replace("http", kind, 1), timeout=0.1)
+def test_waiting_for_a_silent_server_ends_with_the_timeout(kind: str) -> None:
+    with scripted(silent) as url, pytest.raises(UserError, match="did not respond within 100"):
+        target = peer(url.replace("http", kind, 1), timeout=0.1)
         if kind == "http":
             query.http(target, "GET", "/", {})
         else:
@@ -183,7 +185,7 @@ def test_a_server_that_never_answers_is_waited_for_so_long_and_no_longer(kind: s
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
+def test_waiting_for_a_server_that_does_not_read_ends_with_the_timeout(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greeted, over = threading.Event(), threading.Event()
@@ -200,8 +202,8 @@ def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
         over.wait(30)
 
     monkeypatch.setattr(roundtrip._Wire, "read", read_once_greeted)
-    with scripted(deaf) as url, pytest.raises(UserError, match="took no more bytes within 100"):
-        target = place(url.replace("http", kind, 1), timeout=0.1)
+    with scripted(deaf) as url, pytest.raises(UserError, match="did not read the request within 100"):
+        target = peer(url.replace("http", kind, 1), timeout=0.1)
         body = bytes(30_000_000)
         if kind == "http":
             query.http(target, "POST", "/", {}, body)
@@ -211,20 +213,20 @@ def test_a_server_that_takes_no_more_bytes_is_waited_for_so_long_and_no_longer(
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_nobody_there(kind: str) -> None:
+def test_connection_refused(kind: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"{kind}://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(UserError, match="connection refused"):
-            query.http(place(url), "GET", "/", {})
+            query.http(peer(url), "GET", "/", {})
     with pytest.raises(UserError, match="does not resolve"):
-        query.http(place(f"{kind}://no-such-host.invalid"), "GET", "/", {})
+        query.http(peer(f"{kind}://no-such-host.invalid"), "GET", "/", {})
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_one_call_over_grpc() -> None:
     seen: dict[str, str | bytes] = {}
 
     def echo(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -234,20 +236,20 @@ def test_a_call() -> None:
         return message + b"!"
 
     with grpcio(Unary=echo) as url:
-        reply = query.grpc(place(url), ECHO, [b"hello"], {"X-Mine": "1"})
+        reply = query.grpc(peer(url), ECHO, [b"hello"], {"X-Mine": "1"})
     assert reply.fail is None
     assert (reply.body, reply.status, seen["x-mine"]) == (b"hello!", 200, "1")
     assert (reply.headers["x-early"], reply.headers["x-late"]) == ("1", "2")
     assert are_in_order(reply)
 
 
-def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's settings come at once; the answer takes a while."""
+def test_the_first_byte_is_that_of_the_response_not_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends its settings at once, and the response later."""
     is_written = threading.Event()
-    all_is_written = roundtrip._Wire.all_is_written
+    all_written = roundtrip._Wire.all_written
 
     def noted(wire: roundtrip._Wire) -> None:
-        all_is_written(wire)
+        all_written(wire)
         is_written.set()
 
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -255,9 +257,9 @@ def test_the_first_byte_is_the_answers_not_the_servers_greeting(monkeypatch: pyt
         threading.Event().wait(0.1)
         return message
 
-    monkeypatch.setattr(roundtrip._Wire, "all_is_written", noted)
+    monkeypatch.setattr(roundtrip._Wire, "all_written", noted)
     with grpcio(Unary=slow) as url:
-        reply = query.grpc(place(url), ECHO, [b"hello"], {})
+        reply = query.grpc(peer(url), ECHO, [b"hello"], {})
     assert reply.first_byte - reply.sent >= 100_000_000
     assert reply.written - reply.sent < reply.first_byte - reply.sent
 
@@ -270,7 +272,7 @@ def test_streams_both_ways(compression: str) -> None:
             yield message * 2
 
     with grpcio(Both=both) as url:
-        reply = query.grpc(place(url), "/t.S/Both", [b"ab" * 200, b"", b"cd"], {}, compression=compression)
+        reply = query.grpc(peer(url), "/t.S/Both", [b"ab" * 200, b"", b"cd"], {}, compression=compression)
     assert [message for _, message in reply.pieces] == [b"ab" * 400, b"", b"cdcd"]
     assert are_in_order(reply)
 
@@ -278,7 +280,7 @@ def test_streams_both_ways(compression: str) -> None:
 def test_big_messages_both_ways() -> None:
     body = bytes(range(256)) * 80_000
     with grpcio(BIG, Unary=lambda message, _: message) as url:
-        reply = query.grpc(place(url), ECHO, [body], {})
+        reply = query.grpc(peer(url), ECHO, [body], {})
     assert reply.fail is None
     assert reply.body == body
     assert reply.sent_bytes > len(body)
@@ -290,7 +292,7 @@ def test_a_call_that_fails_is_a_reply_with_the_reason() -> None:
         context.abort(grpc.StatusCode.NOT_FOUND, "kein Modell „x“")
 
     with grpcio(Unary=fail) as url:
-        reply = query.grpc(place(url), ECHO, [b""], {})
+        reply = query.grpc(peer(url), ECHO, [b""], {})
     assert reply.fail == Fail("grpc_NOT_FOUND", "kein Modell „x“", True)
     assert reply.done >= reply.sent
 
@@ -303,7 +305,7 @@ def test_a_deadline() -> None:
         return b""
 
     with grpcio(Unary=slow) as url:
-        reply = query.grpc(place(url), ECHO, [b""], {}, deadline=0.1)
+        reply = query.grpc(peer(url), ECHO, [b""], {}, deadline=0.1)
     assert reply.fail is not None
     assert reply.fail.code in ("grpc_DEADLINE_EXCEEDED", "stream_reset")
 
@@ -316,7 +318,7 @@ def test_a_stream_that_is_reset_is_a_reply() -> None:
             peer.request()
 
     with following(script) as url:
-        reply = query.grpc(place(url), ECHO, [b""], {})
+        reply = query.grpc(peer(url), ECHO, [b""], {})
     assert reply.fail is not None
     assert reply.fail.code == "stream_reset"
     assert "INTERNAL_ERROR" in reply.fail.message
@@ -345,17 +347,17 @@ def nothing(peer: GrpcPeer) -> None:
     ("script", "what"),
     [
         (begun_then_closed, "closed in the middle"),
-        (web_page, "responded with text/html: that is no gRPC"),
+        (web_page, "responded with text/html: it does not speak gRPC"),
         (nothing, "closed the connection without sending a response"),
     ],
 )
-def test_answers_that_are_none_over_grpc(script, what: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_responses_over_grpc_are_errors(script, what: str) -> None:  # type: ignore[no-untyped-def]
     with following(script) as url, pytest.raises(UserError) as caught:
-        query.grpc(place(url), ECHO, [b""], {})
+        query.grpc(peer(url), ECHO, [b""], {})
     assert what in caught.value.what
 
 
-def test_going_away_does_not_keep_it_from_answering() -> None:
+def test_a_server_that_goes_away_may_still_respond() -> None:
     def script(peer: GrpcPeer) -> None:
         stream = peer.request()
         if stream is not None:
@@ -366,7 +368,7 @@ def test_going_away_does_not_keep_it_from_answering() -> None:
             peer.request()
 
     with following(script) as url:
-        assert query.grpc(place(url), ECHO, [b""], {}).body == b"abc"
+        assert query.grpc(peer(url), ECHO, [b""], {}).body == b"abc"
 
 
 @pytest.mark.parametrize("start", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"HTTP/1.1 400 Bad Request"])
@@ -376,7 +378,7 @@ def test_an_http1_server_behind_grpc(start: bytes) -> None:
         client.send(start)
 
     with scripted(script) as url, pytest.raises(UserError) as caught:
-        query.grpc(place(url.replace("http", "grpc", 1)), ECHO, [b""], {})
+        query.grpc(peer(url.replace("http", "grpc", 1)), ECHO, [b""], {})
     assert "it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert url in caught.value.remedy
 
@@ -384,7 +386,7 @@ def test_an_http1_server_behind_grpc(start: bytes) -> None:
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-def test_over_tls_and_without_the_certificate_that_is_wanted(tmp_path: Path) -> None:
+def test_over_tls_with_and_without_the_required_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     pair = (mine.private_key_pem.bytes(), b"".join(blob.bytes() for blob in mine.cert_chain_pems))
@@ -392,7 +394,7 @@ def test_over_tls_and_without_the_certificate_that_is_wanted(tmp_path: Path) -> 
     authority.configure_trust(context)
     context.set_alpn_protocols(["h2"])
     with grpcio(credentials=grpc.ssl_server_credentials([pair]), Unary=lambda message, _: message) as url:
-        reply = query.grpc(place(url, context=context), ECHO, [b"hello" * 10_000], {})
+        reply = query.grpc(peer(url, context=context), ECHO, [b"hello" * 10_000], {})
     assert reply.body == b"hello" * 10_000
     assert are_in_order(reply)
     wanting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -401,5 +403,5 @@ def test_over_tls_and_without_the_certificate_that_is_wanted(tmp_path: Path) -> 
     wanting.verify_mode = ssl.CERT_REQUIRED
     wanting.set_alpn_protocols(["h2"])
     with following(lambda peer: peer.polite(), wanting) as url, pytest.raises(UserError) as caught:
-        query.grpc(place(url, context=context), ECHO, [b""], {})
+        query.grpc(peer(url, context=context), ECHO, [b""], {})
     assert "127.0.0.1" in caught.value.what

@@ -1,4 +1,4 @@
-"""One blocking exchange: what ends it, what is told of it, and what it leaves behind."""
+"""One blocking round trip: how it ends, which events it passes on, and what it leaves behind."""
 
 import socket
 import ssl
@@ -13,7 +13,7 @@ from helpers import Client, answer, polite, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer, connect
 from inferometer.types import Event, Fail
 from inferometer.wire.grpc import GrpcResponse, header_block
 from inferometer.wire.http1 import ResponseDecoder, request_head
@@ -28,18 +28,18 @@ def ignore(at: int, events: Sequence[Event]) -> None:
 
 
 def over_http(url: str, request: bytes = REQUEST, timeout: float = 30.0, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
-    place = Peer(parse(url), context, timeout=timeout)
-    return roundtrip.over_http(place, request, ResponseDecoder(StreamedResponse()), ignore)
+    peer = Peer(parse(url), context, timeout=timeout)
+    return roundtrip.over_http(peer, request, ResponseDecoder(StreamedResponse()), ignore)
 
 
 def over_grpc(url: str, timeout: float = 30.0):  # type: ignore[no-untyped-def]
-    place = Peer(parse(url), timeout=timeout)
+    peer = Peer(parse(url), timeout=timeout)
     kept: list[bytes] = []
     block = header_block("/t.S/Down", "x", False, {})
-    return *roundtrip.over_grpc(place, block, framed(b""), GrpcResponse(True, None, kept), ignore), kept
+    return *roundtrip.over_grpc(peer, block, framed(b""), GrpcResponse(True, None, kept), ignore), kept
 
 
-def test_an_answer_that_was_whole_before_the_server_broke_http2_is_one() -> None:
+def test_a_response_that_was_complete_before_a_protocol_error_counts() -> None:
     def script(peer: GrpcPeer) -> None:
         stream = peer.request()
         if stream is not None:
@@ -57,7 +57,7 @@ def test_an_answer_that_was_whole_before_the_server_broke_http2_is_one() -> None
     assert kept == [b"abc"]
 
 
-def test_what_came_before_the_server_broke_http2_is_told_and_then_the_error() -> None:
+def test_events_before_a_protocol_error_are_passed_on() -> None:
     def script(peer: GrpcPeer) -> None:
         stream = peer.request()
         if stream is not None:
@@ -68,9 +68,9 @@ def test_what_came_before_the_server_broke_http2_is_told_and_then_the_error() ->
 
     kept: list[bytes] = []
     with following(script) as url, pytest.raises(UserError, match="CONTINUATION"):
-        place = Peer(parse(url), timeout=30)
+        peer = Peer(parse(url), timeout=30)
         roundtrip.over_grpc(
-            place, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcResponse(True, None, kept), ignore
+            peer, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcResponse(True, None, kept), ignore
         )
     assert kept == [b"abc"]
 
@@ -87,7 +87,7 @@ def test_a_stream_that_closes_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_a_server_that_begins_and_sends_nothing_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stops_in_the_middle_of_a_response(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     read = roundtrip._Wire.read
 
@@ -144,7 +144,7 @@ def test_settings_in_pieces_that_the_decoder_fails_at_later() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_reader_has_the_timeout_for_each_piece_and_not_for_all() -> None:
+def test_the_timeout_applies_to_each_write_not_to_the_whole_request() -> None:
     body = bytes(40 << 20)
 
     def script(client: Client) -> None:
@@ -162,7 +162,7 @@ def test_a_slow_reader_has_the_timeout_for_each_piece_and_not_for_all() -> None:
     assert instants.bytes_out == len(REQUEST) + len(body)
 
 
-def test_a_request_that_the_server_did_not_take_counts_only_what_it_took() -> None:
+def test_only_bytes_that_were_sent_are_counted() -> None:
     body = bytes(64 << 20)
 
     def script(client: Client) -> None:
@@ -176,13 +176,13 @@ def test_a_request_that_the_server_did_not_take_counts_only_what_it_took() -> No
     assert instants.connected <= instants.written <= instants.first_byte <= instants.done
 
 
-def test_the_kernel_stamps_what_is_not_encrypted() -> None:
+def test_kernel_timestamps_are_used_without_tls() -> None:
     with scripted(polite) as url:
         instants, _ = over_http(url)
     assert instants.by_kernel and not instants.tls
 
 
-def test_tls_alerts_in_words() -> None:
+def test_tls_alerts_are_explained() -> None:
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     context = ssl.create_default_context()
@@ -197,7 +197,7 @@ def test_tls_alerts_in_words() -> None:
     assert "server.tls" in caught.value.remedy
 
 
-def test_nothing_stays_open_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_socket_is_leaked_if_the_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[socket.socket] = []  # and kept, so that none is closed by being collected
 
     class Noted(socket.socket):
@@ -212,7 +212,7 @@ def test_nothing_stays_open_where_nobody_listens(monkeypatch: pytest.MonkeyPatch
     assert made and all(sock.fileno() == -1 for sock in made)
 
 
-def test_what_follows_a_whole_answer_does_not_spoil_it() -> None:
+def test_bytes_after_a_complete_response_are_ignored() -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(answer(b"abc", "Connection: close\r\n") + b"garbage")
@@ -222,7 +222,7 @@ def test_what_follows_a_whole_answer_does_not_spoil_it() -> None:
     assert (reply.status, reply.body) == (200, b"abc")
 
 
-def test_an_answer_that_ends_with_the_close_is_done_with_its_last_byte() -> None:
+def test_a_response_that_ends_with_the_connection_is_done_with_its_last_byte() -> None:
     def script(client: Client) -> None:
         client.request()
         client.send(b"HTTP/1.1 200 OK\r\n\r\nall of it")
@@ -233,7 +233,7 @@ def test_an_answer_that_ends_with_the_close_is_done_with_its_last_byte() -> None
     assert reply.done == reply.pieces[-1][0]
 
 
-def test_an_address_of_a_family_that_this_system_does_not_have_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_unsupported_families_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def found(*asked: Any, **more: Any) -> list[Any]:
@@ -241,12 +241,12 @@ def test_an_address_of_a_family_that_this_system_does_not_have_is_passed_over(mo
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     with scripted(polite) as url:
-        sock, (family, _) = roundtrip.connect(Peer(parse(url)))
+        sock, (family, _) = connect(Peer(parse(url)))
         sock.close()
     assert family == socket.AF_INET
 
 
-def test_no_address_of_a_family_that_this_system_has_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_addresses_of_unsupported_families_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))])
     with pytest.raises(UserError, match="http://x:1: Address family not supported"):
-        roundtrip.connect(Peer(parse("http://x:1")))
+        connect(Peer(parse("http://x:1")))

@@ -24,8 +24,8 @@ from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
 from inferometer.fleet import job
-from inferometer.probe import shared_memory
-from inferometer.probe.shared_memory import PREFIX, Region, sweep
+from inferometer.probe import shared_memory, shm_region
+from inferometer.probe.shm_region import PREFIX, Region, sweep
 from inferometer.records import Run
 from inferometer.tensors import Tensor
 from inferometer.types import Request
@@ -39,13 +39,13 @@ class Inferred(NamedTuple):
     body: dict[str, Any]
     """The request's JSON."""
     rest: bytes
-    """What came behind it."""
+    """The bytes after it."""
     given: bytes
     """Its first input, wherever that was."""
 
 
 class Fake:
-    """A KServe server with one model that gives back its input, INPUT FP32 [-1, 4] -> OUTPUT."""
+    """A KServe server with one model that returns its input, INPUT FP32 [-1, 4] -> OUTPUT."""
 
     def __init__(self, output: list[int]) -> None:
         self.input = {"name": "INPUT", "datatype": "FP32", "shape": [-1, 4]}
@@ -109,8 +109,8 @@ class Fake:
         if not tree["inputs"]:
             return 400, {"error": "expected 1 inputs but got 0 inputs for model 'm'"}
         (given,) = tree["inputs"]
-        place = given.get("parameters", {})
-        raw = self._read(place) if "shared_memory_region" in place else rest
+        reference = given.get("parameters", {})
+        raw = self._read(reference) if "shared_memory_region" in reference else rest
         self.inferred.append(Inferred(tree, rest, raw))
         self.asked_to_infer.set()
         output = self.output | {"shape": given["shape"]}
@@ -121,16 +121,16 @@ class Fake:
             output["data"] = np.frombuffer(raw, "<f4").tolist()
         return 200, {"model_name": "m", "outputs": [output]}
 
-    def _read(self, place: dict[str, Any]) -> bytes:
-        with path_of(self.registered[place["shared_memory_region"]]["key"]).open("rb") as file:
-            file.seek(place.get("shared_memory_offset", 0))
-            return file.read(place["shared_memory_byte_size"])
+    def _read(self, reference: dict[str, Any]) -> bytes:
+        with path_of(self.registered[reference["shared_memory_region"]]["key"]).open("rb") as file:
+            file.seek(reference.get("shared_memory_offset", 0))
+            return file.read(reference["shared_memory_byte_size"])
 
-    def _write(self, place: dict[str, Any], raw: bytes) -> None:
-        about = self.registered[place["shared_memory_region"]]
-        offset = place.get("shared_memory_offset", 0)
-        assert len(raw) <= place["shared_memory_byte_size"]
-        assert offset + place["shared_memory_byte_size"] <= about["byte_size"]
+    def _write(self, reference: dict[str, Any], raw: bytes) -> None:
+        about = self.registered[reference["shared_memory_region"]]
+        offset = reference.get("shared_memory_offset", 0)
+        assert len(raw) <= reference["shared_memory_byte_size"]
+        assert offset + reference["shared_memory_byte_size"] <= about["byte_size"]
         with path_of(about["key"]).open("r+b") as file:
             file.seek(offset)
             file.write(raw)
@@ -146,7 +146,7 @@ class Fake:
 
 def path_of(key: str) -> Path:
     assert key.startswith(f"/{PREFIX}")
-    return shared_memory.FOLDER / key[1:]
+    return shm_region.FOLDER / key[1:]
 
 
 @contextlib.contextmanager
@@ -209,7 +209,7 @@ def test_one_kind_of_request_has_more_slots_than_there_are_users(tmp_path: Path)
     assert len(set(used)) == 12
 
 
-def test_a_sequence_has_a_slot_of_its_own(tmp_path: Path) -> None:
+def test_each_sequence_has_its_own_slot(tmp_path: Path) -> None:
     load = {"type": "closed", "concurrency": 2, "requests": 12}
     with serving() as (fake, url):
         run = shared_run(tmp_path, url, data={"type": "tensors", "sequence": 3}, load=load)
@@ -234,7 +234,7 @@ def test_two_urls_of_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("output", "size"), [((-1, 4), 2 * 16), ((-1, 5), 2 * 20), ((-1, -1), 2 * 16 * 3 // 2 + 1024)])
-def test_outputs_have_the_room_that_the_metadata_or_an_inference_shows(
+def test_the_size_of_outputs_comes_from_the_metadata_or_a_first_inference(
     tmp_path: Path, output: tuple[int, ...], size: int
 ) -> None:
     with serving(output) as (fake, url):
@@ -246,7 +246,7 @@ def test_outputs_have_the_room_that_the_metadata_or_an_inference_shows(
         assert {one.body["outputs"][0]["parameters"]["shared_memory_byte_size"] for one in fake.inferred} == {size}
 
 
-def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_first_inference_that_fails_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with serving((-1, -1)) as (fake, url):
         fake._infer = lambda headers, body: (500, {"error": "no weights"})  # type: ignore[method-assign]
         with pytest.raises(UserError, match=r"a first inference.*no weights"):
@@ -254,7 +254,7 @@ def test_a_first_inference_that_fails_says_why(tmp_path: Path) -> None:
         assert (fake.seen, list(tmp_path.iterdir())) == ({}, [])
 
 
-def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
+def test_an_unknown_output_is_an_error(tmp_path: Path) -> None:
     with serving() as (_, url), pytest.raises(UserError, match="has no output 'OTHER'") as raised:
         shared_run(tmp_path, url, server={"outputs": ["OTHER"]})
     assert "OUTPUT" in raised.value.remedy
@@ -263,7 +263,7 @@ def test_an_output_that_the_model_does_not_have(tmp_path: Path) -> None:
 # --- what goes wrong ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_cannot_open_the_region_is_an_error_with_its_words(tmp_path: Path) -> None:
+def test_a_server_that_cannot_open_the_region_is_an_error_with_its_message(tmp_path: Path) -> None:
     with serving() as (fake, url):
         fake.refusal = "Unable to open shared memory region: '/x'"
         with pytest.raises(UserError, match="Unable to open shared memory region") as raised:
@@ -274,7 +274,7 @@ def test_a_server_that_cannot_open_the_region_is_an_error_with_its_words(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exception_takes_the_region_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_removes_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
@@ -286,7 +286,7 @@ def test_an_exception_takes_the_region_away(tmp_path: Path, monkeypatch: pytest.
         assert fake.left_over() == []
 
 
-def test_a_region_that_is_in_use_is_taken_away_when_it_no_longer_is(tmp_path: Path) -> None:
+def test_a_region_in_use_is_unregistered_when_it_no_longer_is(tmp_path: Path) -> None:
     with serving() as (fake, url):
         fake.in_use = 3
         shared_run(tmp_path, url)
@@ -306,12 +306,14 @@ def test_a_region_that_stays_in_use_is_left_to_the_next_run(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path / "shm")
     monkeypatch.setattr(os, call, full)
     with serving() as (fake, url), pytest.raises(UserError, match=r"No space left on device.* of tensors") as raised:
         shared_run(tmp_path / "runs", url)
@@ -321,13 +323,13 @@ def test_no_room_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_a_system_without_dev_shm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
-    with serving() as (_, url), pytest.raises(UserError, match=r"this system has no .*none"):
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path / "none")
+    with serving() as (_, url), pytest.raises(UserError, match=r"this system does not have .*none"):
         shared_run(tmp_path, url)
 
 
 def test_text_has_no_shared_memory() -> None:
-    with pytest.raises(UserError, match=r"server\.shared_memory: api chat passes no tensors"):
+    with pytest.raises(UserError, match=r"server\.shared_memory: chat does not send tensors"):
         from_mapping({"server": {"url": "http://localhost", "shared_memory": True}})
 
 
@@ -415,8 +417,8 @@ def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_pat
 # --- regions ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_spares_what_is_in_use_and_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+def test_a_sweep_spares_regions_in_use_and_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     left, foreign = tmp_path / f"{PREFIX}{os.getpid()}-left", tmp_path / "triton_region"
@@ -428,10 +430,8 @@ def test_a_sweep_spares_what_is_in_use_and_what_is_not_ours(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [foreign]
 
 
-def test_a_region_that_is_swept_away_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+def test_a_region_removed_before_it_is_locked_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     flock, swept = fcntl.flock, []
 
     def late(file: int, operation: int) -> None:
@@ -447,8 +447,8 @@ def test_a_region_that_is_swept_away_before_it_is_locked_is_made_again(
     region.remove()
 
 
-def test_a_region_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+def test_only_the_user_can_access_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     assert region.path.stat().st_mode & 0o777 == 0o600
@@ -456,7 +456,7 @@ def test_a_region_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=20), st.integers(0, 5000))
-def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: int) -> None:
+def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> None:
     region = Region()
     region.create()
     try:
@@ -465,9 +465,9 @@ def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: 
         content = region.path.read_bytes()
     finally:
         region.remove()
-    assert [content[place.offset : place.offset + place.byte_size] for place in places] == pieces
-    assert len({place.offset for place in places}) == len(set(pieces))
-    assert all(place.offset % 64 == 0 and place.offset + place.byte_size <= start for place in places)
+    assert [content[reference.offset : reference.offset + reference.byte_size] for reference in places] == pieces
+    assert len({reference.offset for reference in places}) == len(set(pieces))
+    assert all(reference.offset % 64 == 0 and reference.offset + reference.byte_size <= start for reference in places)
     if reserved:
         assert len(content) == region.size == start + reserved
 
@@ -476,8 +476,8 @@ def test_what_is_put_into_a_region_is_there_once(pieces: list[bytes], reserved: 
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
-def test_requests_that_follow_each_other_have_slots_of_their_own(count: int, at_once: int, room: int) -> None:
-    """As many as may be in flight, at any place of the round, whatever the numbers of requests and of slots."""
+def test_consecutive_requests_have_different_slots(count: int, at_once: int, room: int) -> None:
+    """As many as may be in flight, at any point of the round, whatever the numbers of requests and of slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
     requests = job._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
@@ -500,8 +500,8 @@ def test_portions_are_what_the_shards_send() -> None:
     assert (first.at_once, second.at_once) == (3, 2)
 
 
-def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+def test_empty_tensors_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_region, "FOLDER", tmp_path)
     region = Region()
     region.create()
     placed = shared_memory._put(region, (Tensor("A", "FP32", (0,), b""), Tensor("B", "FP32", (1,), bytes(4))))
@@ -510,8 +510,8 @@ def test_tensors_without_bytes_are_left_to_the_message(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("api", ["kserve", "kserve-json"])
-def test_inputs_without_any_elements_are_left_to_the_messages(tmp_path: Path, api: str) -> None:
-    """The first inference, which shows how large outputs are, has them too."""
+def test_inputs_without_elements_stay_in_the_messages(tmp_path: Path, api: str) -> None:
+    """The first inference, which shows the size of the outputs, has them too."""
     with serving((-1, -1)) as (fake, url):
         fake.input["shape"] = [-1, -1]
         data = {"type": "tensors", "shape": {"INPUT": [1, 0]}}

@@ -15,9 +15,10 @@ from command import cli
 from plain_client import ask, get
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
+from inferometer.apis import APIS
 from inferometer.records import COUNTED_BY, MISSING
 from inferometer.types import Tokens
-from inferometer.wire.openai import PATHS, StreamedResponse
+from inferometer.wire.openai import StreamedResponse
 from inferometer.workload import tokenizer
 
 pytestmark = pytest.mark.llama_cpp
@@ -96,7 +97,7 @@ def test_connections_that_are_kept_are_reused_beyond_the_servers_limit_of_100(tm
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str) -> None:
-    plain = [ask(url, PATHS[api], _body(api, prompt)) for prompt in PROMPTS]
+    plain = [ask(url, APIS[api].path, _body(api, prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"api": api, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
     assert [answer.finish for answer in plain] == ["length"] * 5
@@ -107,7 +108,7 @@ def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str)
 
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
     """Records hold no text; but where the server gives no usage, the text's tokens by our own tokenizer are counted."""
-    plain = [ask(url, PATHS["chat"], _body("chat", prompt)) for prompt in PROMPTS]
+    plain = [ask(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
     assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([answer.text for answer in plain])
@@ -117,7 +118,7 @@ def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
-    plain = ask(url, PATHS[api], _body(api, PROMPTS[0]))
+    plain = ask(url, APIS[api].path, _body(api, PROMPTS[0]))
     decoder, events = StreamedResponse(), list[Any]()
     for start in range(0, len(plain.body), size):
         decoder.feed(plain.body[start : start + size], events)
@@ -130,7 +131,7 @@ def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_p
     """The three bytes of the euro sign, in any order: a chunk comes when a character, or what cannot be one, is complete."""
     bias = {str(3 + octet): 100 for octet in "€".encode()}
     body = {"logit_bias": bias, "temperature": 1, "seed": 7}
-    plain = ask(url, PATHS["completions"], {"prompt": "la", "max_tokens": 30, **body})
+    plain = ask(url, APIS["completions"].path, {"prompt": "la", "max_tokens": 30, **body})
     server = {"api": "completions", "body": body}
     run, summary = measure(tmp_path, url, in_a_row(3), server=server, data=_given(["la"], output=30))
     rows = run.records.rows
@@ -214,7 +215,7 @@ def test_a_key_is_sent_and_not_stored(tmp_path: Path, monkeypatch: pytest.Monkey
         unnamed = cli(*command)
         refused = cli(*command, "--model", ready["model"])
         let_in = cli(*command, "--set", "server.api_key_env=KEY")
-    assert unnamed.status == 2 and "the server wants a key" in unnamed.err, unnamed
+    assert unnamed.status == 2 and "the server requires an API key" in unnamed.err, unnamed
     assert refused.status == 1 and "Invalid API Key" in refused.out, refused
     assert "2 ok" in let_in.out, let_in
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -14,7 +14,7 @@ from inferometer.analysis.breakdown import breakdown
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.probe import kserve, query, reach
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random
 from inferometer.wire import protobuf
@@ -56,19 +56,19 @@ def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions
 @pytest.mark.parametrize("way", WAYS)
 def test_metadata_is_there_and_configuration_and_statistics_are_not_offered(mlserver: Urls, way: str) -> None:
     there = place(mlserver, way)
-    assert kserve.question(there, {}, "live") and kserve.question(there, {}, "ready")
-    assert kserve.question(there, {}, "model_ready", "echo")
-    assert kserve.question(there, {}, "server_metadata").name == "mlserver"
-    found: ModelMetadata = kserve.question(there, {}, "model_metadata", "echo")
+    assert kserve.live(there, {}) and kserve.ready(there, {})
+    assert kserve.model_ready(there, {}, "echo")
+    assert kserve.server_metadata(there, {}).name == "mlserver"
+    found: ModelMetadata = kserve.model_metadata(there, {}, "echo")
     assert (found.name, found.inputs) == ("echo", (TensorSpec("x", "FP32", (-1, 4)),))
-    for name in ("model_config", "statistics"):
+    for ask in (kserve.model_config, kserve.statistics):
         with pytest.raises(NotOffered):
-            kserve.question(there, {}, name, "echo")
+            ask(there, {}, "echo")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Urls, way: str) -> None:
-    entries = kserve.question(place(mlserver, way), {}, "repository_index")
+    entries = kserve.repository_index(place(mlserver, way), {})
     assert [(entry.name, entry.state) for entry in entries] == [("echo", "READY"), ("words", "READY")]
     assert reach.reach(Server(mlserver[way], api="kserve")).model == "echo"
 
@@ -77,13 +77,13 @@ def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Url
 def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="echo") as caught:
         reach.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
-    assert caught.value.remedy == "check server.version"
+    assert caught.value.next_step == "check server.version"
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="nosuch") as caught:
-        kserve.question(place(mlserver, way), {}, "model_metadata", "nosuch")
+        kserve.model_metadata(place(mlserver, way), {}, "nosuch")
     assert not isinstance(caught.value, NotOffered)
 
 

@@ -14,8 +14,8 @@ import pytest
 from plain_client import ask
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
+from inferometer.apis import APIS
 from inferometer.records import COUNTED_BY
-from inferometer.wire.openai import PATHS
 
 pytestmark = pytest.mark.transformers_server
 
@@ -58,7 +58,7 @@ def test_a_plain_client_sees_the_same_counts_and_no_done(tmp_path: Path, server:
         asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
         return {"model": server["model"], "max_tokens": 12, **asked}
 
-    plain = [ask(server["url"], PATHS[api], body(prompt)) for prompt in PROMPTS]
+    plain = [ask(server["url"], APIS[api].path, body(prompt)) for prompt in PROMPTS]
     data = {"type": "prompts", "prompts": PROMPTS, "output": 12}
     run, _ = measure(tmp_path, server["url"], in_a_row(3), server={"model": server["model"], "api": api}, data=data)
     rows = run.records.rows

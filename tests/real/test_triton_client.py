@@ -15,8 +15,8 @@ from waiting import still, until
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
 from inferometer.probe import kserve, query, reach
+from inferometer.probe.connect import Peer
 from inferometer.probe.query import Reply
-from inferometer.probe.roundtrip import Peer
 from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, to_numpy
 from inferometer.wire.kserve import control, grpc, http
 from inferometer.wire.kserve.http import InferOptions, InferResponse
@@ -361,28 +361,28 @@ def as_number(value: Any) -> int:
 def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
     there = place(triton, way)
     truth = oracle(there.target.url, mode="metadata")["result"]
-    found: control.ServerMetadata = kserve.question(there, {}, "server_metadata")
+    found: control.ServerMetadata = kserve.server_metadata(there, {})
     assert (found.name, found.version, list(found.extensions)) == (truth["name"], truth["version"], truth["extensions"])
-    assert kserve.question(there, {}, "live") and kserve.question(there, {}, "ready")
+    assert kserve.live(there, {}) and kserve.ready(there, {})
 
 
 @pytest.mark.parametrize("way", BOTH)
 def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracle, way: str) -> None:
     there = place(triton, way)
     index = oracle(there.target.url, mode="index")["result"]
-    entries: tuple[control.IndexEntry, ...] = kserve.question(there, {}, "repository_index")
+    entries: tuple[control.IndexEntry, ...] = kserve.repository_index(there, {})
     assert [(one.name, one.version, one.state) for one in entries] == [
         (one["name"], one["version"], one["state"]) for one in index
     ]
     for one in entries:
         truth = oracle(there.target.url, mode="metadata", model=one.name)["result"]
-        found: control.ModelMetadata = kserve.question(there, {}, "model_metadata", one.name)
+        found: control.ModelMetadata = kserve.model_metadata(there, {}, one.name)
         assert (found.name, found.platform, list(found.versions)) == (one.name, truth["platform"], truth["versions"])
         for ours, theirs in ((found.inputs, truth["inputs"]), (found.outputs, truth["outputs"])):
             assert [(each.name, each.datatype, list(each.shape)) for each in ours] == [
                 (each["name"], each["datatype"], [int(size) for size in each["shape"]]) for each in theirs
             ]
-        config: control.ModelConfig = kserve.question(there, {}, "model_config", one.name)
+        config: control.ModelConfig = kserve.model_config(there, {}, one.name)
         true = oracle(there.target.url, mode="config", model=one.name)["result"]
         assert (config.name, config.max_batch_size) == (one.name, as_number(true.get("max_batch_size")))
         assert config.decoupled == true.get("model_transaction_policy", {}).get("decoupled", False)
@@ -391,18 +391,18 @@ def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracl
         assert set(config.optional) == {each["name"] for each in true["input"] if each.get("optional")}
         assert bool(config.optional) == (one.name in ("all_types", "generator"))
         assert config.labels == ({"SCORES": "labels.txt"} if one.name == "classifier" else {})
-        assert kserve.question(there, {}, "model_ready", one.name)
+        assert kserve.model_ready(there, {}, one.name)
 
 
 def settled(there: Peer, model: str) -> tuple[control.ModelStatistics, ...]:
-    return still(lambda: kserve.question(there, {}, "statistics", model))
+    return still(lambda: kserve.statistics(there, {}, model))
 
 
 def counted(there: Peer, successes: int) -> None:
     """Wait until so many requests to identity are: Triton counts one after it has answered it."""
 
     def so_far() -> int:
-        (found,) = kserve.question(there, {}, "statistics", "identity")
+        (found,) = kserve.statistics(there, {}, "identity")
         return int(found.success.count)
 
     until(lambda: so_far() >= successes, f"{successes} requests are counted")
@@ -450,7 +450,7 @@ def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> 
     there = place(triton, way)
     truth = oracle(there.target.url, mode="metadata", model="nosuch")["error"]
     with pytest.raises(UserError) as caught:
-        kserve.question(there, {}, "model_metadata", "nosuch")
+        kserve.model_metadata(there, {}, "nosuch")
     assert truth in caught.value.what
     assert not isinstance(caught.value, control.NotOffered)
 
@@ -459,9 +459,9 @@ def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as triton:
         for way in BOTH:
             there = place(triton, way)
-            assert kserve.question(there, {}, "model_ready", "square")
-            assert not kserve.question(there, {}, "model_ready", "identity")
-            entries = kserve.question(there, {}, "repository_index")
+            assert kserve.model_ready(there, {}, "square")
+            assert not kserve.model_ready(there, {}, "identity")
+            entries = kserve.repository_index(there, {})
             assert [(one.name, one.state) for one in entries] == [("identity", ""), ("square", "READY")]
             assert reach.reach(Server(there.target.url, api="kserve")).model == "square"
             with pytest.raises(UserError) as caught:

@@ -572,7 +572,7 @@ def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections:
     with pytest.raises(UserError) as caught:
         measured(output, triton, protocol, model, closed(1, 2), **sections)
     assert not list(output.iterdir())
-    return f"{caught.value.what} | {caught.value.remedy}"
+    return f"{caught.value.line} | {caught.value.next_step}"
 
 
 @pytest.mark.parametrize("protocol", BOTH)

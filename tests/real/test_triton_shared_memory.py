@@ -16,11 +16,12 @@ from triton_server import Triton
 from waiting import until
 
 from inferometer.probe import kserve, shared_memory
-from inferometer.probe.roundtrip import Peer
-from inferometer.probe.shared_memory import FOLDER, PREFIX, Portion, Served
+from inferometer.probe.connect import Peer
+from inferometer.probe.shared_memory import Portion, Served
+from inferometer.probe.shm_region import FOLDER, PREFIX
 from inferometer.records import Run
 from inferometer.tensors import DATATYPES
-from inferometer.wire.kserve.calls import SharedRefs
+from inferometer.wire.context import SharedRefs
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import parse
@@ -62,7 +63,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
 
 
 def registered(url: str) -> tuple[ShmStatus, ...]:
-    found: tuple[ShmStatus, ...] = kserve.question(Peer(parse(url)), {}, "shm_status")
+    found: tuple[ShmStatus, ...] = kserve.shm_status(Peer(parse(url)), {})
     return found
 
 
@@ -216,7 +217,7 @@ def test_a_run_that_is_ended_with_requests_in_the_model(
         until(lambda: not another_run_leaves(tmp_path, url))
     assert not (FOLDER / one.name).exists()
     assert registered(url) == ()
-    assert kserve.question(Peer(parse(url)), {}, "live")
+    assert kserve.live(Peer(parse(url)), {})
 
 
 def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
@@ -225,7 +226,7 @@ def another_run_leaves(folder: Path, url: str) -> tuple[ShmStatus, ...]:
 
 
 def inferences(url: str) -> int:
-    (found,) = kserve.question(Peer(parse(url)), {}, "statistics", "slow", "")
+    (found,) = kserve.statistics(Peer(parse(url)), {}, "slow", "")
     return int(found.success.count)
 
 

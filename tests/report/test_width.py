@@ -82,7 +82,7 @@ def test_the_report_fits_the_terminal_and_is_100_wide_in_a_pipe(tmp_path: Path) 
 
 
 def result(**parts: object) -> Result:
-    kind = "text" if "spoken" in parts else "tensors"
+    kind = "text" if "output" in parts else "tensors"
     url = "grpc://a-server.example:8001"
     return Result(kind, url, "KServe v2 over gRPC, streamed", "a-model-of-mine", "2", INSTANTS, **parts)  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def text() -> Result:
     spoken = TextOutput(
         "one two", ((400 * MS, 1), (600 * MS, 1), (1000 * MS, 2)), Usage(70_000, 40_000, 30_000, 20_000)
     )
-    return result(spoken=spoken)
+    return result(output=spoken)
 
 
 @pytest.mark.parametrize("width", [76, 80, 99, 100])

@@ -84,6 +84,22 @@ def test_usage_comes_before_done_with_no_choices(client: RawClient, path: str):
     }
 
 
+def test_embeddings_are_unit_vectors_that_depend_on_the_text_alone(client: RawClient):
+    answer = client.ask("/v1/embeddings", {"input": [PROMPT, "hello", PROMPT], "dimensions": 16}).json
+    first, second, third = [row["embedding"] for row in answer["data"]]
+    assert first == third != second
+    assert len(first) == 16
+    assert sum(value * value for value in first) == pytest.approx(1)
+    n_in = 2 * load(None).count(PROMPT) + load(None).count("hello")
+    assert answer["usage"] == {"prompt_tokens": n_in, "total_tokens": n_in}
+    assert len(client.ask("/v1/embeddings", {"input": [5, 6, 7]}).json["data"][0]["embedding"]) == 384
+
+
+@pytest.mark.parametrize("fields", [{"input": ""}, {"input": []}, {"input": ["a", 5]}, {"input": "a", "dimensions": 0}])
+def test_embeddings_of_nothing_or_of_no_size_are_refused(client: RawClient, fields: dict[str, Any]):
+    assert client.ask("/v1/embeddings", fields).status == 400
+
+
 def test_continuous_usage_is_cumulative(client: RawClient):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=3, stream_options=options)).events

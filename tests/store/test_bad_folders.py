@@ -118,7 +118,7 @@ def test_a_disk_error_leaves_no_file_behind(tmp_path: Path, number: int, words: 
     run = made.run(made.blank(3))
     with pytest.raises(UserError, match=words) as caught:
         store.write(tmp_path, run.manifest, run.records, failing(number))
-    assert "--set output=DIR" in caught.value.remedy and list(tmp_path.iterdir()) == []
+    assert "another folder: output" in caught.value.next_step and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -1,4 +1,4 @@
-"""What answers mean: each kind of answer and of failure, at every byte split."""
+"""OpenAI's chat and completions: request bodies, and every kind of response and failure at every byte split."""
 
 import json
 from typing import Any
@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses import STREAM, USAGE, WHOLE, chunk, http, sse
 
-from inferometer.config import from_mapping
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
-from inferometer.wire import openai
+from inferometer.wire import calls, openai
+from inferometer.wire.context import CallContext
+from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.target import parse
 
 
 def decoder(stream: bool = True) -> Decoder:
-    return openai.decoder_for(from_mapping({"server": {"url": "http://x", "stream": stream}}).server)()
+    return ResponseDecoder(openai.body_decoder(stream))
 
 
 def decode(answer: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
@@ -52,7 +53,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_answer_says_the_same_at_every_split(name: str) -> None:
+def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
     answer, stream, eof = GOOD[name]
     usage = Usage(7, 3, 4, 1)
     expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
@@ -105,7 +106,7 @@ BAD = {
     "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
     "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
     "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
-    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", "server.stream"),
+    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", ""),
     "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
     "no body": (http(b""), True, False, "truncated", "empty"),
     "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
@@ -145,7 +146,7 @@ def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> N
     assert message in fail.message
 
 
-def test_nothing_at_all_is_closed_not_cut_short() -> None:
+def test_no_bytes_at_all_is_closed_not_cut_short() -> None:
     assert decode(b"", eof=True, pieces=[b""]) == [Fail("closed", "")]
 
 
@@ -194,7 +195,7 @@ def test_usage_may_be_missing_null_or_partial() -> None:
     )
 
 
-def test_one_decoder_serves_a_connection_answer_after_answer() -> None:
+def test_one_decoder_serves_all_responses_of_a_connection() -> None:
     it = decoder()
     for text in ("one", "two"):
         it.reset()
@@ -205,7 +206,7 @@ def test_one_decoder_serves_a_connection_answer_after_answer() -> None:
         assert it.status == 200
 
 
-def test_connection_close_is_heard() -> None:
+def test_connection_close_is_respected() -> None:
     assert decode(http(STREAM, headers="Connection: close\r\n"))[-1] == End(keep_alive=False)
     assert decode(http(b"", 503, headers="Connection: close\r\n"))[-1] == Fail("http_503", "", keep_alive=False)
 
@@ -221,12 +222,15 @@ def test_garbage_gives_a_failure_and_never_an_exception(pieces: list[bytes], str
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def body(server: dict[str, Any], payload: object = "hi", n_out: int = 5) -> dict[str, Any]:
-    config = from_mapping({"server": {"url": "http://x"} | server})
-    return json.loads(openai.request_body(config.server, "m", Request(0, payload, 1, n_out)))  # type: ignore[arg-type, no-any-return]
+def body(settings: dict[str, Any], payload: object = "hi", n_out: int = 5) -> dict[str, Any]:
+    context = CallContext(
+        **{"api": "chat", "model": "m", "targets": (parse("http://x"),), "tag": "t", "stream": True} | settings
+    )
+    (tail,) = calls.encode(context, [Request(0, payload, 1, n_out)]).tails  # type: ignore[arg-type]
+    return json.loads(tail.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
 
 
-def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
+def test_request_bodies_have_what_is_configured_and_nothing_else() -> None:
     assert body({}) == {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
@@ -243,17 +247,16 @@ def test_request_bodies_have_what_is_asked_for_and_nothing_else() -> None:
     assert body({"stream": False, "body": {"temperature": 0, "max_tokens": 9}})["max_tokens"] == 9
 
 
-def test_calls_are_whole_http_requests() -> None:
-    config = from_mapping({"server": {"url": "http://u:p@x:8000/base/v1", "headers": {"X-A": "1"}}})
-    calls = openai.calls(
-        config.server,
-        "m",
-        [parse(config.server.urls[0])],
-        {"Authorization": "Bearer k"},
-        [Request(0, "hé", 2, 5)],
-        "tag",
+def test_calls_are_complete_http_requests() -> None:
+    context = CallContext(
+        api="chat",
+        model="m",
+        targets=(parse("http://u:p@x:8000/base/v1"),),
+        tag="tag",
+        headers={"X-A": "1", "Authorization": "Bearer k"},
     )
-    data = calls.heads[0] + b"7" + calls.tails[0]
+    encoded = calls.encode(context, [Request(0, "hé", 2, 5)])
+    data = encoded.heads[0] + b"7" + encoded.tails[0]
     head, _, payload = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /base/v1/chat/completions HTTP/1.1"

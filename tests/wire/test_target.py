@@ -1,4 +1,4 @@
-"""Base URLs taken apart."""
+"""Parsing of base URLs."""
 
 import pytest
 
@@ -39,6 +39,6 @@ def test_credentials_become_a_header_and_leave_the_url() -> None:
 def test_a_bad_url_is_one_clear_line_without_secrets(url: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(url)
-    assert "server.url" in caught.value.what
+    assert "server.url" in caught.value.line
     assert caught.value.remedy
     assert "s3cret" not in str(caught.value)

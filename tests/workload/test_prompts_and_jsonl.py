@@ -66,6 +66,11 @@ def test_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
     assert [request.payload for request in requests] == ["a", "b"]
 
 
+def test_input_is_another_name_for_the_prompt_as_in_requests_for_embeddings(tmp_path: Path) -> None:
+    (request,) = workload.build(lines(tmp_path, {"model": "m", "input": "hi"}), 0, [0])
+    assert (request.payload, request.n_in) == ("hi", load().count("hi"))
+
+
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     workload.build(lines(tmp_path, {"prompt": "before"}), 0, [0])
     assert workload.build(lines(tmp_path, {"prompt": "afterw"}), 0, [0])[0].payload == "afterw"

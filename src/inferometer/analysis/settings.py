@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
+from inferometer.apis import APIS, Api
 from inferometer.config.schema import Limits, Measure, Seconds
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
@@ -25,9 +26,19 @@ def text(manifest: Manifest, section: str, key: str) -> object:
     return part.get(key) if isinstance(part, dict) else None
 
 
-def sends_prompts(manifest: Manifest) -> bool:
-    """Whether the run sends prompts and receives tokens, rather than tensors or the user's own messages."""
-    return text(manifest, "data", "type") not in ("tensors", "messages")
+def api(manifest: Manifest) -> Api:
+    """The API that was measured."""
+    return APIS.get(str(text(manifest, "server", "api")), APIS["chat"])
+
+
+def sends_text(manifest: Manifest) -> bool:
+    """Whether requests are prompts, rather than tensors or messages."""
+    return api(manifest).request == "text"
+
+
+def receives_text(manifest: Manifest) -> bool:
+    """Whether responses are text, which has output tokens."""
+    return api(manifest).response == "text"
 
 
 def number(values: dict[str, object], key: str) -> int | None:

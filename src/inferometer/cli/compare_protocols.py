@@ -6,14 +6,15 @@ from collections.abc import Iterator
 import click
 
 from inferometer.cli.options import server_settings
-from inferometer.errors import ANOTHER_FOLDER, OTHER_GRPC, OTHER_HTTP, UserError, reworded
+from inferometer.errors import UserError, named
 
-_REMEDIES = {
-    ANOTHER_FOLDER: "give another folder: --out DIR",
-    OTHER_GRPC: "check --grpc",
-    OTHER_HTTP: "check the URL and its path",
+_NAMES = {
+    "output": "--out DIR",
+    "server.url": "URL and --grpc",
+    "server.model": "--model",
+    "server.api": "`inferometer run` with server.api",
 }
-"""What to do next, in terms of this command's options."""
+"""What this command calls its settings."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -105,7 +106,7 @@ def command(
         out=out,
         overrides=overrides,
     )
-    with reworded(_REMEDIES), _server(url, grpc_url) as (http, grpc):
+    with named(_NAMES), _server(url, grpc_url) as (http, grpc):
         found = compare_protocols.compare(msgspec.structs.replace(options, http=http, grpc=grpc), note)
     if json_path != "-":
         click.echo(report.render(found, color=wants_color()), nl=False, color=True)

@@ -79,9 +79,9 @@ def entry() -> None:
         status = main(prog_name="inferometer", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except UserError as error:
-        click.echo(f"inferometer: {error.what}", err=True)
-        if error.remedy:
-            click.echo(f"  next: {error.remedy}", err=True)
+        click.echo(f"inferometer: {error.line}", err=True)
+        if error.next_step:
+            click.echo(f"  next: {error.next_step}", err=True)
         sys.exit(2)
     except click.ClickException as error:
         error.show()

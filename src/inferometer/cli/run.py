@@ -1,12 +1,20 @@
 """`inferometer run`: measure an endpoint."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from inferometer.apis import scheme_of
 from inferometer.cli.options import export_options
-from inferometer.errors import UserError
+from inferometer.errors import UserError, named
+
+_NAMES = {"output": "--set output=DIR (`output` in the file)", "server.model": "--model NAME"}
+"""Settings that have a flag of their own."""
+_HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
+"""A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
 
 
 def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -102,24 +110,32 @@ def command(
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
+    from inferometer.probe.scheme import with_scheme  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
-    is_url = "://" in source
+    is_url = _is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if is_url else read_tree(source)
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
     _set_load(tree, rate, concurrency, duration, requests, is_stable)
     _set_data(tree, input_tokens, output_tokens, prompts)
     if model is not None:
         _section(tree, "server")["model"] = model
-    config = from_mapping(tree, overrides, "command line" if is_url else source)
+    origin = "command line" if is_url else source
     check_exports(exports)
     try:
-        run, summary = conduct.measure(config, None if quiet else LiveView())
+        with named(_NAMES, origin):
+            config = from_mapping(tree, overrides, origin, with_scheme)
+            run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram)
         raise
     return deliver(run, summary, exports, explain, histogram)
+
+
+def _is_url(source: str) -> bool:
+    """Whether the argument is a URL, with or without a scheme, rather than a file."""
+    return "://" in source or (_HOST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def _set_load(
@@ -181,7 +197,7 @@ def _set_data(
         tree["data"] = {"type": "prompts", "prompts": list(prompts)}
     server = tree.get("server")
     url = server.get("url") if isinstance(server, dict) else None
-    if (input_tokens or output_tokens) and isinstance(url, str) and url.startswith("grpc"):
+    if (input_tokens or output_tokens) and isinstance(url, str) and scheme_of(url) == "grpc":
         raise UserError(
             "--input and --output are tokens of prompts, but over gRPC tensors or messages are sent",
             "use --set data.shape=... or --set data.batch=...",

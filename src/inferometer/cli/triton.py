@@ -5,15 +5,16 @@ import sys
 import click
 
 from inferometer.cli.options import server_settings
-from inferometer.errors import ANOTHER_FOLDER, CHECK_VERSION, OTHER_GRPC, OTHER_HTTP, reworded
+from inferometer.errors import named
 
-_REMEDIES = {
-    ANOTHER_FOLDER: "start it in another folder: records are stored under runs/ in the current folder",
-    CHECK_VERSION: "check -x",
-    OTHER_GRPC: "check -u; use `inferometer run` for other gRPC services",
-    OTHER_HTTP: "check -u; use `inferometer run` for OpenAI's endpoints",
+_NAMES = {
+    "output": "start it in another folder: records are stored under runs/ in the current folder",
+    "server.url": "-u",
+    "server.model": "-m",
+    "server.version": "-x",
+    "server.api": "`inferometer run` with server.api",
 }
-"""What to do next, in terms of this command's options."""
+"""What this command calls its settings."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +41,7 @@ _REMEDIES = {
     "-i",
     "--protocol",
     type=click.Choice(["http", "grpc"], case_sensitive=False),
-    help="The protocol. Default: that of the URL, else http.",
+    help="The protocol. Default: that of the URL's scheme, else the one that the port speaks.",
 )
 @click.option(
     "-c",
@@ -104,7 +105,7 @@ def command(
     )
     unsaved = None
     try:
-        with reworded(_REMEDIES):
+        with named(_NAMES):
             run, summary = triton_client.measure(options)
     except conduct.UnsavedError as error:
         run, summary, unsaved = error.run, error.summary, error

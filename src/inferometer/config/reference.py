@@ -1,4 +1,4 @@
-"""docs/reference/config.md, written from the schema: what stands there is what the code accepts."""
+"""Generates docs/reference/config.md from the schema, so that it documents what the code accepts."""
 
 from collections.abc import Iterator
 from types import UnionType
@@ -12,9 +12,9 @@ INTRO = """# The configuration file
 
 <!-- Written by `make docs` from src/inferometer/config/schema.py. Do not edit by hand. -->
 
-`inferometer run bench.yaml` reads this file. Every key can be set on the command line too: `--set load.rate=50`,
-`--set server.tls.verify=false`, `--set load.stages.0.rate=50`. Durations take units (`250ms`, `10s`, `1m30s`; a bare number is
-seconds). An unknown key is an error that names the nearest right one.
+`inferometer run bench.yaml` reads this file. Every key can also be set on the command line: `--set load.rate=50`,
+`--set server.tls.verify=false`, `--set load.stages.0.rate=50`. Durations have units (`250ms`, `10s`, `1m30s`; a number without
+a unit is seconds). An unknown key is an error that suggests the nearest valid one.
 
 ```yaml
 server: {url: "http://127.0.0.1:8000", model: sim, api: completions, stream: true}
@@ -34,15 +34,15 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
     deeper = []
     rows = []
     for field in msgspec.structs.fields(kind):
-        bare, notes = _taken_apart(hints[field.name])
+        bare, notes = _unwrapped(hints[field.name])
         name = f"{path}.{field.name}" if path else field.name
         variants = _variants(bare)
         if variants:
             deeper.append((name, notes, variants))
         else:
-            rows.append(f"| `{name}` | {_words(bare, notes)} | {_default(field)} | {_description(notes)} |")
+            rows.append(f"| `{name}` | {_type_text(bare, notes)} | {_default(field)} | {_description(notes)} |")
     if rows:
-        yield "| key | takes | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     for name, notes, variants in deeper:
         yield f"{'#' * level} `{name}`\n\n{_description(notes)}\n"
         for variant in variants:
@@ -53,13 +53,13 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
 
 
 def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
-    """A list of loads: what may stand in it was just said."""
+    """The section for several loads; the loads themselves are described in the sections before it."""
     for field in msgspec.structs.fields(kind):
-        _, notes = _taken_apart(get_type_hints(kind, include_extras=True)[field.name])
-        yield f"| key | takes | default | what it is |\n|---|---|---|---|\n| `{name}.{field.name}` | a list of loads | required | {_description(notes)} |\n"
+        _, notes = _unwrapped(get_type_hints(kind, include_extras=True)[field.name])
+        yield f"| key | value | default | description |\n|---|---|---|---|\n| `{name}.{field.name}` | a list of loads | required | {_description(notes)} |\n"
 
 
-def _taken_apart(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
+def _unwrapped(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
     notes: list[msgspec.Meta] = []
     while get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
@@ -68,7 +68,7 @@ def _taken_apart(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
 
 
 def _variants(hint: Any) -> list[type[msgspec.Struct]]:
-    hint, _ = _taken_apart(hint)
+    hint, _ = _unwrapped(hint)
     if get_origin(hint) in (Union, UnionType):
         return [variant for part in get_args(hint) for variant in _variants(part)]
     return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []
@@ -76,7 +76,7 @@ def _variants(hint: Any) -> list[type[msgspec.Struct]]:
 
 _NAMES: dict[Any, str] = {
     Seconds: "a duration",
-    Window: "`0`, a count, a duration or `auto`",
+    Window: "`0`, a number of requests, a duration or `auto`",
     str: "text",
     int: "a whole number",
     float: "a number",
@@ -84,17 +84,17 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _words(hint: Any, notes: list[msgspec.Meta]) -> str:
-    hint, more = _taken_apart(hint)
+def _type_text(hint: Any, notes: list[msgspec.Meta]) -> str:
+    hint, more = _unwrapped(hint)
     origin = get_origin(hint)
     if hint in _NAMES:
         words = _NAMES[hint]
     elif origin is Literal:
         words = " \\| ".join(f"`{value}`" for value in get_args(hint))
     elif origin in (Union, UnionType):
-        words = " or ".join(_words(part, []) for part in get_args(hint) if part is not type(None))
+        words = " or ".join(_type_text(part, []) for part in get_args(hint) if part is not type(None))
     elif origin is list:
-        words = f"a list, each {_words(get_args(hint)[0], [])}"
+        words = f"a list, each {_type_text(get_args(hint)[0], [])}"
     else:
         words = "a mapping"
     bounds = [

@@ -1,4 +1,4 @@
-"""The one schema. Field names are a contract; docs/reference/config.md is generated from what stands here (config/reference.py)."""
+"""The schema of the config. Field names are a contract; docs/reference/config.md is generated from this file (config/reference.py)."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,11 +7,11 @@ from msgspec import Meta, field
 
 
 class Seconds(float):
-    """A duration in seconds; the file may say `10s`, `250ms` or `1m30s`."""
+    """A duration in seconds; the file may have `10s`, `250ms` or `1m30s`."""
 
 
 class Window(str):
-    """How much to leave out at an end of the run: `0`, a count of requests, a duration (`5s`), or `auto`."""
+    """What to leave out at one end of the run: `0`, a number of requests, a duration (`5s`), or `auto`."""
 
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -19,15 +19,15 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class _Section(msgspec.Struct, forbid_unknown_fields=True):
-    """What every part of the file shares: an unknown key is an error."""
+    """A section of the file: unknown keys are an error."""
 
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
 
 class TLS(_Section):
-    verify: Annotated[bool, Meta(description="Check the server's certificate and name.")] = True
-    ca: Annotated[str | None, Meta(description="PEM file of the CA to trust instead of the system's.")] = None
+    verify: Annotated[bool, Meta(description="Verify the server's certificate and name.")] = True
+    ca: Annotated[str | None, Meta(description="PEM file of the CA to trust instead of the system's CAs.")] = None
     cert: Annotated[
         str | None, Meta(description="PEM file of the client certificate (with its key, or see `key`).")
     ] = None
@@ -35,80 +35,74 @@ class TLS(_Section):
 
 
 class Timeouts(_Section):
-    connect: Annotated[Seconds, Meta(description="To open a connection, TLS included. 0 is none, as below.")] = Seconds(
-        10
-    )
+    connect: Annotated[
+        Seconds, Meta(description="For opening a connection, including TLS. 0 is no limit, here and below.")
+    ] = Seconds(10)
     first_token: Annotated[Seconds, Meta(description="From sending a request to its first token.")] = Seconds(0)
-    idle: Annotated[Seconds, Meta(description="Between two chunks of an answer.")] = Seconds(0)
-    total: Annotated[Seconds, Meta(description="From sending a request to the end of its answer.")] = Seconds(600)
-
-
-LLM_APIS = ("chat", "completions", "generate")
-"""APIs that are asked with prompts and answer with text."""
-TENSOR_APIS = ("kserve", "kserve-json")
-"""APIs that are asked with tensors and answer with tensors."""
+    idle: Annotated[Seconds, Meta(description="Between two chunks of a response.")] = Seconds(0)
+    total: Annotated[Seconds, Meta(description="From sending a request to the end of its response.")] = Seconds(600)
 
 
 class Server(_Section):
     url: Annotated[
         str | list[str],
         Meta(
-            description="Base URL, with or without `/v1`: `http://`, `https://`, or `grpc://`, `grpcs://` for gRPC. Several are served in turn."
+            description="Base URL, with or without `/v1`: `http://`, `https://`, or `grpc://`, `grpcs://` for gRPC. Without a scheme, `host:8000` is tried as both. Several URLs are used in turn."
         ),
     ]
-    model: Annotated[str | None, Meta(description="Model to ask for. Default: the first that the server lists.")] = None
+    model: Annotated[str | None, Meta(description="Model to measure. Default: the first that the server lists.")] = None
     api: Annotated[
-        Literal["auto", "chat", "completions", "kserve", "kserve-json", "generate", "grpc"],
+        Literal["auto", "chat", "completions", "embeddings", "kserve", "kserve-json", "generate", "grpc"],
         Meta(
-            description="OpenAI's `chat` or `completions`; KServe v2 as Triton and others have it: `kserve` (binary tensors over HTTP, or gRPC by the URL), "
-            "`kserve-json`, Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
+            description="OpenAI's `chat`, `completions` or `embeddings`; KServe v2, as implemented by Triton and others: `kserve` (binary tensors over HTTP, or gRPC by the URL) or "
+            "`kserve-json`; Triton's `generate`; `grpc`: any method of any gRPC service. `auto`: `chat` over HTTP, `kserve` over gRPC."
         ),
     ] = "auto"
     stream: Annotated[
         bool | None,
         Meta(
-            description="Have the answer streamed: token by token; `generate_stream`; `ModelStreamInfer`. Default: yes for text, no for tensors."
+            description="Stream the response: token by token, with `generate_stream`, or with `ModelStreamInfer`. Default: true for text, false for everything else."
         ),
     ] = None
     usage: Annotated[
         bool,
         Meta(
-            description="Ask for token counts in the stream (`stream_options.include_usage`); off for servers that refuse it."
+            description="Request token counts in the stream (`stream_options.include_usage`). Set it to false for servers that reject this."
         ),
     ] = True
     ignore_eos: Annotated[
         bool,
         Meta(
-            description="Send `ignore_eos: true`, which vLLM and others know, so that answers have the length asked for."
+            description="Send `ignore_eos: true`, which vLLM and others support, so that responses have the requested length."
         ),
     ] = False
     max_tokens_field: Annotated[
         Literal["max_tokens", "max_completion_tokens"],
-        Meta(description="The body field that limits the answer's length."),
+        Meta(description="The body field that limits the length of the response."),
     ] = "max_tokens"
     body: Annotated[
-        dict[str, Any], Meta(description="More body fields, sent as they are: `{temperature: 0, top_p: 0.9}`.")
+        dict[str, Any], Meta(description="Additional body fields, sent unchanged: `{temperature: 0, top_p: 0.9}`.")
     ] = field(default_factory=dict)
     headers: Annotated[
-        dict[str, str], Meta(description="More request headers (gRPC: metadata). Their values are not stored.")
+        dict[str, str], Meta(description="Additional request headers (gRPC: metadata). Their values are not stored.")
     ] = field(default_factory=dict)
     api_key_env: Annotated[
         str | None, Meta(description="Environment variable that holds the API key. The key is not stored.")
     ] = None
     api_key_file: Annotated[str | None, Meta(description="File that holds the API key. The key is not stored.")] = None
-    version: Annotated[str | None, Meta(description="KServe: the model's version. Default: the server's choice.")] = (
+    version: Annotated[str | None, Meta(description="KServe: version of the model. Default: the server's choice.")] = (
         None
     )
     parameters: Annotated[
         dict[str, bool | int | float | str], Meta(description="KServe: parameters of each inference request.")
     ] = field(default_factory=dict)
-    outputs: Annotated[list[str], Meta(description="KServe: outputs to ask for. Default: all.")] = field(
+    outputs: Annotated[list[str], Meta(description="KServe: outputs to request. Default: all.")] = field(
         default_factory=list
     )
     compression: Annotated[
         Literal["none", "gzip", "deflate"],
         Meta(
-            description="KServe and gRPC: how requests are compressed. Answers over HTTP are where `headers` has `accept-encoding`."
+            description="KServe and gRPC: compression of requests. To get compressed responses over HTTP, put `accept-encoding` into `headers`."
         ),
     ] = "none"
     shared_memory: Annotated[
@@ -117,20 +111,18 @@ class Server(_Section):
     deadline: Annotated[
         Seconds,
         Meta(
-            description="gRPC: from sending a call to the end of its answer. It is sent along as `grpc-timeout`, and the client keeps it too: `grpc_DEADLINE_EXCEEDED`. 0 is none."
+            description="gRPC: time limit from sending a call to the end of its response. It is sent as `grpc-timeout` and also enforced by the client, as `grpc_DEADLINE_EXCEEDED`. 0 is no limit."
         ),
     ] = Seconds(0)
     method: Annotated[str | None, Meta(description="`api: grpc`: the method to call, `package.Service/Method`.")] = None
     proto: Annotated[
         str | None,
-        Meta(
-            description="`api: grpc`: a `.proto` file or a descriptor set. Default: asked of the server (reflection)."
-        ),
+        Meta(description="`api: grpc`: a `.proto` file or a descriptor set. Default: the server's reflection."),
     ] = None
     tls: Annotated[TLS, Meta(description="For https and grpcs URLs.")] = field(default_factory=TLS)
-    timeouts: Annotated[Timeouts, Meta(description="Each ends the request as a failure with a code of its own.")] = (
-        field(default_factory=Timeouts)
-    )
+    timeouts: Annotated[
+        Timeouts, Meta(description="A request that exceeds one of these fails, each with its own code.")
+    ] = field(default_factory=Timeouts)
 
     @property
     def urls(self) -> list[str]:
@@ -141,82 +133,85 @@ class Server(_Section):
 
 
 class Synthetic(_Section, tag_field="type", tag="synthetic"):
-    """Prompts of exactly so many tokens, from a built-in corpus."""
+    """Prompts of an exact number of tokens, from a built-in corpus."""
 
     input: Annotated[Count, Meta(description="Tokens in each prompt.")] = 256
-    output: Annotated[Count, Meta(description="Tokens wanted in each answer.")] = 128
+    output: Annotated[Count, Meta(description="Tokens requested per response.")] = 128
     tokenizer: Annotated[
         str | None, Meta(description="Folder with a `tokenizer.json`, or that file. Default: the built-in one.")
     ] = None
 
 
 class Prompts(_Section, tag_field="type", tag="prompts"):
-    """These prompts, in turn."""
+    """A list of prompts, used in turn."""
 
     prompts: Annotated[list[str], Meta(description="The prompts.", min_length=1)]
-    output: Annotated[int, Meta(description="Tokens wanted in each answer; 0 leaves it to the server.", ge=0)] = 128
+    output: Annotated[int, Meta(description="Tokens requested per response; 0 leaves it to the server.", ge=0)] = 128
     tokenizer: Annotated[
-        str | None, Meta(description="Counts tokens where the server does not. Default: the built-in one.")
+        str | None, Meta(description="Counts tokens if the server does not. Default: the built-in one.")
     ] = None
 
 
 class Jsonl(_Section, tag_field="type", tag="jsonl"):
-    """A file with one JSON object a line: `{"prompt": "..."}` or `{"messages": [...]}`, with `output` if it varies."""
+    """A file with one JSON object per line: `{"prompt": "..."}`, `{"input": "..."}` or `{"messages": [...]}`, with `output` if it varies."""
 
     path: Annotated[str, Meta(description="The file.")]
     output: Annotated[
-        int, Meta(description="Tokens wanted in an answer whose line does not say; 0 leaves it to the server.", ge=0)
+        int,
+        Meta(description="Tokens requested per response, for lines without `output`; 0 leaves it to the server.", ge=0),
     ] = 128
     tokenizer: Annotated[
-        str | None, Meta(description="Counts tokens where the server does not. Default: the built-in one.")
+        str | None, Meta(description="Counts tokens if the server does not. Default: the built-in one.")
     ] = None
 
 
 class TensorInput(_Section):
-    """One of a model's inputs."""
+    """One input of a model."""
 
-    name: Annotated[str, Meta(description="Its name.")]
+    name: Annotated[str, Meta(description="Name of the input.")]
     datatype: Annotated[str, Meta(description="BOOL, INT8 ... UINT64, FP16, BF16, FP32, FP64, BYTES.")]
-    shape: Annotated[list[int], Meta(description="Its sizes, with -1 where any will do.")]
+    shape: Annotated[list[int], Meta(description="Its shape, with -1 for dimensions of any size.")]
 
 
 class Tensors(_Section, tag_field="type", tag="tensors"):
-    """Tensors for a model behind KServe v2, made from its metadata."""
+    """Tensors for a KServe v2 model, generated from its metadata."""
 
     fill: Annotated[
         str,
         Meta(
-            description='`zeros`, `random`, or `"@FILE"` (YAML wants the quotes): a `.npy` or `.npz`, or a JSON file as perf_analyzer\'s `--input-data` takes it, or as it does a folder with a file for each input: '
-            "raw numbers, or a string a line."
+            description='`zeros`, `random`, or `"@FILE"` (YAML needs the quotes): a `.npy` or `.npz` file, or what perf_analyzer\'s `--input-data` takes: a JSON file, or a folder with one file per input (raw numbers, or one string per '
+            "line)."
         ),
     ] = "random"
     shape: Annotated[
         dict[str, list[int]],
-        Meta(description="Full shapes by input, batch included: `{INPUT0: [1, 1000]}`. Default: a dynamic size is 1."),
+        Meta(
+            description="Full shapes by input, including the batch: `{INPUT0: [1, 1000]}`. Default: 1 for dynamic dimensions."
+        ),
     ] = field(default_factory=dict)
     batch: Annotated[
         Count,
-        Meta(description="The batch size, where the model takes batches. Where `shape` has one too, it is the same."),
+        Meta(description="Batch size, for models that take batches. It must agree with `shape`."),
     ] = 1
     sequence: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["streams"],
         Meta(
-            description="Requests of a sequence, with one correlation id and start and end flags; a closed loop's users each run one at a time. `streams`: each list in the JSON file is a sequence of its own length; so it is by itself where the model keeps sequences. 0: none."
+            description="Requests per sequence, which share a correlation id and have start and end flags; each user of a closed loop runs one sequence at a time. `streams`: each list in the JSON file is one sequence, which is the default for models that keep sequences. 0: no sequences."
         ),
     ] = 0
-    inputs: Annotated[list[TensorInput], Meta(description="What the model takes. Default: asked of the server.")] = (
-        field(default_factory=list)
-    )
+    inputs: Annotated[
+        list[TensorInput], Meta(description="The inputs of the model. Default: from the server's metadata.")
+    ] = field(default_factory=list)
 
 
 class Messages(_Section, tag_field="type", tag="messages"):
-    """Messages for a gRPC method, in turn: JSON, or bytes."""
+    """Messages for a gRPC method, used in turn: JSON or bytes."""
 
-    messages: Annotated[list[Any], Meta(description="Each a request as JSON; a list in it is a stream of several.")] = (
-        field(default_factory=list)
-    )
+    messages: Annotated[
+        list[Any], Meta(description="Requests as JSON; a list within the list is a stream of several messages.")
+    ] = field(default_factory=list)
     path: Annotated[
-        str | None, Meta(description="A file with one JSON request a line, or (`.bin`) one encoded message.")
+        str | None, Meta(description="A file with one JSON request per line, or (`.bin`) one encoded message.")
     ] = None
 
 
@@ -227,25 +222,25 @@ Data = Synthetic | Prompts | Jsonl | Tensors | Messages
 
 
 class _Stage(_Section, tag_field="type", kw_only=True):
-    name: Annotated[str, Meta(description="What reports call it. Default: its place, type and level.")] = ""
+    name: Annotated[str, Meta(description="Name of the stage in reports. Default: its number, type and level.")] = ""
     stable: Annotated[
         float,
         Meta(
-            description="End as soon as three windows in a row agree, and count only those: the highest throughput and mean latency are at most this share "
-            "above the lowest (perf_analyzer's rule; it takes 0.1). `duration` is then the most it may take (default: 10 windows), and a stage that never "
-            "became stable makes the run INVALID. 0: off.",
+            description="End as soon as three consecutive windows agree, and count only those: the highest throughput and the highest mean latency are at most this share "
+            "above the lowest (perf_analyzer's rule, with 0.1). `duration` is then the maximum (default: 10 windows), and a stage that does not become "
+            "stable makes the run INVALID. 0: off.",
             ge=0,
         ),
     ] = 0.0
     window: Annotated[
-        Seconds, Meta(description="`stable`: how long a window is. The first begins with the first answer.")
+        Seconds, Meta(description="Length of a window of `stable`. The first begins with the first response.")
     ] = Seconds(5)
 
 
 class _Open(_Stage, tag_field="type"):
     duration: Annotated[Seconds, Meta(description="How long requests are sent.")] = Seconds(0)
     requests: Annotated[
-        int, Meta(description="How many are sent (instead of `duration`, or to end earlier).", ge=0)
+        int, Meta(description="Number of requests to send (instead of `duration`, or to end earlier).", ge=0)
     ] = 0
     count: Annotated[
         Literal["expected", "random"],
@@ -253,96 +248,99 @@ class _Open(_Stage, tag_field="type"):
             description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
         ),
     ] = "expected"
-    max_concurrency: Annotated[int, Meta(description="Requests in flight at the most; 0 is no cap.", ge=0)] = 0
+    max_concurrency: Annotated[int, Meta(description="Maximum number of requests in flight; 0 is no limit.", ge=0)] = 0
     when_full: Annotated[
         Literal["queue", "drop"],
         Meta(
-            description="At the cap: wait, charged to the request; or drop, which is a row and makes the run INVALID."
+            description="What happens at `max_concurrency`: the request waits, and the wait counts as its latency; or it is dropped, which makes the run INVALID."
         ),
     ] = "queue"
 
 
 class Constant(_Open, kw_only=True, tag="constant"):
-    """Requests at equal distances."""
+    """Requests at equal intervals."""
 
     rate: Annotated[
-        Positive, Meta(description='Requests a second. `"100:500:100"` (start:end[:step]): a stage for each.')
+        Positive, Meta(description='Requests per second. `"100:500:100"` (start:end[:step]) is one stage per level.')
     ]
 
 
 class Poisson(_Open, kw_only=True, tag="poisson"):
-    """Independent arrivals: exponential gaps."""
+    """Independent arrivals: exponentially distributed gaps."""
 
     rate: Annotated[
         Positive,
-        Meta(description='Requests a second, on average. `"100:500:100"` (start:end[:step]): a stage for each.'),
+        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
     ]
 
 
 class Gamma(_Open, kw_only=True, tag="gamma"):
-    """Gamma-distributed gaps: burstier than Poisson below 1, smoother above."""
+    """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
 
     rate: Annotated[
         Positive,
-        Meta(description='Requests a second, on average. `"100:500:100"` (start:end[:step]): a stage for each.'),
+        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
     ]
-    burstiness: Annotated[Positive, Meta(description="The shape of the gamma distribution; 1 is Poisson.")] = 1.0
+    burstiness: Annotated[Positive, Meta(description="Shape parameter of the gamma distribution; 1 is Poisson.")] = 1.0
 
 
 Arrivals = Literal["constant", "poisson"]
-_ARRIVALS = Meta(description="How requests lie around the rate: evenly, or as a Poisson process.")
+_ARRIVALS = Meta(description="How requests are distributed: evenly, or as a Poisson process.")
 
 
 class Ramp(_Open, kw_only=True, tag="ramp"):
-    """A rate that goes linearly from one value to another over `duration`."""
+    """A rate that changes linearly from `start` to `end` over `duration`."""
 
-    start: Annotated[float, Meta(description="Requests a second at the start.", ge=0)] = 0.0
-    end: Annotated[Positive, Meta(description="Requests a second at the end.")]
+    start: Annotated[float, Meta(description="Requests per second at the start.", ge=0)] = 0.0
+    end: Annotated[Positive, Meta(description="Requests per second at the end.")]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
 class Steps(_Open, kw_only=True, tag="steps"):
-    """One rate after another, each for an equal part of `duration`."""
+    """A series of rates, each for an equal part of `duration`."""
 
-    rates: Annotated[list[Positive], Meta(description="Requests a second, step by step.", min_length=1)]
+    rates: Annotated[list[Positive], Meta(description="Requests per second of each step.", min_length=1)]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
 class Bursts(_Open, kw_only=True, tag="bursts"):
-    """On and off in turn, starting with on."""
+    """Alternating on and off periods, starting with on."""
 
-    rate: Annotated[Positive, Meta(description="Requests a second while on.")]
-    idle_rate: Annotated[float, Meta(description="Requests a second while off.", ge=0)] = 0.0
-    on: Annotated[Seconds, Meta(description="How long it is on.")]
-    off: Annotated[Seconds, Meta(description="How long it is off.")]
+    rate: Annotated[Positive, Meta(description="Requests per second while on.")]
+    idle_rate: Annotated[float, Meta(description="Requests per second while off.", ge=0)] = 0.0
+    on: Annotated[Seconds, Meta(description="Length of an on period.")]
+    off: Annotated[Seconds, Meta(description="Length of an off period.")]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
 class Closed(_Stage, tag_field="type", tag="closed"):
-    """So many users, each asking again when its answer is complete."""
+    """A fixed number of users, each of which sends its next request when the previous response is complete."""
 
     concurrency: Annotated[
-        Count, Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included): a stage for each.')
+        Count,
+        Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included) is one stage per level.'),
     ] = 16
     requests: Annotated[
         int,
         Meta(
-            description="Ends after so many; without a duration also when the server could not be reached for 30 s.",
+            description="Number of requests to send. Without a duration, the stage also ends if the server cannot be reached for 30 s.",
             ge=0,
         ),
     ] = 0
-    duration: Annotated[Seconds, Meta(description="Ends after so long (requests in flight are finished).")] = Seconds(0)
-    ramp_up: Annotated[Seconds, Meta(description="The users start evenly over this time.")] = Seconds(0)
-    think: Annotated[Seconds, Meta(description="A user's pause between an answer and the next request.")] = Seconds(0)
+    duration: Annotated[Seconds, Meta(description="How long requests are sent (those in flight are completed).")] = (
+        Seconds(0)
+    )
+    ramp_up: Annotated[Seconds, Meta(description="Time over which the users start, evenly spread.")] = Seconds(0)
+    think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
 
 
 StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Closed
 
 
 class Stages(_Section, tag_field="type", tag="stages"):
-    """Several loads in a row."""
+    """Several loads, one after the other."""
 
-    stages: Annotated[list[StageSpec], Meta(description="The loads, each as it would stand alone.", min_length=1)]
+    stages: Annotated[list[StageSpec], Meta(description="The loads, each written as if it were alone.", min_length=1)]
     drain: Annotated[
         bool,
         Meta(description="Start a stage only when every request of the stages before has ended, in all processes."),
@@ -353,7 +351,7 @@ Load = StageSpec | Stages
 
 
 def stages_of(load: Load) -> list[StageSpec]:
-    """Its loads in a row, one or several."""
+    """The stages of a load: its own, or the load itself."""
     return load.stages if isinstance(load, Stages) else [load]
 
 
@@ -364,66 +362,71 @@ class Client(_Section):
     processes: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Client processes; `auto`: what the load needs, at most the cores less one. 0: in this process."
+            description="Number of client processes. `auto`: as many as the load needs, at most one less than there are cores. 0: in this process."
         ),
     ] = "auto"
     connections: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Opened before t=0. `auto`: the concurrency, or 1 for every 2 requests a second, at most 1,024."
+            description="Connections to open before t=0. `auto`: the concurrency, or 1 for every 2 requests per second, at most 1,024."
         ),
     ] = "auto"
     warm: Annotated[
         bool,
         Meta(
-            description="Use each of them once before t=0, for something cheap (`GET /v1/models`, `GET /v2/health/live`; over gRPC settings are exchanged anyway)."
+            description="Use each connection once before t=0, for a cheap request (`GET /v1/models`, `GET /v2/health/live`; gRPC exchanges settings anyway)."
         ),
     ] = False
-    grace: Annotated[Seconds, Meta(description="How long requests in flight may still finish after Ctrl-C.")] = Seconds(
-        5
-    )
+    grace: Annotated[Seconds, Meta(description="How long to wait for requests in flight after Ctrl-C.")] = Seconds(5)
     stamps: Annotated[
-        Literal["kernel", "user"], Meta(description="Arrival stamps by the kernel where it can, or taken when read.")
+        Literal["kernel", "user"],
+        Meta(description="Timestamps of arrivals: by the kernel, if it supports them, or when the data is read."),
     ] = "kernel"
 
 
 class Measure(_Section):
     warmup: Annotated[
-        Window, Meta(description="Left out at the start: a count of requests, a duration, or `auto`.")
+        Window, Meta(description="What to leave out at the start: a number of requests, a duration, or `auto`.")
     ] = Window("0")
-    cooldown: Annotated[Window, Meta(description="Left out at the end, likewise.")] = Window("0")
+    cooldown: Annotated[Window, Meta(description="What to leave out at the end, likewise.")] = Window("0")
     failures_as_inf: Annotated[
         bool, Meta(description="Count failed requests as infinitely slow in the latency percentiles.")
     ] = False
 
 
 class Limits(_Section):
-    """What a run must keep to be VALID."""
+    """Limits that a run must not exceed to be VALID."""
 
     lag: Annotated[
         Seconds,
         Meta(
-            description="Open loop: p99 of how late the client sent (0.5 % of the median time to first token is allowed too)."
+            description="Open loop: p99 of the client's delay in sending (0.5 % of the median time to first token is always allowed)."
         ),
     ] = Seconds(0.00025)
-    cpu: Annotated[float, Meta(description="Share of a core that one client process may use.", gt=0, le=1)] = 0.9
+    cpu: Annotated[float, Meta(description="Maximum share of a core that one client process uses.", gt=0, le=1)] = 0.9
     stalls: Annotated[
         float,
-        Meta(description="Share of the run in which the client's loop stood still for 10 ms and more.", ge=0, le=1),
+        Meta(
+            description="Maximum share of the run in which the client's event loop was blocked for 10 ms or more.",
+            ge=0,
+            le=1,
+        ),
     ] = 0.01
-    memory: Annotated[float, Meta(description="Share of the machine's memory that may be in use.", gt=0, le=1)] = 0.95
-    clock_step: Annotated[Seconds, Meta(description="How far the wall clock may step.")] = Seconds(0.001)
-    failures: Annotated[float, Meta(description="Share of the requests that may fail.", ge=0, le=1)] = 0.01
+    memory: Annotated[float, Meta(description="Maximum share of the machine's memory in use.", gt=0, le=1)] = 0.95
+    clock_step: Annotated[Seconds, Meta(description="Maximum step of the wall clock.")] = Seconds(0.001)
+    failures: Annotated[float, Meta(description="Maximum share of requests that fail.", ge=0, le=1)] = 0.01
 
 
 class Config(_Section):
-    server: Annotated[Server, Meta(description="What is measured.")]
-    data: Annotated[Data, Meta(description="What is asked.")] = field(default_factory=Synthetic)
-    load: Annotated[Load, Meta(description="When it is asked.")] = field(
+    server: Annotated[Server, Meta(description="The server to measure.")]
+    data: Annotated[Data, Meta(description="What the requests contain.")] = field(default_factory=Synthetic)
+    load: Annotated[Load, Meta(description="When requests are sent.")] = field(
         default_factory=lambda: Closed(duration=Seconds(30))
     )
-    client: Annotated[Client, Meta(description="Who asks.")] = field(default_factory=Client)
-    measure: Annotated[Measure, Meta(description="What counts.")] = field(default_factory=Measure)
-    limits: Annotated[Limits, Meta(description="What a run must keep to be VALID.")] = field(default_factory=Limits)
-    seed: Annotated[int, Meta(description="Everything random in the plan and the prompts comes from it.", ge=0)] = 0
-    output: Annotated[str, Meta(description="Folder under which each run gets a folder of its own.")] = "runs"
+    client: Annotated[Client, Meta(description="The client that sends the requests.")] = field(default_factory=Client)
+    measure: Annotated[Measure, Meta(description="Which requests count.")] = field(default_factory=Measure)
+    limits: Annotated[Limits, Meta(description="Limits that a run must not exceed to be VALID.")] = field(
+        default_factory=Limits
+    )
+    seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
+    output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"

@@ -1,4 +1,4 @@
-"""What no file and no screen may show: which names stand for secrets, and a server's words without ours in them."""
+"""Secrets: which settings are secret, and how they are kept out of files and messages."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ REMOVED = "(removed)"
 _NAME = re.compile(r"key|token$|secret|password|authorization|cookie|credential", re.IGNORECASE)
 _SHORTEST = 4
 _SHORTEST_PLAIN = 8
-"""A header that is not called a secret hides its value only if that is no common word."""
+"""A header whose name does not suggest a secret is hidden only if its value is this long: shorter ones may be common words."""
 
 
 def is_secret(name: object) -> bool:
@@ -21,17 +21,19 @@ def is_secret(name: object) -> bool:
 
 
 def words(server: Server, headers: dict[str, str]) -> tuple[str, ...]:
-    """Everything of the config that a server might repeat to us and that is not to be kept; `headers`: the API key's."""
-    found = [value.rpartition(" ")[2] for value in headers.values()]
+    """The secrets of the config that a server might echo; `headers` are those of the API key."""
+    secrets = [value.rpartition(" ")[2] for value in headers.values()]
     for name, value in server.headers.items():
-        found += [part for part in (value, value.rpartition(" ")[2]) if len(part) >= _SHORTEST_PLAIN or is_secret(name)]
+        secrets += [
+            part for part in (value, value.rpartition(" ")[2]) if len(part) >= _SHORTEST_PLAIN or is_secret(name)
+        ]
     for url in server.urls:
         try:
-            found.append(unquote(urlsplit(url).password or ""))
+            secrets.append(unquote(urlsplit(url).password or ""))
         except ValueError:
             continue
-    found += _in_body(server.body) + _in_body(server.parameters)
-    return tuple(sorted({word for word in found if len(word) >= _SHORTEST}, key=len, reverse=True))
+    secrets += _in_body(server.body) + _in_body(server.parameters)
+    return tuple(sorted({word for word in secrets if len(word) >= _SHORTEST}, key=len, reverse=True))
 
 
 def _in_body(tree: Any, secret: bool = False) -> list[str]:
@@ -44,15 +46,16 @@ def _in_body(tree: Any, secret: bool = False) -> list[str]:
 
 @contextlib.contextmanager
 def hidden(secrets: tuple[str, ...]) -> Iterator[None]:
-    """Errors that hold a server's words come out without the secrets."""
+    """Remove the secrets from errors raised in the block, which may quote the server."""
     try:
         yield
     except UserError as error:
-        raise type(error)(hide(error.what, secrets), error.remedy) from None
+        error.what, error.remedy = hide(error.what, secrets), hide(error.remedy, secrets)
+        raise
 
 
 def hide(text: str, secrets: tuple[str, ...]) -> str:
-    """`text` without the secrets, and without the start of one that its bounded length cut off."""
+    """`text` without the secrets, and without the start of one that was truncated."""
     for secret in secrets:
         text = text.replace(secret, REMOVED)
     if text.endswith("..."):

@@ -21,7 +21,8 @@ class WorkerResult(msgspec.Struct):
     """How a shard ended: its report, or an error that the user can fix."""
 
     report: ShardReport | None = None
-    error: tuple[str, str] | None = None
+    error: tuple[str, str, str, str] | None = None
+    """The arguments of the UserError."""
 
 
 class ShardHandle(Protocol):

@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from inferometer import memory, open_files, schedule, workload
+from inferometer.apis import scheme_of
 from inferometer.config import secret
 from inferometer.config.schema import Config, Messages, Tensors
 from inferometer.engine.shard import Shard, Task
@@ -24,8 +25,7 @@ from inferometer.timing import loop as event_loop
 from inferometer.types import ClosedStage, OpenStage, Plan, Request
 from inferometer.units import NS
 from inferometer.wire import calls
-from inferometer.wire.calls import CallContext
-from inferometer.wire.kserve.calls import Sequenced, SharedRefs
+from inferometer.wire.context import CallContext, Sequenced, SharedRefs
 from inferometer.workload import tensors, tokenizer
 
 MAX_DISTINCT = 20_000
@@ -108,13 +108,15 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     requests = _requests(config, plan, sequences)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
-    asked = CallContext(config.server, reached.model, reached.targets, reached.secrets, job.tag, reached.descriptors)
+    context = msgspec.structs.replace(
+        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
+    )
     connections = opened_before(plan, config)
     own = 0 if reached.targets[0].grpc else max(map(_most_at_once, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
-    encoded = calls.encode(asked, requests, sequenced, shared)
+    encoded = calls.encode(context, requests)
     if sessions := workload.sessions(config.data, requests):
-        encode = partial(_encode_turn, asked)
+        encode = partial(_encode_turn, context)
         encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
     return Task(
         shard=shard,
@@ -141,9 +143,9 @@ def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     return schedule.shard(plan, shard, job.shards, longest_sequence(job.config) or 1)
 
 
-def _encode_turn(asked: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is on."""
-    return calls.encode(asked, [request], Sequenced()).tails[0]
+def _encode_turn(context: CallContext, request: Request) -> bytes:
+    """Encode one request while the run is in progress."""
+    return calls.encode(context, [request]).tails[0]
 
 
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
@@ -215,7 +217,7 @@ def opened_before(plan: Plan, config: Config) -> int:
     if config.client.connections != "auto":
         return config.client.connections
     most = max(_opened_for(stage) for stage in plan.stages)
-    return min(most, _MAX_OPENED) if config.server.urls[0].startswith("grpc") else most
+    return min(most, _MAX_OPENED) if scheme_of(config.server.urls[0]) == "grpc" else most
 
 
 def _opened_for(stage: OpenStage | ClosedStage) -> int:

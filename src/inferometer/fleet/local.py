@@ -106,7 +106,7 @@ class LocalThread(_Shared):
         try:
             self._result = WorkerResult(report=run_shard(job, shard, job.spool))
         except UserError as error:
-            self._result = WorkerResult(error=(error.what, error.remedy))
+            self._result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
         except Exception as error:  # the run must end with a clear error, whatever it was
             self._result = f"failed: {type(error).__name__}: {error}"
 

@@ -242,7 +242,7 @@ def _run(channel: _Channel, job: Job, shard: int, folder: Path) -> None:
     try:
         result = WorkerResult(report=run_shard(job, shard, folder))
     except UserError as error:
-        result = WorkerResult(error=(error.what, error.remedy))
+        result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     parent.is_done = True
     with contextlib.suppress(OSError):
         copy.finish()

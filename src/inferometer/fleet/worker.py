@@ -64,7 +64,7 @@ def main() -> None:
     try:
         result = WorkerResult(report=run_shard(job, shard, job.spool))
     except UserError as error:
-        result = WorkerResult(error=(error.what, error.remedy))
+        result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     sys.stdout.buffer.write(msgspec.json.encode(result))
     sys.stdout.flush()
     os._exit(0)  # everything it had open is closed: taking Python apart would keep the parent waiting for some 70 ms

@@ -1,12 +1,12 @@
-"""One request by hand, with its timing taken apart: `inferometer infer`.
+"""One request by hand, with its time split into parts: `inferometer infer`.
 
-    options.py    what the command line says, and the server section that it means
-    infer.py      from options to a result: reach the server (whom.py), ask, tell
-    text.py       what to ask: a prompt; tensors.py  a model's inputs; method.py  any gRPC method
-    inputs.py     tensors from the command line and its files; image.py  from an image
-    classes.py    the best classes of an answer; tokens.py  a text's numbers
-    spent.py      where the time went; result.py  all there is to tell
-    show.py       for people; export.py  for programs
+flags.py        the command line's flags, and the config's server section that they amount to
+infer.py        from flags to a result: reach the server (endpoint.py), send the request, decode the response
+text.py         a prompt; embeddings.py  a text to embed; tensors.py  a model's inputs; grpc_method.py  any gRPC method
+inputs.py       tensors from the command line and from files; image.py  from an image
+classes.py      the top classes of a response; tokens.py  token counts and rates of a text
+time_split.py   where the time went; result.py  everything there is to show
+show.py         for people; export.py  for programs
 
-What is sent are the bytes that a run would send; the connection is the request's own (probe/roundtrip.py).
+The bytes sent are those that a run would send; the request has its own connection (probe/roundtrip.py).
 """

@@ -1,6 +1,6 @@
-"""The best classes of a classifier's answer, with their labels where there are any.
+"""The top classes of a classifier's response, with their labels if there are any.
 
-Triton has them by itself (its classification extension) and knows the labels: then an output's elements are strings,
+Triton can find them itself (its classification extension) and knows the labels: an output's elements are then strings,
 `score:index:label`. Otherwise they are found here, in an output that looks like scores.
 """
 
@@ -17,27 +17,27 @@ from inferometer.tensors import Tensor, to_numpy
 
 _EXTENSION = "classification"
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
-_NO_SCORES = ("BYTES", "BOOL")
-_FEWEST = 2
+_NOT_SCORES = ("BYTES", "BOOL")
+_MIN_CLASSES = 2
 
 Rows = tuple[tuple[ClassScore, ...], ...]
 
 
-def asked_of_server(options: InferFlags, facts: ModelFacts) -> tuple[str, ...]:
-    """The outputs whose classes the server itself is to find: those it has labels for, where it can and that is all we want.
+def classified_by_server(options: InferFlags, facts: ModelFacts) -> tuple[str, ...]:
+    """The outputs whose classes the server is to find: those it has labels for, if it can and the classes are all that is needed.
 
-    --save wants the scores themselves, and --labels brings other labels.
+    --save needs the scores themselves, and --labels brings other labels.
     """
-    if not options.best or options.save or options.labels or facts.config is None:
+    if not options.top_classes or options.save or options.labels or facts.config is None:
         return ()
     if _EXTENSION not in facts.server.extensions:
         return ()
-    wanted = options.outputs or tuple(one.name for one in facts.metadata.outputs)
+    wanted = options.outputs or tuple(output.name for output in facts.metadata.outputs)
     return wanted if wanted and all(name in facts.config.labels for name in wanted) else ()
 
 
-def said_by_server(tensor: Tensor) -> Rows:
-    """From `score:index:label` strings, row by row."""
+def from_server(tensor: Tensor) -> Rows:
+    """Parse the server's `score:index:label` strings, row by row."""
     rows = to_numpy(tensor).reshape(-1, tensor.shape[-1] if tensor.shape else 1)
     return tuple(tuple(_class(tensor.name, element) for element in row) for row in rows)
 
@@ -49,20 +49,20 @@ def _class(name: str, element: bytes) -> ClassScore:
         return ClassScore(float(score), int(index), label)
     except ValueError:
         raise UserError(
-            f"output {name}: {element!r:.60} is no class as Triton writes it (score:index:label)",
-            "ask with --classes 0",
+            f"output {name}: {element!r:.60} is not a class in Triton's format (score:index:label)",
+            "use --classes 0",
         ) from None
 
 
-def found_here(tensor: Tensor, count: int, labels: Sequence[str] = ()) -> Rows:
-    """The `count` best of each row, the best first; equal ones in the order of their index."""
+def from_scores(tensor: Tensor, count: int, labels: Sequence[str] = ()) -> Rows:
+    """The `count` highest scores of each row, the highest first; equal ones in the order of their index."""
     array = to_numpy(tensor)
     rows = array.reshape(1, -1) if array.ndim == 1 else array.reshape(array.shape[0], -1)
-    best = []
+    top = []
     for row in rows.astype(np.float64):
         order = np.argsort(-np.nan_to_num(row, nan=-np.inf), kind="stable")[:count]
-        best.append(tuple(ClassScore(float(row[i]), int(i), _label(labels, int(i))) for i in order))
-    return tuple(best)
+        top.append(tuple(ClassScore(float(row[i]), int(i), _label(labels, int(i))) for i in order))
+    return tuple(top)
 
 
 def _label(labels: Sequence[str], index: int) -> str:
@@ -70,14 +70,14 @@ def _label(labels: Sequence[str], index: int) -> str:
 
 
 def looks_like_scores(tensor: Tensor, options: InferFlags) -> bool:
-    """One number a class and row: floats, more than one; and it was asked for, or it was an image that was asked about."""
-    wished = options.image is not None or options.classes is not None or options.labels is not None
+    """Whether an output has one score per class and row: more than one float, and classes or an image were given."""
+    wanted = bool(options.images) or options.classes is not None or options.labels is not None
     long = [size for size in tensor.shape[1 if len(tensor.shape) > 1 else 0 :] if size != 1]
-    is_row = len(long) == 1 and long[0] >= _FEWEST
-    is_score = tensor.datatype in _FLOATS or (options.classes is not None and tensor.datatype not in _NO_SCORES)
-    return bool(options.best) and wished and is_row and is_score
+    is_row = len(long) == 1 and long[0] >= _MIN_CLASSES
+    is_score = tensor.datatype in _FLOATS or (options.classes is not None and tensor.datatype not in _NOT_SCORES)
+    return bool(options.top_classes) and wanted and is_row and is_score
 
 
 def read_labels(path: str | None) -> tuple[str, ...]:
-    """One a line."""
+    """The labels in a file, one per line."""
     return tuple(files.read(path, "--labels").decode("utf-8", "replace").splitlines()) if path else ()

@@ -1,4 +1,4 @@
-"""Whom to ask: the server as it was found, and what becomes of its failures."""
+"""The server and model that a request is sent to, and the errors of responses that failed."""
 
 import re
 
@@ -6,70 +6,81 @@ import msgspec
 
 from inferometer.config.schema import Server
 from inferometer.config.secret import hide, words
-from inferometer.errors import KEY_WANTED, UserError
+from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
 from inferometer.probe import reach
+from inferometer.probe.connect import Peer
 from inferometer.probe.reach import Reached
-from inferometer.probe.roundtrip import Peer, or_with_tls
+from inferometer.probe.roundtrip import or_with_tls
 from inferometer.types import Fail
+from inferometer.wire.context import CallContext
 from inferometer.wire.failures import meaning
+
+_TAG = "infer"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
     server: Server
     reached: Reached
-    place: Peer
-    headers: dict[str, str]
-    hidden: tuple[str, ...]
-    """What no screen may show."""
+    peer: Peer
+    secrets: tuple[str, ...]
+    """What must not be shown."""
 
-    def words_of(self, fail: Fail) -> str:
-        """What the server says, without what it must not repeat."""
-        return hide(fail.message, self.hidden) or meaning(fail.code)
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of queries about the model."""
+        return reach.request_headers(self.peer.target, self.server, self.reached.secrets)
+
+    @property
+    def context(self) -> CallContext:
+        """The settings that encoders need."""
+        return reach.call_context(self.server, self.reached, _TAG)
+
+    def describe(self, fail: Fail) -> str:
+        """The server's message without secrets, or the meaning of the failure if there is no message."""
+        return hide(fail.message, self.secrets) or meaning(fail.code)
 
     def raise_for(self, fail: Fail | None) -> None:
-        """A failed answer as one line and a remedy."""
+        """Raise UserError if the response is a failure."""
         if fail is None:
             return
-        said = self.words_of(fail)
         code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
-        target, remedy = self.place.target, _remedy(fail)
+        target, remedy = self.peer.target, _remedy(fail)
         raise UserError(
-            f"{target.url}: {_WHO.get(fail.code, 'the server answers')}: {said}{code}",
+            f"{target.url}: {_SUMMARIES.get(fail.code, 'the server answered')}: {self.describe(fail)}{code}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
         )
 
 
 def connect(server: Server, timeout: float) -> Endpoint:
-    """Find the server and its model; `timeout`: for each read, 0 is none."""
+    """Find the server and its model; `timeout` applies to each read, 0 is none."""
     reached = reach.reach(server, timeout)
     target = reached.targets[0]
     context = reach.tls_context(server) if target.tls else None
-    place = reach.place_of(target, server, context, timeout)
-    headers = reach.request_headers(target, server, reached.secrets)
-    return Endpoint(server, reached, place, headers, words(server, reached.secrets))
+    peer = reach.peer_of(target, server, context, timeout)
+    return Endpoint(server, reached, peer, words(server, reached.secrets))
 
 
-_WHO = {
-    "closed": "no answer",
-    "cut_short": "no whole answer",
-    "truncated": "no whole answer",
-    "malformed_http": "that is no HTTP/1.1",
-    "not_grpc": "that is no gRPC",
-    "not_json": "no JSON, but",
-    "grpc_DEADLINE_EXCEEDED": "not answered in time",
-    "stream_reset": "the server gave the call up",
+_SUMMARIES = {
+    "closed": "no response",
+    "cut_short": "incomplete response",
+    "truncated": "incomplete response",
+    "malformed_http": "the response is not HTTP/1.1",
+    "not_grpc": "the response is not gRPC",
+    "not_json": "the response is not JSON",
+    "grpc_DEADLINE_EXCEEDED": "no response in time",
+    "stream_reset": "the server reset the call",
 }
 
 
 def _remedy(fail: Fail) -> str:
     if fail.code in KEY_WANTED:
-        return "give the key: --api-key-env VARIABLE, or --header 'Authorization: ...'"
+        return f"{GIVE_KEY}, or with --header 'Authorization: ...'"
     if fail.code == "grpc_DEADLINE_EXCEEDED":
-        return "raise --deadline, or see why the server is slow"
+        return "raise --deadline, or find out why the server is slow"
     if fail.code == "not_streamed":
-        return "ask with --no-stream"
+        return "use --no-stream"
     if fail.code in ("http_404", "grpc_UNIMPLEMENTED", "not_grpc", "malformed_http", "closed", "not_json"):
-        return "check the URL, and --api: is it what the server speaks?"
+        return "check the URL, and that the server speaks the protocol of --api"
     if re.fullmatch(r"http_4\d\d|grpc_(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|FAILED_PRECONDITION)", fail.code):
-        return "mend the request as the server says"
-    return "look at the server's log"
+        return "correct the request as the server's message says"
+    return "check the server's log"

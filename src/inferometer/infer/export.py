@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 def to_json(result: Result, error: str = "") -> bytes:
-    """`error`: why a stream failed after what is here."""
+    """The result as JSON; `error` says why a stream failed after these responses."""
     tree: dict[str, Any] = {
         "schema": SCHEMA,
         "url": result.url,
@@ -30,10 +30,13 @@ def to_json(result: Result, error: str = "") -> bytes:
     if error:
         tree["error"] = error
     if result.kind == "tensors":
-        tree["inputs"] = [_about(one.tensor) | {"source": one.source} for one in result.inputs]
-        tree["responses"] = [_response(one) for one in result.responses]
-    if result.spoken is not None:
-        tree |= {"text": result.spoken.text, "tokens": tokens.measured(result)}
+        tree["inputs"] = [_about(given.tensor) | {"source": given.source} for given in result.inputs]
+        tree["responses"] = [_response(response) for response in result.responses]
+    if result.output is not None:
+        tree |= {"text": result.output.text, "tokens": tokens.measured(result)}
+    if result.kind == "embeddings":
+        tree["embeddings"] = result.vectors
+        tree["tokens"] = {"input": result.usage.n_in if result.usage is not None else None}
     if result.kind == "method":
         tree["messages"] = [{"at": at / NS, "message": message} for at, message in result.messages]
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
@@ -67,15 +70,15 @@ def _timing(result: Result) -> dict[str, Any]:
 def _response(response: Response) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "at": response.at / NS,
-        "outputs": [_about(one) | {"data": _values(one)} for one in response.outputs],
+        "outputs": [_about(tensor) | {"data": _values(tensor)} for tensor in response.outputs],
     }
     if response.classes:
         tree["classes"] = {name: [list(map(_class, row)) for row in rows] for name, rows in response.classes.items()}
     return tree
 
 
-def _class(one: ClassScore) -> dict[str, Any]:
-    return {"score": one.score, "index": one.index, "label": one.label}
+def _class(found: ClassScore) -> dict[str, Any]:
+    return {"score": found.score, "index": found.index, "label": found.label}
 
 
 def _about(tensor: Tensor) -> dict[str, Any]:
@@ -83,9 +86,9 @@ def _about(tensor: Tensor) -> dict[str, Any]:
 
 
 def _values(tensor: Tensor) -> list[Any]:
-    """Flat, row-major. BYTES as text where they are, else {"b64": ...}; what JSON has no number for is null."""
+    """The elements, flat and row-major. BYTES are text if they are UTF-8, else {"b64": ...}; NaN and infinity are null."""
     values: list[Any] = to_numpy(tensor).reshape(-1).tolist()
-    return [_text(one) for one in values] if tensor.datatype == "BYTES" else values
+    return [_text(raw) for raw in values] if tensor.datatype == "BYTES" else values
 
 
 def _text(raw: bytes) -> str | dict[str, str]:
@@ -99,12 +102,12 @@ def _text(raw: bytes) -> str | dict[str, str]:
 
 
 def to_npz(result: Result) -> bytes:
-    """The outputs by name; those of several answers as NAME.0, NAME.1 ..."""
+    """The outputs by name; those of several responses as NAME.0, NAME.1 ..."""
     several = len(result.responses) > 1
     arrays = {
-        f"{one.name}.{place}" if several else one.name: _array(one)
-        for place, response in enumerate(result.responses)
-        for one in response.outputs
+        f"{tensor.name}.{index}" if several else tensor.name: _array(tensor)
+        for index, response in enumerate(result.responses)
+        for tensor in response.outputs
     }
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -117,6 +120,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
         return array
     if any(raw.endswith(b"\0") for raw in array.reshape(-1)):
         raise UserError(
-            f"output {tensor.name}: an element ends in a zero byte, which an .npz file does not keep", "use --json"
+            f"output {tensor.name}: an element ends in a zero byte, which an .npz file would drop", "use --json"
         )
     return array.astype(bytes)

@@ -1,7 +1,7 @@
-"""What the command line says, and the `server` section that it means.
+"""The flags of `inferometer infer`, and the config's `server` section that they amount to.
 
-A request by hand is asked as a run would ask it, so the flags become a Config's server section and are checked as one; what
-that check and the engine say in the file's terms is said in the command line's (`spoken`).
+A request by hand is made as a run would make it, so the flags become a server section that is checked like that of a file.
+Errors carry the config key at fault; NAMES says which flag that is.
 """
 
 import json
@@ -9,18 +9,46 @@ from typing import Any
 
 import msgspec
 
+from inferometer.apis import APIS, DEFAULT_APIS, scheme_of
 from inferometer.config import from_mapping
-from inferometer.config.schema import LLM_APIS, TENSOR_APIS, Server
-from inferometer.errors import CHECK_VERSION, GIVE_KEY, OTHER_GRPC, OTHER_HTTP, SEND_LESS, TRUST, UserError
+from inferometer.config.schema import Server
+from inferometer.errors import UserError
 from inferometer.units import parse_seconds
 from inferometer.wire.target import parse
 
 _CONNECT_S = 10.0
-_USUAL_CLASSES = 5
+_DEFAULT_CLASSES = 5
+
+NAMES = {
+    "server.url": "URL",
+    "server.model": "--model",
+    "server.version": "--version",
+    "server.api": "--api",
+    "server.stream": "--stream",
+    "server.method": "--method",
+    "server.proto": "--proto",
+    "server.outputs": "--output",
+    "server.parameters": "--parameter",
+    "server.body": "--parameter",
+    "server.headers": "--header",
+    "server.api_key_env": "--api-key-env",
+    "server.api_key_file": "--api-key-file",
+    "server.deadline": "--deadline",
+    "server.timeouts.connect": "--timeout",
+    "server.tls.verify": "--insecure",
+    "server.tls.ca": "--ca",
+    "server.tls.cert": "--cert",
+    "server.tls.key": "--key",
+    "server.compression": "`inferometer run` with server.compression",
+    "server.shared_memory": "`inferometer run` with server.shared_memory",
+}
+"""The flag of each config key."""
+
+HELP = "see `inferometer infer --help`"
 
 
 class InferFlags(msgspec.Struct, frozen=True):
-    """The flags of `inferometer infer`, as they were given."""
+    """The flags as given."""
 
     url: str
     model: str | None = None
@@ -32,7 +60,7 @@ class InferFlags(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     fill: str | None = None
-    image: str | None = None
+    images: tuple[str, ...] = ()
     scaling: str | None = None
     classes: int | None = None
     labels: str | None = None
@@ -53,84 +81,90 @@ class InferFlags(msgspec.Struct, frozen=True):
     save: str | None = None
 
     @property
-    def best(self) -> int:
-        """How many classes to show."""
-        return _USUAL_CLASSES if self.classes is None else self.classes
+    def top_classes(self) -> int:
+        """Number of classes to show."""
+        return _DEFAULT_CLASSES if self.classes is None else self.classes
 
 
-_TENSOR_FLAGS = {
-    "inputs": "--input", "shapes": "--shape", "fill": "--fill", "image": "--image", "scaling": "--scaling",
-    "classes": "--classes", "labels": "--labels", "outputs": "--output", "save": "--save",
+_FLAGS_OF = {
+    "text": {"prompt": "--prompt", "max_tokens": "--max-tokens"},
+    "tensors": {
+        "inputs": "--input", "shapes": "--shape", "fill": "--fill", "images": "--image", "scaling": "--scaling",
+        "classes": "--classes", "labels": "--labels", "outputs": "--output", "save": "--save",
+    },
+    "messages": {"method": "--method", "proto": "--proto", "data": "--data"},
 }  # fmt: skip
-_TEXT_FLAGS = {"prompt": "--prompt", "max_tokens": "--max-tokens"}
-_METHOD_FLAGS = {"method": "--method", "proto": "--proto", "data": "--data"}
+"""The flags that describe each kind of request, by field."""
+_KIND_NAMES = {"text": "a prompt", "tensors": "tensors", "messages": "a gRPC method"}
 
 
-def _given(options: InferFlags, flags: dict[str, str]) -> list[str]:
-    return [flag for name, flag in flags.items() if getattr(options, name) not in (None, (), 0) or
-            (name == "classes" and options.classes == 0)]  # fmt: skip
+def _given(flags: InferFlags, kind: str) -> list[str]:
+    """The flags for this kind of request that were given."""
+    default = InferFlags(url="")
+    return [flag for name, flag in _FLAGS_OF[kind].items() if getattr(flags, name) != getattr(default, name)]
 
 
-def api_of(options: InferFlags) -> str:
-    """What to speak, where --api does not say: what the other flags call for."""
-    if options.api != "auto":
-        return options.api
-    if options.method:
+def api_of(flags: InferFlags) -> str:
+    """The API: that of --api, or the one that the other flags are for."""
+    if flags.api != "auto":
+        return flags.api
+    if flags.method:
         return "grpc"
-    if options.url.startswith("grpc") or _given(options, _TENSOR_FLAGS):
-        return "kserve"
-    return "chat"
+    return "kserve" if _given(flags, "tensors") else DEFAULT_APIS[scheme_of(flags.url)]
 
 
-def check(options: InferFlags, api: str) -> None:
-    """The URL is one, and the flags go together."""
-    parse(options.url)
-    kinds = {"a prompt": _TEXT_FLAGS, "tensors": _TENSOR_FLAGS, "a gRPC method": _METHOD_FLAGS}
-    own = "a prompt" if api in LLM_APIS else "tensors" if api in TENSOR_APIS else "a gRPC method"
-    for kind, flags in kinds.items():
-        strange = _given(options, flags) if kind != own else []
-        if strange and own == "tensors" and kind == "a prompt" and options.url.startswith("grpc"):
+def check(flags: InferFlags, api: str) -> None:
+    """Raise UserError if the URL is not valid or flags do not go together."""
+    parse(flags.url)
+    request, is_grpc = APIS[api].request, scheme_of(flags.url) == "grpc"
+    for kind in _FLAGS_OF:
+        unsuitable = _given(flags, kind) if kind != request else []
+        if unsuitable and kind == "text" and request == "tensors" and is_grpc:
             raise UserError(
-                f"{strange[0]}: prompts are asked over HTTP", "write http://HOST:PORT, or --input text_input=TEXT"
+                f"{unsuitable[0]}: prompts are sent over HTTP", "write http://HOST:PORT, or --input text_input=TEXT"
             )
-        if strange:
-            raise UserError(f"{strange[0]} does not go with api {api}, which asks with {own}", "drop it, or see --api")
-    if api in LLM_APIS and not options.prompt:
+        if unsuitable:
+            raise UserError(
+                f"{unsuitable[0]} does not go with the API {api}, whose requests carry {_KIND_NAMES[request]}",
+                "drop it, or choose another --api",
+            )
+    if flags.max_tokens and APIS[api].response != "text":
+        raise UserError(f"--max-tokens: responses of the API {api} have no tokens", "drop it, or choose another --api")
+    if request == "text" and not flags.prompt:
         raise UserError(
-            "there is nothing to ask",
-            "give --prompt TEXT; for tensors --api kserve, with --input, --image or neither; for a gRPC method --method",
+            "there is nothing to send",
+            "give --prompt TEXT; for tensors --api kserve, with or without --input or --image; for a gRPC method --method",
         )
-    if options.deadline and not options.url.startswith("grpc"):
-        raise UserError("--deadline is gRPC's, and the URL is not grpc://", "use --timeout")
-    if options.scaling is not None and options.image is None:
-        raise UserError("--scaling is for --image", "give --image FILE, or drop it")
+    if flags.deadline and not is_grpc:
+        raise UserError("--deadline needs a grpc:// URL", "use --timeout")
+    if flags.scaling is not None and not flags.images:
+        raise UserError("--scaling needs --image", "give --image FILE, or drop it")
 
 
-def server_section(options: InferFlags, api: str) -> Server:
-    """Checked as a file's would be."""
-    pairs = dict(_pair(text, "--parameter", "=") for text in options.parameters)
-    parameters = {name: _value(text) for name, text in pairs.items()}
-    timeout = seconds(options.timeout, "--timeout")
+def server_section(flags: InferFlags, api: str) -> Server:
+    """The server section of a config, checked like that of a file."""
+    pairs = dict(_pair(text, "--parameter", "=") for text in flags.parameters)
+    timeout = seconds(flags.timeout, "--timeout")
     tree: dict[str, Any] = {
-        "url": options.url,
+        "url": flags.url,
         "api": api,
-        "model": options.model,
-        "version": options.version,
-        "stream": options.stream,
-        "method": options.method,
-        "proto": options.proto,
-        "outputs": list(options.outputs),
-        "headers": dict(_pair(text, "--header", ":") for text in options.headers),
-        "api_key_env": options.api_key_env,
-        "api_key_file": options.api_key_file,
-        "deadline": seconds(options.deadline, "--deadline") if options.deadline else 0,
-        "tls": {"verify": not options.insecure, "ca": options.ca, "cert": options.cert, "key": options.key},
+        "model": flags.model,
+        "version": flags.version,
+        "stream": flags.stream,
+        "method": flags.method,
+        "proto": flags.proto,
+        "outputs": list(flags.outputs),
+        "headers": dict(_pair(text, "--header", ":") for text in flags.headers),
+        "api_key_env": flags.api_key_env,
+        "api_key_file": flags.api_key_file,
+        "deadline": seconds(flags.deadline, "--deadline") if flags.deadline else 0,
+        "tls": {"verify": not flags.insecure, "ca": flags.ca, "cert": flags.cert, "key": flags.key},
         "timeouts": {"connect": min(_CONNECT_S, timeout or _CONNECT_S)},
-        "body" if api in ("chat", "completions") else "parameters": parameters,
+        APIS[api].options_key: {name: _value(text) for name, text in pairs.items()},
     }
-    kept = {name: value for name, value in tree.items() if value is not None}
-    data: dict[str, Any] = {"data": {"messages": [{}]}} if api == "grpc" else {}
-    return from_mapping({"server": kept} | data, source="command line").server
+    section = {name: value for name, value in tree.items() if value is not None}
+    data: dict[str, Any] = {"data": {"messages": [{}]}} if APIS[api].has_method else {}
+    return from_mapping({"server": section} | data, source="").server
 
 
 def seconds(text: str, flag: str) -> float:
@@ -140,73 +174,29 @@ def seconds(text: str, flag: str) -> float:
         raise UserError(f"{flag}: {error}", "write for example 30s") from None
 
 
-def _pair(text: str, flag: str, sign: str) -> tuple[str, str]:
-    name, found, value = text.partition(sign)
-    if not found or not name.strip():
-        raise UserError(f"{flag} {text!r:.60}: not of the form NAME{sign}VALUE", "see `inferometer infer --help`")
-    return name.strip(), value.strip()
-
-
-def named(texts: tuple[str, ...], flag: str) -> dict[str, str]:
-    """NAME=VALUE flags by name; what has no name stands under ""."""
-    found: dict[str, str] = {}
+def named_values(texts: tuple[str, ...], flag: str) -> dict[str, str]:
+    """NAME=VALUE flags by name; a value without a name is stored under ""."""
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if text.startswith("@") or not equals:
             name, value = "", text
-        if name in found:
-            raise UserError(f"{flag}: {name or 'one without a name'} is given twice", "give each once")
-        found[name] = value
-    return found
+        if name in values:
+            raise UserError(f"{flag}: {name or 'a value without a name'} is given twice", "give each once")
+        values[name] = value
+    return values
+
+
+def _pair(text: str, flag: str, separator: str) -> tuple[str, str]:
+    name, found, value = text.partition(separator)
+    if not found or not name.strip():
+        raise UserError(f"{flag} {text!r:.60}: not of the form NAME{separator}VALUE", HELP)
+    return name.strip(), value.strip()
 
 
 def _value(text: str) -> Any:
-    """true, 5, 0.5 or JSON are what they look like; anything else is text."""
+    """The value of a parameter: JSON (true, 5, 0.5, [1]) if it parses, otherwise text."""
     try:
         return json.loads(text)
     except ValueError:
         return text
-
-
-_SPOKEN = {
-    "command line: ": "",
-    TRUST: "give the CA's PEM file with --ca, or --insecure",
-    GIVE_KEY: "give --api-key-env or --api-key-file",
-    CHECK_VERSION: "check --version",
-    OTHER_GRPC: "check the URL; any other gRPC service is asked with --method",
-    OTHER_HTTP: "check the URL and its path; OpenAI's endpoints are asked with --prompt",
-    SEND_LESS: "send smaller tensors, or take the server's HTTP port",
-    "name the model: server.model, or --model on the command line": "name it: --model",
-    "name the model: server.model, or --model": "name it: --model",
-    "name the .proto file (server.proto)": "name the .proto file: --proto",
-    "; for a tensor server --set server.api=kserve": "",
-    "check the URL's path, ": "check the URL's path and --api (Triton: generate), ",
-    "use a grpc:// URL, or api: generate": "use a grpc:// URL, or --api generate",
-    "see docs/reference/config.md": "see `inferometer infer --help`",
-    "api: kserve": "--api kserve",
-    "server.timeouts.connect": "--timeout",
-    "check server.tls: the server may want a certificate": "the server may want a certificate of yours: --cert and --key",
-    "server.tls.cert": "--cert",
-    "server.tls.key": "--key",
-    "server.tls.ca": "--ca",
-    "server.api_key_env": "--api-key-env",
-    "server.api_key_file": "--api-key-file",
-    "server.parameters": "--parameter",
-    "server.headers": "--header",
-    "server.body": "--parameter",
-    "server.outputs": "--output",
-    "server.method": "--method",
-    "server.stream": "--stream",
-    "server.proto": "--proto",
-    "server.model": "--model",
-    "server.url": "URL",
-    "server.api": "--api",
-}  # the longer before the shorter
-
-
-def spoken(error: UserError) -> UserError:
-    """The same in the command line's terms."""
-    what, remedy = error.what, error.remedy
-    for written, flag in _SPOKEN.items():
-        what, remedy = what.replace(written, flag), remedy.replace(written, flag)
-    return UserError(what, remedy or "see `inferometer infer --help`")

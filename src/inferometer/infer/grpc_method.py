@@ -11,52 +11,51 @@ from inferometer.infer.result import Result
 from inferometer.probe import roundtrip
 from inferometer.types import Event, Fail, Request, ServerTiming
 from inferometer.wire import calls, protobuf
-from inferometer.wire.calls import CallContext
 from inferometer.wire.grpc import GrpcResponse
-from inferometer.wire.kserve.calls import Sequenced
 from inferometer.wire.protobuf import Method
 from inferometer.workload.messages import is_encoded
 
 
-def ask(whom: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
-    """What was answered and, of a stream that failed after some answers, why."""
-    server, reached = whom.server, whom.reached
+def request(endpoint: Endpoint, data: str | None) -> tuple[Result, Fail | None]:
+    """Call the method; also return the failure of a stream that failed after its first responses."""
+    server, reached = endpoint.server, endpoint.reached
     method = protobuf.load(reached.descriptors).method(server.method or "")
     payload = messages(method, data)
-    asked = CallContext(server, "", reached.targets, reached.secrets, "infer", reached.descriptors)
-    made = calls.encode(asked, [Request(0, payload, 0, 0)], Sequenced())
+    encoded = calls.encode(endpoint.context, [Request(0, payload, 0, 0)])
     kept: list[bytes] = []
     arrived: list[tuple[int, bytes]] = []
     timings: list[ServerTiming] = []
 
     def note(at: int, events: Sequence[Event]) -> None:
-        arrived.extend((at, one) for one in kept)
+        arrived.extend((at, message) for message in kept)
         kept.clear()
         timings.extend(event for event in events if isinstance(event, ServerTiming))
 
-    answer = GrpcResponse(method.server_streaming, None, kept)
-    instants, fail = roundtrip.over_grpc(whom.place, made.heads[0], made.tails[0], answer, note, server.deadline)
+    response = GrpcResponse(method.server_streaming, None, kept)
+    instants, fail = roundtrip.over_grpc(
+        endpoint.peer, encoded.heads[0], encoded.tails[0], response, note, server.deadline
+    )
     if not arrived:
-        whom.raise_for(fail)
+        endpoint.raise_for(fail)
     result = Result(
         kind="method",
-        url=whom.place.target.url,
+        url=endpoint.peer.target.url,
         api=f"gRPC{', streamed' if method.server_streaming or method.client_streaming else ''}",
         model=method.path.removeprefix("/"),
         version="",
         instants=instants,
         server=time_split.from_timing(timings[-1] if timings else None),
-        messages=tuple((at - instants.sent, protobuf.to_json(method, one)) for at, one in arrived),
+        messages=tuple((at - instants.sent, protobuf.to_json(method, message)) for at, message in arrived),
     )
     return result, fail
 
 
 def messages(method: Method, data: str | None) -> list[Any]:
-    """The request's messages, as JSON or (a file as `run` has it) as bytes; a list is several, where the method takes a stream."""
-    read = files.read(data[1:], "--data") if data and data.startswith("@") else None
-    if read is not None and data and is_encoded(data):
-        return [read]
-    text = data if read is None else read.decode("utf-8", "replace")
+    """The request's messages, as JSON or (from a .bin file) as bytes; a list is several, if the method takes a stream."""
+    content = files.read(data[1:], "--data") if data and data.startswith("@") else None
+    if content is not None and data and is_encoded(data):
+        return [content]
+    text = data if content is None else content.decode("utf-8", "replace")
     try:
         value = json.loads(text) if text else {}
     except ValueError as error:

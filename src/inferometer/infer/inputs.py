@@ -3,10 +3,10 @@
     NAME=@a.npy   an array           NAME=1,2,3   numbers, in the shape that the model takes
     NAME=@file    its bytes: an element of BYTES, or the raw data of another type       NAME=text   BYTES
 
-The name may be left out where the model has one input. What is not given is left to the model where it is optional; else,
-where nothing is given at all, or --fill says how, it is made up, as for a run (tensors.to_send). An image goes to the only
-input that could take it. Where a model takes either a file or its pixels, both optional, it gets the file (BYTES, with a
-name that speaks of an image): it knows best how it wants its pixels.
+The name may be left out if the model has one input. Inputs that are not given are omitted if they are optional. Otherwise, if
+nothing is given at all or --fill is, they are generated as for a run (tensors.to_send). Images go to the only input that could
+take them. A model that accepts either a file or its pixels, both optional, gets the file (BYTES, with a name that suggests an
+image): the model knows best how to decode it.
 """
 
 import io
@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import tensors
+from inferometer.apis import APIS, scheme_of
 from inferometer.errors import UserError
 from inferometer.infer import files, image
-from inferometer.infer.flags import InferFlags, named
+from inferometer.infer.flags import InferFlags, api_of, named_values
 from inferometer.infer.result import InputTensor
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import Tensor, TensorSpec, shown
@@ -35,43 +36,48 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 def build(options: InferFlags, facts: ModelFacts) -> tuple[InputTensor, ...]:
     """All inputs of the request, in the model's order."""
-    over_grpc, as_json, fill = options.url.startswith("grpc"), options.api == "kserve-json", options.fill or "random"
+    over_grpc, as_json, fill = (
+        scheme_of(options.url) == "grpc",
+        APIS[api_of(options)].has_json_tensors,
+        options.fill or "random",
+    )
     specs = facts.metadata.inputs
     config = facts.config.raw if facts.config is not None else {}
     shapes = _shapes(options, specs)
-    given = {spec.name: _one(text, spec, shapes.get(spec.name)) for text, spec in _named_inputs(options, specs)}
-    if options.image is not None:
+    given = {spec.name: _parsed(text, spec, shapes.get(spec.name)) for text, spec in _named_inputs(options, specs)}
+    if options.images:
         formats = image.formats(config)
         left = [spec for spec in specs if spec.name not in given]
         spec = _for_image(left, specs, formats, _optional(specs, config))
         wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
-        tensors.check_room([_sized(wanted)], "--image", over_grpc, as_json)
+        _check_batch(len(options.images), facts)
+        tensors.check_room([_sized(wanted, len(options.images))], "--image", over_grpc, as_json)
         given[spec.name] = InputTensor(
-            *image.to_tensor(options.image, wanted, options.scaling, formats.get(spec.name, ""))
+            *image.to_tensor(options.images, wanted, options.scaling, formats.get(spec.name, ""))
         )
         _check_fit(given[spec.name].tensor, spec)
-    made_up = _to_make_up(options, specs, given, shapes, _optional(specs, config))
+    generated = _to_generate(options, specs, given, shapes, _optional(specs, config))
     where = "--shape" if shapes else f"the model {facts.metadata.name}"
-    tensors.check_room(made_up, where, over_grpc, as_json, zeros=fill == "zeros")
+    tensors.check_room(generated, where, over_grpc, as_json, zeros=fill == "zeros")
     generator = np.random.default_rng()
-    given |= {spec.name: _made_up(spec, fill, generator) for spec in made_up}
+    given |= {spec.name: _generated(spec, fill, generator) for spec in generated}
     return tuple(given[spec.name] for spec in specs if spec.name in given)
 
 
 def _optional(specs: Sequence[TensorSpec], config: Mapping[str, Any]) -> set[str]:
-    """The inputs that a request may do without."""
-    configured = {str(one.get("name")) for one in config.get("input") or () if one.get("optional")}
+    """The inputs that a request may omit."""
+    configured = {str(spec.get("name")) for spec in config.get("input") or () if spec.get("optional")}
     return configured | {spec.name for spec in specs if spec.optional}
 
 
-def _to_make_up(
+def _to_generate(
     options: InferFlags,
     specs: Sequence[TensorSpec],
     given: Mapping[str, InputTensor],
     shapes: Shapes,
     optional: set[str],
 ) -> list[TensorSpec]:
-    """The inputs that are wanted and not given, in full shapes."""
+    """The inputs that are needed and not given, with full shapes."""
     wanted = {spec.name for spec in specs if spec.name not in optional or spec.name in shapes} | given.keys()
     needed = [spec for spec in tensors.to_send(specs, wanted) if spec.name not in given]
     if given and needed and options.fill is None:
@@ -80,12 +86,21 @@ def _to_make_up(
     return [_sized(TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))) for spec in needed]
 
 
-def _sized(spec: TensorSpec) -> TensorSpec:
-    """With 1 where any size will do."""
-    return TensorSpec(spec.name, spec.datatype, tuple(1 if size < 0 else size for size in spec.shape))
+def _sized(spec: TensorSpec, batch: int = 1) -> TensorSpec:
+    """The input with a full shape: `batch` for an open first dimension, 1 for the others."""
+    shape = tuple((1 if index else batch) if size < 0 else size for index, size in enumerate(spec.shape))
+    return TensorSpec(spec.name, spec.datatype, shape)
 
 
-def _made_up(spec: TensorSpec, fill: str, generator: np.random.Generator) -> InputTensor:
+def _check_batch(count: int, facts: ModelFacts) -> None:
+    if 0 < facts.max_batch < count:
+        raise UserError(
+            f"--image: {count} images are more than the model's maximum batch size of {facts.max_batch}",
+            "give fewer images",
+        )
+
+
+def _generated(spec: TensorSpec, fill: str, generator: np.random.Generator) -> InputTensor:
     if fill == "zeros":
         return InputTensor(tensors.zeros(spec.name, spec.datatype, spec.shape), "zeros")
     return InputTensor(tensors.random(spec.name, spec.datatype, spec.shape, generator), "random")
@@ -97,10 +112,10 @@ def _made_up(spec: TensorSpec, fill: str, generator: np.random.Generator) -> Inp
 def _named_inputs(options: InferFlags, specs: Sequence[TensorSpec]) -> list[tuple[str, TensorSpec]]:
     by_name = {spec.name: spec for spec in specs}
     found = []
-    for name, text in named(options.inputs, "--input").items():
+    for name, text in named_values(options.inputs, "--input").items():
         if not name and len(specs) != 1:
             raise UserError(
-                f"--input {text!r:.60} names no input, and the model has {len(specs)}: {_listed(specs)}",
+                f"--input {text!r:.60} does not name an input, and the model has {len(specs)}: {_listed(specs)}",
                 f"write --input {specs[0].name if specs else 'NAME'}=...",
             )
         if name and name not in by_name:
@@ -118,12 +133,12 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
 
 
 def _shapes(options: InferFlags, specs: Sequence[TensorSpec]) -> Shapes:
-    """Full shapes by input, each one that the model takes."""
+    """Full shapes by input, checked against the model's."""
     by_name = {spec.name: spec for spec in specs}
     found: Shapes = {}
-    for name, text in named(options.shapes, "--shape").items():
+    for name, text in named_values(options.shapes, "--shape").items():
         if not name and len(specs) != 1:
-            raise UserError(f"--shape {text!r:.60} names no input", f"the model's inputs are {_listed(specs)}")
+            raise UserError(f"--shape {text!r:.60} does not name an input", f"the model's inputs are {_listed(specs)}")
         if name and name not in by_name:
             raise _unknown("--shape", name, specs)
         spec = by_name[name] if name else specs[0]
@@ -132,10 +147,10 @@ def _shapes(options: InferFlags, specs: Sequence[TensorSpec]) -> Shapes:
         except ValueError:
             shape = (-1,)
         if min(shape, default=0) < 0:
-            raise UserError(f"--shape {text!r:.60} is no shape", f"write --shape {spec.name}=1,3,224,224")
+            raise UserError(f"--shape {text!r:.60} is not a shape", f"write --shape {spec.name}=1,3,224,224")
         wrong = tensors.misfit(Tensor(spec.name, spec.datatype, shape, b""), spec)
         if wrong:
-            raise UserError(f"--shape: {wrong}", "give every size, the batch included")
+            raise UserError(f"--shape: {wrong}", "give every dimension, including the batch")
         found[spec.name] = shape
     return found
 
@@ -143,21 +158,21 @@ def _shapes(options: InferFlags, specs: Sequence[TensorSpec]) -> Shapes:
 def _for_image(
     left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str], optional: set[str]
 ) -> TensorSpec:
-    """The input that the image is for: the only one, or the only one that an image could go into.
+    """The input for the image: the only one, or the only one that an image fits.
 
-    Where the pixels need not be given and the file may be, the file is.
+    If both the pixels and the file are optional inputs, the file is given.
     """
-    fitting = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
-    texts = [spec for spec in left if spec.datatype == "BYTES"]
-    files_of_images = [spec for spec in texts if spec.name in optional and _IMAGE.search(spec.name)]
-    if all(spec.name in optional for spec in fitting) and len(files_of_images) == 1:
-        return files_of_images[0]
-    chosen = fitting or texts
+    suitable = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
+    byte_inputs = [spec for spec in left if spec.datatype == "BYTES"]
+    image_files = [spec for spec in byte_inputs if spec.name in optional and _IMAGE.search(spec.name)]
+    if all(spec.name in optional for spec in suitable) and len(image_files) == 1:
+        return image_files[0]
+    chosen = suitable or byte_inputs
     if len(left) == 1:
         return left[0]
     if len(chosen) != 1:
         raise UserError(
-            f"--image: the model's inputs are {_listed(specs) or 'none'}: which is the image's?",
+            f"--image: the model's inputs are {_listed(specs) or 'none'}: it is not clear which one the image is for",
             "give the others with --input NAME=...",
         )
     return chosen[0]
@@ -172,7 +187,7 @@ def _check_fit(tensor: Tensor, spec: TensorSpec) -> None:
 # --- one input -------------------------------------------------------------------------------------------------------
 
 
-def _one(text: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> InputTensor:
+def _parsed(text: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> InputTensor:
     if text.startswith("@"):
         made, source = _from_file(text[1:], spec, shape), text[1:]
     elif spec.datatype == "BYTES":
@@ -192,7 +207,7 @@ def _from_file(path: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> Te
     size = tensors.datatype_of(spec.name, spec.datatype).size
     if len(data) % size:
         raise UserError(
-            f"tensor {spec.name}: {path} has {len(data)} bytes, which is no whole number of {spec.datatype} elements",
+            f"tensor {spec.name}: {path} has {len(data)} bytes, which is not a whole number of {spec.datatype} elements",
             "give an .npy file, or the raw data",
         )
     full = shape or fitting(spec, len(data) // size)
@@ -210,15 +225,15 @@ def _loaded(path: str, data: bytes) -> NDArray[Any]:
 
 
 def _from_array(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
-    """An array keeps its shape; a batch of one is put before it where that is all it lacks."""
+    """An array keeps its shape; a batch dimension of 1 is added if that is all it lacks."""
     if shape is not None:
         return _shaped(array, spec, shape)
-    has_no_batch = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (-1, 1)
-    return _typed(array[np.newaxis] if has_no_batch else array, spec)
+    lacks_batch = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (-1, 1)
+    return _typed(array[np.newaxis] if lacks_batch else array, spec)
 
 
 def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
-    """1,2,3 as numbers; brackets and spaces do not matter."""
+    """Parse numbers such as 1,2,3; brackets and spaces are ignored."""
     parts = [part for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split() if part]
     kind = tensors.datatype_of(spec.name, spec.datatype).dtype
     try:
@@ -239,7 +254,7 @@ def _float(text: str, spec: TensorSpec) -> float:
     value = float(text)
     if math.isinf(value) and "inf" not in text.lower():
         raise UserError(
-            f"tensor {spec.name}: {text:.60} does not fit into {spec.datatype}", "write inf if that is meant"
+            f"tensor {spec.name}: {text:.60} does not fit into {spec.datatype}", "write inf if you mean infinity"
         )
     return value
 
@@ -249,7 +264,7 @@ def _shaped(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None
     if math.prod(full) != array.size:
         raise UserError(
             f"tensor {spec.name}: the shape {shown(full)} is {math.prod(full)} elements; {array.size} were given",
-            "give as many, or another --shape",
+            "give that many, or another --shape",
         )
     return _typed(array.reshape(full), spec)
 
@@ -262,15 +277,15 @@ def _typed(array: NDArray[Any], spec: TensorSpec) -> Tensor:
 
 
 def fitting(spec: TensorSpec, count: int) -> tuple[int, ...]:
-    """The shape in which the model takes `count` elements: the last open dimension takes what there is, the others are 1."""
-    open_places = [place for place, size in enumerate(spec.shape) if size < 0]
+    """The shape in which the model takes `count` elements: the last open dimension takes them all, the others are 1."""
+    open_dimensions = [index for index, size in enumerate(spec.shape) if size < 0]
     shape = [1 if size < 0 else size for size in spec.shape]
     known = math.prod(shape)
-    if open_places and known and count % known == 0:
-        shape[open_places[-1]] = count // known
+    if open_dimensions and known and count % known == 0:
+        shape[open_dimensions[-1]] = count // known
     if math.prod(shape) != count:
         raise UserError(
             f"tensor {spec.name}: the model expects the shape {shown(spec.shape)}; {count} elements were given",
-            f"give as many as fit, or --shape {spec.name}=...",
+            f"give a number that fits, or --shape {spec.name}=...",
         )
     return tuple(shape)

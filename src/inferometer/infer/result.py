@@ -1,4 +1,4 @@
-"""What there is to tell about one request."""
+"""The result of one request: everything there is to show."""
 
 from typing import Any, Literal
 
@@ -10,18 +10,18 @@ from inferometer.types import Usage
 
 
 class ServerSide(msgspec.Struct, frozen=True):
-    """What the server says it took of the time, ns; -1 where it does not say."""
+    """The server's own account of its time, in ns; -1 if it does not say."""
 
     queue: int
     compute: int
     source: str
-    """Who says so: "its server-timing", "its statistics"."""
+    """Where the figures come from: "its server-timing", "its statistics"."""
     requests: int = 1
-    """How many the figures are an average of: others may ask at the same time."""
+    """How many requests the figures are an average of: other clients may use the server at the same time."""
 
 
 class InputTensor(msgspec.Struct, frozen=True):
-    """An input and where it is from."""
+    """An input and where it comes from."""
 
     tensor: Tensor
     source: str
@@ -34,36 +34,40 @@ class ClassScore(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """One answer; a decoupled model may give any number."""
+    """One response; a decoupled model may send any number."""
 
     at: int
     """ns after the request was sent."""
     outputs: tuple[Tensor, ...]
     classes: dict[str, tuple[tuple[ClassScore, ...], ...]] = {}
-    """By output: the best classes of each row."""
+    """The top classes of each row, by output."""
 
 
 class TextOutput(msgspec.Struct, frozen=True):
-    """An answer in words."""
+    """A text response."""
 
     text: str
     arrivals: tuple[tuple[int, int], ...]
-    """When tokens arrived (ns after the send), and how many; none where the answer came in one piece."""
+    """When tokens arrived (ns after the send) and how many; empty if the response was not streamed."""
     usage: Usage | None = None
 
 
 class Result(msgspec.Struct, frozen=True):
-    kind: Literal["text", "tensors", "method"]
+    kind: Literal["text", "embeddings", "tensors", "method"]
     url: str
     api: str
-    """How it was asked, in words."""
+    """The API and its variant, as shown to people."""
     model: str
     version: str
     instants: Instants
     server: ServerSide | str | None = None
-    """Or why it is not known, though the server has statistics."""
+    """A string says why it is not known although the server has statistics."""
     inputs: tuple[InputTensor, ...] = ()
     responses: tuple[Response, ...] = ()
-    spoken: TextOutput | None = None
+    output: TextOutput | None = None
+    vectors: tuple[tuple[float, ...], ...] = ()
+    """Embeddings: one per input."""
+    usage: Usage | None = None
+    """Embeddings: the server's token count, if it reports one."""
     messages: tuple[tuple[int, Any], ...] = ()
-    """A gRPC method's answers as JSON, with ns after the send."""
+    """A gRPC method's responses as JSON, with ns after the send."""

@@ -1,5 +1,6 @@
-"""A result for people: as wide as a report is, plain where there is no terminal."""
+"""A result for people: as wide as a report, without colours if the output is not a terminal."""
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,35 +16,37 @@ from inferometer.tensors import Tensor, shown, to_numpy
 from inferometer.units import NS, format_bytes
 
 _BESIDE_BARS = 64
-"""Columns that a bar leaves to what stands beside it."""
+"""Columns beside a bar."""
 _MOST_BYTES = 2000
-"""Of one element of BYTES."""
+"""Maximum shown of one element of BYTES."""
+_FIRST_VALUES = 6
+"""Number of values of an embedding that are shown."""
 _ROWS = 8
-"""Of a batch whose classes are shown."""
+"""Maximum number of rows of a batch whose classes are shown."""
 
 Style = Callable[..., str]
 
 
 def render(result: Result, color: bool = False, width: int | None = None) -> str:
-    """All but a text, which was shown as it came; for so many columns, or as many as standard output has."""
+    """Everything but the text, which was shown as it arrived; `width` columns, by default those of standard output."""
     style: Style = click.style if color else _plain
     width = columns() if width is None else width
     lines = [*_title(result, style, width), ""]
     for part in _PARTS[result.kind]:
-        found = list(part(result, style, width))
-        lines += [*found, ""] if found else []
+        section = list(part(result, style, width))
+        lines += [*section, ""] if section else []
     lines += _time(result, style, width - _BESIDE_BARS)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def _title(result: Result, style: Style, width: int) -> Iterable[str]:
-    named = f"{result.model}, version {result.version}" if result.version else result.model
-    title = one_line(" · ".join((result.url, named, result.api)), WIDTH - 1)
+    model = f"{result.model}, version {result.version}" if result.version else result.model
+    title = one_line(" · ".join((result.url, model, result.api)), WIDTH - 1)
     yield from (" " + style(line, bold=True) for line in textwrap.wrap(title, width - 1, break_on_hyphens=False))
 
 
 def harmless(text: str) -> str:
-    """A server's words with nothing in them that a terminal would obey."""
+    """Text of a server without control characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
@@ -57,44 +60,47 @@ def _plain(text: str, **_: object) -> str:
 def _inputs(result: Result, style: Style, width: int) -> Iterable[str]:
     if not result.inputs:
         return
-    rows = [(one.tensor.name, f"{one.tensor.datatype} {shown(one.tensor.shape)}", one.source) for one in result.inputs]
-    names, kinds = (max(len(row[place]) for row in rows) for place in (0, 1))
-    for place, (name, kind, source) in enumerate(rows):
+    rows = [
+        (given.tensor.name, f"{given.tensor.datatype} {shown(given.tensor.shape)}", given.source)
+        for given in result.inputs
+    ]
+    names, kinds = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for number, (name, kind, source) in enumerate(rows):
         room = max(10, width - 10 - names - kinds)
-        label = style("in   " if not place else "     ", bold=True)
+        label = style("in   " if not number else "     ", bold=True)
         yield f" {label}{name:<{names}}  {kind:<{kinds}}  {style(one_line(source, room), dim=True)}"
 
 
 def _responses(result: Result, style: Style, width: int) -> Iterable[str]:
     several = len(result.responses) != 1
     if not result.responses:
-        yield _no_answers(style)
-    for place, response in enumerate(result.responses):
+        yield _no_responses(style)
+    for index, response in enumerate(result.responses):
         if several:
-            yield f" {style(f'out  {place + 1}', bold=True)}  {style(f'after {milliseconds(response.at / NS)} ms', dim=True)}"
+            yield f" {style(f'out  {index + 1}', bold=True)}  {style(f'after {milliseconds(response.at / NS)} ms', dim=True)}"
         heads = _heads(response.outputs)
-        for number, one in enumerate(response.outputs):
+        for number, tensor in enumerate(response.outputs):
             label = style("out  ", bold=True) if not several and not number else "     "
-            yield from _output(response, one, heads[number], label, style, width)
+            yield from _output(response, tensor, heads[number], label, style, width)
 
 
 def _heads(outputs: Sequence[Tensor]) -> list[str]:
-    """Names, datatypes and shapes, so wide that what follows stands in a column."""
-    rows = [(one.name, f"{one.datatype} {shown(one.shape)}") for one in outputs]
-    names, kinds = (max((len(row[place]) for row in rows), default=0) for place in (0, 1))
+    """Names, datatypes and shapes, padded to equal width."""
+    rows = [(tensor.name, f"{tensor.datatype} {shown(tensor.shape)}") for tensor in outputs]
+    names, kinds = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     return [f"{name:<{names}}  {kind:<{kinds}}" for name, kind in rows]
 
 
 def _output(response: Response, tensor: Tensor, head: str, label: str, style: Style, width: int) -> Iterable[str]:
     rows = response.classes.get(tensor.name)
     if rows is not None:
-        yield f" {label}{head}  {style('the best classes: score, index, label', dim=True)}"
-        for place, row in enumerate(rows[:_ROWS]):
+        yield f" {label}{head}  {style('top classes: score, index, label', dim=True)}"
+        for index, row in enumerate(rows[:_ROWS]):
             if len(rows) > 1:
-                yield f"      {style(f'row {place}', dim=True)}"
+                yield f"      {style(f'row {index}', dim=True)}"
             yield from _classes(row, style, width)
         if len(rows) > _ROWS:
-            yield f"      and {len(rows) - _ROWS} rows more"
+            yield f"      and {len(rows) - _ROWS} more rows"
         return
     lines = values(tensor, width)
     if len(lines) == 1 and len(head) + len(lines[0]) < width - 10:
@@ -105,14 +111,14 @@ def _output(response: Response, tensor: Tensor, head: str, label: str, style: St
 
 
 def _classes(row: tuple[ClassScore, ...], style: Style, width: int) -> Iterable[str]:
-    scores = [f"{one.score:.6g}" for one in row]
+    scores = [f"{found.score:.6g}" for found in row]
     longest = max(map(len, scores), default=0)
-    for score, one in zip(scores, row, strict=True):
-        yield f"      {style(score.rjust(longest), bold=True)}  {one.index:>5}  {one_line(harmless(one.label), width - 30)}".rstrip()
+    for score, found in zip(scores, row, strict=True):
+        yield f"      {style(score.rjust(longest), bold=True)}  {found.index:>5}  {one_line(harmless(found.label), width - 30)}".rstrip()
 
 
 def values(tensor: Tensor, width: int = WIDTH) -> list[str]:
-    """A tensor's elements, abbreviated as numpy does; BYTES as text."""
+    """A tensor's elements, abbreviated by numpy; BYTES as text."""
     array = to_numpy(tensor)
     if tensor.datatype == "BYTES":
         elements = array.reshape(-1).tolist()
@@ -131,17 +137,17 @@ def _text_of(raw: bytes) -> list[str]:
     return (harmless(text[:_MOST_BYTES]) + more).split("\n") if text else ["''"]
 
 
-def _no_answers(style: Style) -> str:
-    return f" {style('out', bold=True)}  no answers: the stream ended well without one"
+def _no_responses(style: Style) -> str:
+    return f" {style('out', bold=True)}  no responses: the stream ended normally without any"
 
 
 def _messages(result: Result, style: Style, _: int) -> Iterable[str]:
     if not result.messages:
-        yield _no_answers(style)
+        yield _no_responses(style)
     several = len(result.messages) > 1
-    for place, (at, message) in enumerate(result.messages):
+    for index, (at, message) in enumerate(result.messages):
         if several:
-            yield f" {style(f'out  {place + 1}', bold=True)}  {style(f'after {milliseconds(at / NS)} ms', dim=True)}"
+            yield f" {style(f'out  {index + 1}', bold=True)}  {style(f'after {milliseconds(at / NS)} ms', dim=True)}"
         text = msgspec.json.format(msgspec.json.encode(message), indent=2).decode()
         yield from (f" {line}" for line in harmless(text).splitlines())
 
@@ -152,9 +158,7 @@ def _messages(result: Result, style: Style, _: int) -> Iterable[str]:
 def _tokens(result: Result, style: Style, width: int) -> Iterable[str]:
     found = tokens.measured(result)
     counts = [f"{found[name]:,} {word}" for name, word in _COUNTS.items() if found[name] is not None]
-    by = {"server": "the server's count", "chunks": "one a chunk: the server does not count"}.get(
-        found["counted_by"], ""
-    )
+    by = _BY.get(found["counted_by"], "")
     if counts:
         counted = ", ".join(counts)
         between = "  " if 10 + len(counted) + 2 + len(by) <= width else f"\n{'':10}"
@@ -166,13 +170,29 @@ def _tokens(result: Result, style: Style, width: int) -> Iterable[str]:
     whole = " · ".join(part.replace(" ", _UNBROKEN) for part in parts).replace(
         f"{_UNBROKEN}mean ·", f"{_UNBROKEN}mean,"
     )
-    for place, line in enumerate(textwrap.wrap(whole, width - 10)):
-        label = style("latency", bold=True) if not place else " " * len("latency")
+    for index, line in enumerate(textwrap.wrap(whole, width - 10)):
+        label = style("latency", bold=True) if not index else " " * len("latency")
         yield f" {label}  {line.replace(_UNBROKEN, ' ')}"
 
 
+_BY = {"server": "the server's count", "chunks": "one per chunk: the server does not count"}
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _COUNTS = {"input": "in", "output": "out", "cached": "cached", "reasoning": "reasoning"}
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def _vectors(result: Result, style: Style, width: int) -> Iterable[str]:
+    for number, vector in enumerate(result.vectors):
+        norm = math.sqrt(math.fsum(value * value for value in vector))
+        start = ", ".join(f"{value:.4g}" for value in vector[:_FIRST_VALUES])
+        more = ", ..." if len(vector) > _FIRST_VALUES else ""
+        label = style("out", bold=True) if not number else "   "
+        yield f" {label}      {len(vector):,} dimensions, norm {norm:.4g}"
+        yield f"          {style(f'[{start}{more}]', dim=True)}"
+    if result.usage is not None:
+        yield f" {style('tokens', bold=True)}   {result.usage.n_in:,} in  {style(_BY['server'], dim=True)}"
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -185,10 +205,10 @@ def _time(result: Result, style: Style, room: int) -> Iterable[str]:
     notes = {
         "connect": "TCP and TLS" if instants.tls else "TCP",
         "send": format_bytes(instants.bytes_out),
-        "wait": "to the answer's first byte",
+        "wait": "until the first byte of the response",
         "receive": format_bytes(instants.bytes_in),
     }
-    stamps = "stamps by the kernel" if instants.by_kernel else "stamped when read, not by the kernel"
+    stamps = "timestamps by the kernel" if instants.by_kernel else "timestamps when read, not by the kernel"
     yield f" {style('time, ms', bold=True)}"
     for part in parts:
         yield _row(part.name, part.length, bar(part.start, part.length, total, room), notes[part.name], style)
@@ -196,23 +216,19 @@ def _time(result: Result, style: Style, room: int) -> Iterable[str]:
     if server is None:
         return
     if isinstance(server, str):
-        yield f" {style('of that in the server', bold=True)}, {style(f'not known: {server}', dim=True)}"
+        yield f" {style('of that in the server', bold=True)}, {style(f'unknown: {server}', dim=True)}"
         return
     average = f", the average of {server.requests:,} requests" if server.requests != 1 else ""
     known = [(name, value) for name, value in (("queue", server.queue), ("compute", server.compute)) if value >= 0]
-    yield f" {style('of that in the server', bold=True)}, {style(f'as {server.source} say{_s(server.source)}{average}', dim=True)}"
+    yield f" {style('of that in the server', bold=True)}, {style(f'by {server.source}{average}', dim=True)}"
     for name, value in known:
         yield _row(name, value, bar(0, value, total, room), "", style)
     rest = time_split.rest(instants, server)
-    note = "the network, and what the server does not count" if rest is not None else _BEYOND
+    note = "network, and what the server does not count" if rest is not None else _BEYOND
     yield _row("rest", rest, "", note, style)
 
 
-_BEYOND = "none: the server counts work beyond its answer"
-
-
-def _s(source: str) -> str:
-    return "" if source.endswith("statistics") else "s"
+_BEYOND = "none: the server counts work after its response"
 
 
 def _row(name: str, ns: int | None, drawn: str, note: str, style: Style) -> str:
@@ -221,7 +237,7 @@ def _row(name: str, ns: int | None, drawn: str, note: str, style: Style) -> str:
 
 
 def bar(start: int, length: int, total: int, room: int = WIDTH - _BESIDE_BARS) -> str:
-    """Where a part lies in the whole, which takes all the room; what took any time at all is seen."""
+    """A bar for one part of the total, which is `room` columns wide; a part that took any time has at least one."""
     if total <= 0 or length <= 0:
         return " " * room
     first = min(room - 1, start * room // total)
@@ -231,6 +247,7 @@ def bar(start: int, length: int, total: int, room: int = WIDTH - _BESIDE_BARS) -
 
 _PARTS: dict[str, tuple[Callable[[Result, Style, int], Iterable[str]], ...]] = {
     "text": (_tokens,),
+    "embeddings": (_vectors,),
     "tensors": (_inputs, _responses),
     "method": (_messages,),
 }

@@ -1,9 +1,10 @@
-"""A model's inputs and its outputs: KServe v2 over HTTP or gRPC, one answer or a stream of them."""
+"""A model's inputs and outputs: KServe v2 over HTTP or gRPC, one response or a stream of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inferometer import memory
+from inferometer.apis import APIS
 from inferometer.errors import UserError
 from inferometer.infer import classes, inputs, time_split
 from inferometer.infer.endpoint import Endpoint
@@ -14,10 +15,11 @@ from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import Instants
 from inferometer.tensors import Tensor
 from inferometer.types import Event, Fail, ServerTiming
+from inferometer.wire import grpc_method
+from inferometer.wire.context import USER_AGENT
 from inferometer.wire.grpc import GrpcResponse, framed
 from inferometer.wire.http1 import TimedResponseDecoder, numbered
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.calls import AGENT, grpc_heads
 from inferometer.wire.kserve.http import InferOptions, InferResponse
 
 _TAG = "infer"
@@ -26,98 +28,100 @@ T = TypeVar("T")
 
 
 @memory.enough_for("the request")
-def ask(whom: Endpoint, options: InferFlags) -> tuple[Result, Fail | None]:
-    """What was answered and, of a stream that failed after some answers, why."""
-    facts = whom.reached.facts
+def request(endpoint: Endpoint, options: InferFlags) -> tuple[Result, Fail | None]:
+    """Make the inference; also return the failure of a stream that failed after its first responses."""
+    facts = endpoint.reached.facts
     assert facts is not None
     labels = classes.read_labels(options.labels)
     given = inputs.build(options, facts)
-    by_server = classes.asked_of_server(options, facts)
+    by_server = classes.classified_by_server(options, facts)
     infer = InferOptions(
-        parameters=whom.server.parameters,
-        outputs=by_server or tuple(whom.server.outputs),
-        classification=options.best if by_server else 0,
-        binary=whom.server.api != "kserve-json",
+        parameters=endpoint.server.parameters,
+        outputs=by_server or tuple(endpoint.server.outputs),
+        classification=options.top_classes if by_server else 0,
+        binary=not APIS[endpoint.server.api].has_json_tensors,
     )
-    statistics = time_split.StatisticsDelta(whom)
-    asked = _over_grpc if whom.place.target.grpc else _over_http
-    heard, instants, fail = asked(whom, [one.tensor for one in given], infer)
-    if not heard.answers:
-        whom.raise_for(fail)
-    responses = tuple(_response(at - instants.sent, answer, options, by_server, labels) for at, answer in heard.answers)
-    return _result(whom, heard, instants, given, responses, statistics), fail
+    statistics = time_split.StatisticsDelta(endpoint)
+    send = _over_grpc if endpoint.peer.target.grpc else _over_http
+    received, instants, fail = send(endpoint, [item.tensor for item in given], infer)
+    if not received.responses:
+        endpoint.raise_for(fail)
+    responses = tuple(
+        _response(at - instants.sent, response, options, by_server, labels) for at, response in received.responses
+    )
+    return _result(endpoint, received, instants, given, responses, statistics), fail
 
 
 def is_streamed(options: InferFlags, facts: ModelFacts, is_grpc: bool) -> bool:
-    """As told; else where the model may have any number of answers."""
+    """Whether to stream: as --stream says, otherwise if the model may send any number of responses."""
     decoupled = facts.config is not None and facts.config.decoupled
     if decoupled and is_grpc and options.stream is False:
         raise UserError(
-            f"the model {facts.metadata.name} is decoupled: a request may have any number of answers",
+            f"the model {facts.metadata.name} is decoupled: a request may have any number of responses",
             "leave --no-stream out",
         )
     if decoupled and not is_grpc:
         raise UserError(
-            f"the model {facts.metadata.name} is decoupled: a request may have any number of answers, which HTTP has no way for",
+            f"the model {facts.metadata.name} is decoupled: a request may have any number of responses, which HTTP cannot carry",
             "use the server's grpc:// port, or for text --api generate",
         )
     return decoupled if options.stream is None else options.stream
 
 
 def _result(
-    whom: Endpoint,
-    heard: "_TensorResponse",
+    endpoint: Endpoint,
+    received: "_Received",
     instants: Instants,
     given: tuple[InputTensor, ...],
     responses: tuple[Response, ...],
     statistics: time_split.StatisticsDelta,
 ) -> Result:
-    facts, first = whom.reached.facts, heard.answers[0][1] if heard.answers else None
+    facts, first = endpoint.reached.facts, received.responses[0][1] if received.responses else None
     assert facts is not None
-    over = "gRPC" if whom.place.target.grpc else "HTTP"
-    how = ", streamed" if whom.server.stream else ", JSON" if whom.server.api == "kserve-json" else ""
+    over = "gRPC" if endpoint.peer.target.grpc else "HTTP"
+    how = ", streamed" if endpoint.server.stream else ", JSON" if APIS[endpoint.server.api].has_json_tensors else ""
     return Result(
         kind="tensors",
-        url=whom.place.target.url,
+        url=endpoint.peer.target.url,
         api=f"KServe v2 over {over}{how}",
         model=facts.metadata.name,
-        version=(first.version if first is not None else "") or whom.server.version or "",
+        version=(first.version if first is not None else "") or endpoint.server.version or "",
         instants=instants,
-        server=time_split.from_timing(heard.timing) or statistics.since(),
+        server=time_split.from_timing(received.timing) or statistics.since(),
         inputs=given,
         responses=responses,
     )
 
 
 def _response(
-    at: int, answer: InferResponse, options: InferFlags, by_server: tuple[str, ...], labels: Sequence[str]
+    at: int, response: InferResponse, options: InferFlags, by_server: tuple[str, ...], labels: Sequence[str]
 ) -> Response:
-    outputs = tuple(one for one in answer.outputs if isinstance(one, Tensor))
+    outputs = tuple(tensor for tensor in response.outputs if isinstance(tensor, Tensor))
     found = {}
-    for one in outputs:
-        if one.name in by_server and one.datatype == "BYTES":
-            found[one.name] = classes.said_by_server(one)
-        elif classes.looks_like_scores(one, options):
-            found[one.name] = classes.found_here(one, options.best, labels)
+    for tensor in outputs:
+        if tensor.name in by_server and tensor.datatype == "BYTES":
+            found[tensor.name] = classes.from_server(tensor)
+        elif classes.looks_like_scores(tensor, options):
+            found[tensor.name] = classes.from_scores(tensor, options.top_classes, labels)
     return Response(at, outputs, found)
 
 
 # --- the two protocols -----------------------------------------------------------------------------------------------
 
 
-class _TensorResponse:
-    """What came, and what the server said about its time."""
+class _Received:
+    """The responses, and the server's account of its time."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[int, InferResponse]] = []
+        self.responses: list[tuple[int, InferResponse]] = []
         self.timing: ServerTiming | None = None
 
     def note(self, events: Sequence[Event]) -> None:
         self.timing = next((event for event in events if isinstance(event, ServerTiming)), self.timing)
 
 
-class _Kept:
-    """The body of an answer over HTTP, to be read when it is whole."""
+class _WholeBody:
+    """The body of a response over HTTP, to be decoded when it is complete."""
 
     def __init__(self) -> None:
         self.reset()
@@ -140,8 +144,8 @@ class _Kept:
         return None
 
 
-class _Decoder(TimedResponseDecoder):
-    """Keeps the headers too: where the JSON ends is in one of them."""
+class _HeaderDecoder(TimedResponseDecoder):
+    """Keeps the headers: one of them says where the JSON ends."""
 
     __slots__ = ("fields",)
 
@@ -155,56 +159,57 @@ class _Decoder(TimedResponseDecoder):
 
 
 def _over_http(
-    whom: Endpoint, tensors: list[Tensor], infer: InferOptions
-) -> tuple[_TensorResponse, Instants, Fail | None]:
-    server, reached, heard = whom.server, whom.reached, _TensorResponse()
-    own, body = http.encode(tensors, infer)
+    endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions
+) -> tuple[_Received, Instants, Fail | None]:
+    server, reached, received = endpoint.server, endpoint.reached, _Received()
+    content_headers, body = http.encode(tensors, infer)
     path = http.infer_path(reached.model, server.version or "")
-    headers = AGENT | server.headers | reached.secrets
-    heads, tails = numbered(reached.targets[:1], path, headers, [(own, body)], _TAG)
-    kept = _Kept()
-    decoder = _Decoder(kept)
+    headers = USER_AGENT | server.headers | reached.secrets
+    heads, tails = numbered(reached.targets[:1], path, headers, [(content_headers, body)], _TAG)
+    body_decoder = _WholeBody()
+    decoder = _HeaderDecoder(body_decoder)
 
     def note(_: int, events: Sequence[Event]) -> None:
-        heard.note(events)
+        received.note(events)
 
-    instants, fail = roundtrip.over_http(whom.place, heads[0] + b"0" + tails[0], decoder, note)
+    instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + b"0" + tails[0], decoder, note)
     if fail is None:
-        answer = _told(whom, http.decode, decoder.status, decoder.fields, kept.whole)
-        heard.answers.append((instants.done, answer))
-    return heard, instants, fail
+        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.whole)
+        received.responses.append((instants.done, response))
+    return received, instants, fail
 
 
 def _over_grpc(
-    whom: Endpoint, tensors: list[Tensor], infer: InferOptions
-) -> tuple[_TensorResponse, Instants, Fail | None]:
-    server, reached, heard = whom.server, whom.reached, _TensorResponse()
+    endpoint: Endpoint, tensors: list[Tensor], infer: InferOptions
+) -> tuple[_Received, Instants, Fail | None]:
+    server, reached, received = endpoint.server, endpoint.reached, _Received()
     stream = bool(server.stream)
     message = grpc.infer_request(reached.model, server.version or "", tensors, infer)
     path = grpc.STREAM_INFER if stream else grpc.INFER
-    block = grpc_heads(server, reached.targets[:1], reached.secrets, path)[0]
+    block = grpc_method.heads(endpoint.context, path)[0]
     kept: list[bytes] = []
     arrived: list[tuple[int, bytes]] = []
 
     def note(at: int, events: Sequence[Event]) -> None:
-        heard.note(events)
-        arrived.extend((at, one) for one in kept)
+        received.note(events)
+        arrived.extend((at, message) for message in kept)
         kept.clear()
 
     check = grpc.stream_error if stream else None
-    answer = GrpcResponse(stream, check, kept)
-    instants, fail = roundtrip.over_grpc(whom.place, block, framed(message), answer, note, server.deadline)
-    for at, one in arrived:
-        read = _told(whom, grpc.stream_response if stream else grpc.infer_response, one)
-        if isinstance(read, InferResponse):  # else it is the error that `fail` says
-            heard.answers.append((at, read))
-    return heard, instants, fail
+    decoder = GrpcResponse(stream, check, kept)
+    instants, fail = roundtrip.over_grpc(endpoint.peer, block, framed(message), decoder, note, server.deadline)
+    for at, data in arrived:
+        response = _decoded(endpoint, grpc.stream_response if stream else grpc.infer_response, data)
+        if isinstance(response, InferResponse):  # otherwise it is the error in `fail`
+            received.responses.append((at, response))
+    return received, instants, fail
 
 
-def _told(whom: Endpoint, read: Callable[..., T], *arguments: Any) -> T:
+def _decoded(endpoint: Endpoint, read: Callable[..., T], *arguments: Any) -> T:
+    """Decode a response; errors get the URL."""
     try:
         return read(*arguments)
     except UserError as error:
         raise UserError(
-            f"{whom.place.target.url}: {error.what}", error.remedy or "check that it is a KServe v2 server"
+            f"{endpoint.peer.target.url}: {error.what}", error.remedy or "check that it is a KServe v2 server"
         ) from None

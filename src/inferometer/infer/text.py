@@ -1,65 +1,56 @@
-"""A prompt and its answer: OpenAI's chat and completions, Triton's generate."""
+"""A prompt and its response: OpenAI's chat and completions, Triton's generate."""
 
 from collections.abc import Callable, Sequence
 
+from inferometer.apis import APIS
 from inferometer.infer import time_split
 from inferometer.infer.endpoint import Endpoint
 from inferometer.infer.result import Result, TextOutput
 from inferometer.probe import roundtrip
 from inferometer.types import Decoder, Event, Request, ServerTiming, Tokens, Usage
-from inferometer.wire import calls, openai
-from inferometer.wire.calls import CallContext
-from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder
-from inferometer.wire.kserve import generate
-from inferometer.wire.kserve.calls import Sequenced
+from inferometer.wire import calls
+from inferometer.wire.http1 import TimedResponseDecoder
 
-Hear = Callable[[str], None]
-"""Is told the text as it comes."""
-
-_TAG = "infer"
-_NAMES = {"chat": "chat completions", "completions": "completions", "generate": "Triton's generate"}
+OnText = Callable[[str], None]
+"""Called with text as it arrives."""
 
 
-def ask(whom: Endpoint, prompt: str, max_tokens: int, hear: Hear) -> Result:
-    server, reached = whom.server, whom.reached
-    asked = CallContext(server, reached.model, reached.targets, reached.secrets, _TAG)
-    made = calls.encode(asked, [Request(0, prompt, 0, max_tokens)], Sequenced())
-    answer = _TextResponse(TimedResponseDecoder(_body(server.api, bool(server.stream))), hear)
-    statistics = time_split.StatisticsDelta(whom) if server.api == "generate" else None
-    request = made.heads[0] + b"0" + made.tails[0]
-    instants, fail = roundtrip.over_http(whom.place, request, answer.decoder, answer.heard)
-    whom.raise_for(fail)
-    arrivals = tuple((at - instants.sent, count) for at, count in answer.arrivals)
+def request(endpoint: Endpoint, prompt: str, max_tokens: int, on_text: OnText) -> Result:
+    """Send the prompt and pass the response on as it arrives; raises UserError if the response is a failure."""
+    server, reached = endpoint.server, endpoint.reached
+    encoded = calls.encode(endpoint.context, [Request(0, prompt, 0, max_tokens)])
+    body_decoder = calls.CODECS[server.api].body
+    assert body_decoder is not None
+    response = _TextResponse(TimedResponseDecoder(body_decoder(bool(server.stream))), on_text)
+    statistics = time_split.StatisticsDelta(endpoint) if reached.facts is not None else None
+    data = encoded.heads[0] + b"0" + encoded.tails[0]
+    instants, fail = roundtrip.over_http(endpoint.peer, data, response.decoder, response.on_events)
+    endpoint.raise_for(fail)
+    arrivals = tuple((at - instants.sent, count) for at, count in response.arrivals)
     return Result(
         kind="text",
-        url=whom.place.target.url,
-        api=f"{_NAMES[server.api]}, {'streamed' if server.stream else 'not streamed'}",
+        url=endpoint.peer.target.url,
+        api=f"{APIS[server.api].label}, {'streamed' if server.stream else 'not streamed'}",
         model=reached.model,
         version=server.version or "",
         instants=instants,
-        server=time_split.from_timing(answer.timing) or (statistics.since() if statistics else None),
-        spoken=TextOutput(answer.decoder.text, arrivals, answer.usage),
+        server=time_split.from_timing(response.timing) or (statistics.since() if statistics else None),
+        output=TextOutput(response.decoder.text, arrivals, response.usage),
     )
 
 
-def _body(api: str, stream: bool) -> BodyDecoder:
-    if api == "generate":
-        return generate.StreamedText() if stream else generate.WholeText()
-    return openai.StreamedResponse() if stream else openai.WholeResponse()
-
-
 class _TextResponse:
-    """What came of an answer so far."""
+    """What has been received of a response."""
 
-    def __init__(self, decoder: Decoder, hear: Hear) -> None:
+    def __init__(self, decoder: Decoder, on_text: OnText) -> None:
         self.decoder = decoder
         self.arrivals: list[tuple[int, int]] = []
         self.usage: Usage | None = None
         self.timing: ServerTiming | None = None
-        self._hear = hear
-        self._heard = 0
+        self._on_text = on_text
+        self._passed_on = 0
 
-    def heard(self, at: int, events: Sequence[Event]) -> None:
+    def on_events(self, at: int, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Tokens):
                 self.arrivals.append((at, event.n))
@@ -68,6 +59,6 @@ class _TextResponse:
             elif isinstance(event, ServerTiming):
                 self.timing = event
         text = self.decoder.text
-        if len(text) > self._heard:
-            self._hear(text[self._heard :])
-            self._heard = len(text)
+        if len(text) > self._passed_on:
+            self._on_text(text[self._passed_on :])
+            self._passed_on = len(text)

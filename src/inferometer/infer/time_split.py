@@ -1,4 +1,4 @@
-"""Where the time of one request went: the client's own instants, and what the server says of itself."""
+"""Where the time of one request went: the client's own instants, and the server's account of its part."""
 
 import time
 
@@ -27,7 +27,7 @@ class TimePart(msgspec.Struct, frozen=True):
 
 
 def parts(instants: Instants) -> tuple[TimePart, ...]:
-    """Four parts, one after the other, that are the whole."""
+    """Four consecutive parts that add up to the total."""
     marks = (instants.connect_from, instants.connected, instants.written, instants.first_byte, instants.done)
     names = ("connect", "send", "wait", "receive")
     return tuple(
@@ -39,20 +39,21 @@ def parts(instants: Instants) -> tuple[TimePart, ...]:
 
 
 class StatisticsDelta:
-    """A model's statistics: taken before the request, and compared with those after it.
+    """A model's statistics before the request, to be compared with those after it.
 
-    Not of decoupled models, whose sums end when the model has taken the request, before or after its answers.
+    Decoupled models are left out: their statistics cover the time until the model has accepted the request, which may be before
+    or after its responses.
     """
 
-    def __init__(self, whom: Endpoint) -> None:
-        self._whom = whom
-        self._before = None if _is_decoupled(whom) else self._ask()
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._before = None if _is_decoupled(endpoint) else self._fetch()
 
     def since(self) -> ServerSide | str | None:
-        """What the model spent on the requests since, or why that is not known; None where the server has no statistics.
+        """What the model spent on requests since then, or why that is not known; None if the server has no statistics.
 
-        Servers count a request when they are rid of it, which may be after its answer has come: so they are asked again,
-        for half a second, and once more when that is over.
+        Servers may count a request after its response has arrived, so the statistics are polled for half a second, and once more
+        after that.
         """
         if self._before is None:
             return None
@@ -60,33 +61,31 @@ class StatisticsDelta:
         while True:
             is_last = time.monotonic() >= end
             try:
-                found = _between(self._before, self._ask() or ())
-            except UserError as error:  # the server was started anew in between
-                return error.what
+                found = _between(self._before, self._fetch() or ())
+            except UserError as error:  # the server was restarted in between
+                return error.line
             if found is not None:
                 return found
             if is_last:
                 return NOT_COUNTED
             time.sleep(_PAUSE_S)
 
-    def _ask(self) -> tuple[ModelStatistics, ...] | None:
-        whom = self._whom
+    def _fetch(self) -> tuple[ModelStatistics, ...] | None:
+        endpoint = self._endpoint
+        model, version = endpoint.reached.model, endpoint.server.version or ""
         try:
-            found: tuple[ModelStatistics, ...] = kserve.question(
-                whom.place, whom.headers, "statistics", whom.reached.model, whom.server.version or ""
-            )
-        except UserError:  # not offered, or broken: the request can be made all the same
+            return kserve.statistics(endpoint.peer, endpoint.headers, model, version)
+        except UserError:  # not offered, or broken: the request can be made anyway
             return None
-        return found
 
 
-def _is_decoupled(whom: Endpoint) -> bool:
-    facts = whom.reached.facts
+def _is_decoupled(endpoint: Endpoint) -> bool:
+    facts = endpoint.reached.facts
     return facts is not None and facts.config is not None and facts.config.decoupled
 
 
 def _between(before: tuple[ModelStatistics, ...], after: tuple[ModelStatistics, ...]) -> ServerSide | None:
-    """None while no request is counted."""
+    """The average time per request; None if no request has been counted yet."""
     changes = difference(before, after)
     requests = sum(one.success.count + one.fail.count for one in changes)
     queued = _average(changes, "queue")
@@ -107,9 +106,9 @@ def from_timing(timing: ServerTiming | None) -> ServerSide | None:
 
 
 def rest(instants: Instants, server: ServerSide) -> int | None:
-    """What is left of the request's time when the server's own is taken off: the network, and what it does not count.
+    """The request's time minus the server's: the network, and what the server does not count.
 
-    None where the server's own is longer: statistics go on after an answer is sent, and a decoupled model's much longer.
+    None if the server's is longer: statistics include work after a response is sent, for decoupled models much of it.
     """
     left = instants.done - instants.sent - max(server.queue, 0) - max(server.compute, 0)
     return left if left >= 0 else None

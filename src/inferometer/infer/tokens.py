@@ -1,4 +1,4 @@
-"""The tokens of an answer in words: how many, and how fast they came."""
+"""The tokens of a text response: how many, and how fast they arrived."""
 
 import math
 from itertools import pairwise
@@ -9,10 +9,10 @@ from inferometer.units import NS
 
 
 def measured(result: Result) -> dict[str, Any]:
-    """Counts and times (s); None where it is not known, or did not happen."""
-    spoken = result.spoken
-    assert spoken is not None
-    usage, arrivals = spoken.usage, spoken.arrivals
+    """Counts and times (s); None if unknown, or if it did not happen."""
+    output = result.output
+    assert output is not None
+    usage, arrivals = output.usage, output.arrivals
     seen = sum(count for _, count in arrivals)
     counted = usage.n_out if usage is not None and usage.n_out >= 0 else seen or None
     gaps = [(late - early) / NS for (early, _), (late, _) in pairwise(arrivals)]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from inferometer.errors import UserError
 from inferometer.probe import kserve
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.records import Spent, StageStatistics
 from inferometer.series import SeriesRow
 from inferometer.timing.clock import now
@@ -97,11 +97,11 @@ class StatisticsWatch:
     def _read(self) -> list[_Reading] | str:
         """Read every peer, or say why that failed: a server without statistics is measured all the same."""
         try:
-            return [kserve.question(peer, self._headers, "statistics", *self._model) for peer in self._peers]
+            return [kserve.statistics(peer, self._headers, *self._model) for peer in self._peers]
         except NotOffered:
             return "the server offers no statistics"
         except UserError as error:
-            return f"the server's statistics could not be read: {error.what}"
+            return f"the server's statistics could not be read: {error.line}"
 
     def _read_until_unchanged(self) -> list[_Reading] | str:
         begin = since = time.monotonic()

@@ -1,23 +1,40 @@
-"""Asking a KServe v2 server about itself and its models, over HTTP or gRPC by the URL's scheme."""
+"""Queries to a KServe v2 server about itself and its models, over HTTP or gRPC by the URL's scheme.
+
+Each query raises NotOffered if the server does not have it, and UserError if the server reports an error.
+"""
 
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from inferometer.config.schema import TENSOR_APIS, Server
+from inferometer.apis import APIS
+from inferometer.config.schema import Server
 from inferometer.errors import CHECK_VERSION, GIVE_KEY, KEY_WANTED, OTHER_GRPC, OTHER_HTTP, UserError
 from inferometer.probe import query
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.connect import Peer
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc_control, http_control
-from inferometer.wire.kserve.control import IndexEntry, ModelConfig, ModelMetadata, NotOffered, ServerMetadata
+from inferometer.wire.kserve.control import (
+    IndexEntry,
+    ModelConfig,
+    ModelMetadata,
+    ModelStatistics,
+    NotOffered,
+    ServerMetadata,
+    ShmStatus,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Metadata = Mapping[str, str]
+"""Headers of a query; over gRPC, its metadata."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What is known about a model before anything is asked of it."""
+    """What is known about a model before any inference."""
 
     server: ServerMetadata
     metadata: ModelMetadata
@@ -26,88 +43,154 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def max_batch(self) -> int:
-        """0: it takes no batches, or nobody says."""
+        """0: the model does not take batches, or the server does not say."""
         return self.config.max_batch_size if self.config is not None else 0
 
 
-def question(place: Peer, headers: Mapping[str, str], name: str, *arguments: Any) -> Any:
-    """The typed answer to one of control.py's questions, by its name; NotOffered where the server has no such thing."""
-    target = place.target
-    if not target.grpc:
-        asked = getattr(http_control, name)(*arguments)
-        # accept-encoding is for inferences
-        plain = {key: value for key, value in headers.items() if key.lower() != "accept-encoding"}
-        reply = query.http(place, asked.method, asked.path, plain, asked.body)
-        return _told(target.url, f"http_{reply.status}", lambda: http_control.read(asked, reply.status, reply.body))
-    call = getattr(grpc_control, name)(*arguments)
-    reply = query.grpc(place, call.path, [call.message], headers)
-    if reply.fail is not None and not reply.fail.code.startswith("grpc_"):
+# --- queries ---------------------------------------------------------------------------------------------------------
+
+
+def live(peer: Peer, headers: Metadata) -> bool:
+    return _query(peer, headers, http_control.live, grpc_control.live)
+
+
+def ready(peer: Peer, headers: Metadata) -> bool:
+    return _query(peer, headers, http_control.ready, grpc_control.ready)
+
+
+def server_metadata(peer: Peer, headers: Metadata) -> ServerMetadata:
+    return _query(peer, headers, http_control.server_metadata, grpc_control.server_metadata)
+
+
+def model_ready(peer: Peer, headers: Metadata, model: str, version: str = "") -> bool:
+    return _query(peer, headers, http_control.model_ready, grpc_control.model_ready, model, version)
+
+
+def model_metadata(peer: Peer, headers: Metadata, model: str, version: str = "") -> ModelMetadata:
+    return _query(peer, headers, http_control.model_metadata, grpc_control.model_metadata, model, version)
+
+
+def model_config(peer: Peer, headers: Metadata, model: str, version: str = "") -> ModelConfig:
+    return _query(peer, headers, http_control.model_config, grpc_control.model_config, model, version)
+
+
+def repository_index(peer: Peer, headers: Metadata) -> tuple[IndexEntry, ...]:
+    return _query(peer, headers, http_control.repository_index, grpc_control.repository_index)
+
+
+def statistics(peer: Peer, headers: Metadata, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+    return _query(peer, headers, http_control.statistics, grpc_control.statistics, model, version)
+
+
+def shm_register(peer: Peer, headers: Metadata, region: str, key: str, byte_size: int) -> None:
+    _query(peer, headers, http_control.shm_register, grpc_control.shm_register, region, key, byte_size)
+
+
+def shm_unregister(peer: Peer, headers: Metadata, region: str) -> None:
+    _query(peer, headers, http_control.shm_unregister, grpc_control.shm_unregister, region)
+
+
+def shm_status(peer: Peer, headers: Metadata) -> tuple[ShmStatus, ...]:
+    return _query(peer, headers, http_control.shm_status, grpc_control.shm_status)
+
+
+def _query(
+    peer: Peer,
+    headers: Metadata,
+    over_http: Callable[P, http_control.ControlRequest[T]],
+    over_grpc: Callable[P, grpc_control.ControlCall[T]],
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> T:
+    """Send a query over the peer's protocol and return its typed response."""
+    if peer.target.grpc:
+        return _query_grpc(peer, headers, over_grpc(*arguments, **options))
+    return _query_http(peer, headers, over_http(*arguments, **options))
+
+
+def _query_http(peer: Peer, headers: Metadata, request: http_control.ControlRequest[T]) -> T:
+    # accept-encoding is for inferences
+    plain = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
+    reply = query.http(peer, request.method, request.path, plain, request.body)
+    try:
+        return http_control.read(request, reply.status, reply.body)
+    except UserError as error:
+        raise _located(error, peer, f"http_{reply.status}") from None
+
+
+def _query_grpc(peer: Peer, headers: Metadata, call: grpc_control.ControlCall[T]) -> T:
+    reply = query.grpc(peer, call.path, [call.message], headers)
+    fail = reply.fail
+    if fail is not None and not fail.code.startswith("grpc_"):
         raise UserError(
-            f"{target.url}: {call.what}: {reply.fail.message or meaning(reply.fail.code)}", "check the server's log"
+            f"{peer.target.url}: {call.what}: {fail.message or meaning(fail.code)}", "check the server's log"
         )
-    status = grpc_wire.status_number(reply.fail.code[5:]) if reply.fail is not None else 0
-    said = reply.fail.message if reply.fail is not None else ""
+    status, text = (grpc_wire.status_number(fail.code[5:]), fail.message) if fail is not None else (0, "")
     message = reply.pieces[0][1] if reply.pieces else b""
-    code = reply.fail.code if reply.fail is not None else ""
-    return _told(target.url, code, lambda: grpc_control.read(call, status, said, message))
-
-
-def _told(url: str, code: str, read: Any) -> Any:
     try:
-        return read()
+        return grpc_control.read(call, status, text, message)
     except UserError as error:
-        raise type(error)(f"{url}: {error.what}", GIVE_KEY if code in KEY_WANTED else error.remedy) from None
+        raise _located(error, peer, fail.code if fail is not None else "") from None
 
 
-def discover(place: Peer, headers: Mapping[str, str], server: Server) -> ModelFacts:
-    """Is it alive, which model, is that ready, and what does it take?"""
+def _located(error: UserError, peer: Peer, code: str) -> UserError:
+    """The error with the URL, and with the remedy for a missing API key if that is the reason."""
+    return type(error)(f"{peer.target.url}: {error.what}", GIVE_KEY if code in KEY_WANTED else error.remedy)
+
+
+# --- discovery -------------------------------------------------------------------------------------------------------
+
+
+def discover(peer: Peer, headers: Metadata, server: Server) -> ModelFacts:
+    """Find the model and what it takes; raises UserError unless the server is live and the model is ready."""
     try:
-        return _discover(place, headers, server)
+        return _discover(peer, headers, server)
     except UserError as error:
-        error.remedy = error.remedy or "look at the server's log"
+        error.remedy = error.remedy or "check the server's log"
         raise
 
 
-def _discover(place: Peer, headers: Mapping[str, str], server: Server) -> ModelFacts:
-    url, version = place.target.url, server.version or ""
-    if not _is_live(place, headers):
-        raise UserError(f"{url}: the server says that it is not live", "wait for it, or look at its log")
-    about = question(place, headers, "server_metadata")
-    model = server.model or _only_model(place, headers)
+def _discover(peer: Peer, headers: Metadata, server: Server) -> ModelFacts:
+    url, version = peer.target.url, server.version or ""
+    if not _is_live(peer, headers):
+        raise UserError(f"{url}: the server reports that it is not live", "wait for it, or check its log")
+    about = server_metadata(peer, headers)
+    model = server.model or _first_ready(peer, headers)
     try:
-        metadata = question(place, headers, "model_metadata", model, version)
+        metadata = model_metadata(peer, headers, model, version)
     except NotOffered:
         raise
     except UserError as error:
-        raise UserError(error.what, error.remedy or _known_models(place, headers, model, version)) from None
-    if not question(place, headers, "model_ready", model, version):
-        raise UserError(f"{url}: the model {model} is not ready", "load it, or wait until the server has")
+        raise UserError(error.what, error.remedy or _known_models(peer, headers, model, version)) from None
+    if not model_ready(peer, headers, model, version):
+        raise UserError(f"{url}: the model {model} is not ready", "load it, or wait until the server has loaded it")
     try:
-        config = question(place, headers, "model_config", model, version)
+        config = model_config(peer, headers, model, version)
     except NotOffered:
         config = None
-    if server.stream is False and config is not None and config.decoupled and server.api in TENSOR_APIS:
+    is_tensors = APIS[server.api].request == "tensors"
+    if server.stream is False and config is not None and config.decoupled and is_tensors:
         raise UserError(
-            f"{url}: the model {model} is decoupled: a request may have any number of answers",
-            _streamed(place, metadata),
+            f"{url}: the model {model} is decoupled: a request may have any number of responses",
+            _how_to_stream(peer, metadata),
         )
     _check_outputs(server, metadata)
     return ModelFacts(about, _with_optional(metadata, config), config)
 
 
-def _is_live(place: Peer, headers: Mapping[str, str]) -> bool:
-    """The first question: a server that does not know it speaks something else."""
+def _is_live(peer: Peer, headers: Metadata) -> bool:
+    """The first query: a server that does not know it speaks another protocol."""
     try:
-        return bool(question(place, headers, "live"))
+        return live(peer, headers)
     except NotOffered as error:
-        remedy = OTHER_GRPC if place.target.grpc else OTHER_HTTP
-        raise UserError(f"{error.what}: it is no KServe v2 server", remedy) from None
+        remedy = OTHER_GRPC if peer.target.grpc else OTHER_HTTP
+        raise UserError(f"{error.what}: it is not a KServe v2 server", remedy) from None
 
 
-def _streamed(place: Peer, metadata: ModelMetadata) -> str:
-    """How to measure a decoupled model: text over HTTP, and anything over gRPC."""
-    url, is_grpc = place.target.url, place.target.grpc
-    names = {one.name for one in (*metadata.inputs, *metadata.outputs)}
+def _how_to_stream(peer: Peer, metadata: ModelMetadata) -> str:
+    """How to measure a decoupled model: text over HTTP, anything else over gRPC."""
+    url, is_grpc = peer.target.url, peer.target.grpc
+    names = {tensor.name for tensor in (*metadata.inputs, *metadata.outputs)}
     if names >= {"text_input", "text_output"}:
         http = "over its HTTP port: inferometer run http://HOST:PORT" if is_grpc else f"with inferometer run {url}"
         return f"it streams text: measure it {http} --model {metadata.name} --set server.api=generate"
@@ -116,53 +199,54 @@ def _streamed(place: Peer, metadata: ModelMetadata) -> str:
 
 
 def _check_outputs(server: Server, metadata: ModelMetadata) -> None:
-    names = [one.name for one in metadata.outputs]
+    names = [output.name for output in metadata.outputs]
     for name in server.outputs:
         if names and name not in names:
             near = difflib.get_close_matches(name, names, 1, 0.5)
-            meant = f"did you mean {near[0]}? " if near else ""
+            suggestion = f"did you mean {near[0]}? " if near else ""
             raise UserError(
-                f"server.outputs: the model {metadata.name} has no output {name!r:.60}",
-                f"{meant}its outputs are {', '.join(names)}",
+                f"the model {metadata.name} has no output {name!r:.60}",
+                f"{suggestion}its outputs are {', '.join(names)}",
+                "server.outputs",
             )
 
 
 def _with_optional(metadata: ModelMetadata, config: ModelConfig | None) -> ModelMetadata:
     if config is None or not config.optional:
         return metadata
-    inputs = [msgspec.structs.replace(one, optional=one.name in config.optional) for one in metadata.inputs]
+    inputs = [msgspec.structs.replace(spec, optional=spec.name in config.optional) for spec in metadata.inputs]
     return msgspec.structs.replace(metadata, inputs=tuple(inputs))
 
 
-def _index(place: Peer, headers: Mapping[str, str]) -> tuple[IndexEntry, ...]:
+def _index(peer: Peer, headers: Metadata) -> tuple[IndexEntry, ...]:
+    """The server's models; empty if it does not list them."""
     try:
-        found: tuple[IndexEntry, ...] = question(place, headers, "repository_index")
+        return repository_index(peer, headers)
     except UserError:
         return ()
-    return found
 
 
-def _only_model(place: Peer, headers: Mapping[str, str]) -> str:
-    """The model to take where none is named: the first that is ready."""
-    entries = _index(place, headers)
-    ready = [entry.name for entry in entries if entry.state == "READY"]
-    ready = ready or [entry.name for entry in entries if not entry.state]  # Triton has none for what is not loaded
-    if not ready:
+def _first_ready(peer: Peer, headers: Metadata) -> str:
+    """The model to use if none is named: the first that is ready."""
+    entries = _index(peer, headers)
+    models = [entry.name for entry in entries if entry.state == "READY"]
+    models = models or [entry.name for entry in entries if not entry.state]  # Triton omits the state of unloaded models
+    if not models:
         raise UserError(
-            f"{place.target.url}: the server lists no model that is ready", "name the model: server.model, or --model"
+            f"{peer.target.url}: the server does not list any model that is ready", "name the model: {server.model}"
         )
-    return ready[0]
+    return models[0]
 
 
-def _known_models(place: Peer, headers: Mapping[str, str], model: str, version: str) -> str:
-    """What to do about a model that is not found."""
-    entries = _index(place, headers)
+def _known_models(peer: Peer, headers: Metadata, model: str, version: str) -> str:
+    """The remedy for a model that is not found."""
+    entries = _index(peer, headers)
     names = sorted({entry.name for entry in entries})
     if not names:
         return "check the model's name"
     if model in names:
         versions = sorted({entry.version for entry in entries if entry.name == model and entry.version})
-        there = f": the server has {', '.join(versions)}" if versions else ""
-        return f"{CHECK_VERSION}{there}" if version else f"load {model} into the server"
+        available = f": the server has {', '.join(versions)}" if versions else ""
+        return f"{CHECK_VERSION}{available}" if version else f"load {model} into the server"
     near = difflib.get_close_matches(model, names, 1, 0.5)
     return (f"did you mean {near[0]}? " if near else "") + f"the server has {', '.join(names[:20])}"

@@ -1,7 +1,7 @@
-"""A question and its whole answer, over HTTP/1.1 or gRPC: one exchange (roundtrip.py) whose answer is kept.
+"""One request and its complete response, over HTTP/1.1 or gRPC: a round trip (roundtrip.py) whose response is kept.
 
-It serves what is asked before t=0 and after the run: metadata, statistics, reflection ... What keeps an answer from coming is a
-UserError; what the server answers is a Reply.
+Used before and after a run for metadata, statistics, reflection and the like. Raises UserError if there is no response; any
+response, whatever its status, is a Reply.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,25 @@ import httptools
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.probe.roundtrip import Instants, Peer, or_with_tls, over_grpc, over_http
+from inferometer.probe.connect import Peer
+from inferometer.probe.roundtrip import Instants, or_with_tls, over_grpc, over_http
 from inferometer.types import End, Event, Fail
 from inferometer.wire.failures import bounded, meaning
 from inferometer.wire.grpc import GrpcResponse, framed, header_block
 from inferometer.wire.http1 import request_head
 
 _SHOWN = 60
-"""Bytes of something that is no HTTP/1.1 which are shown."""
+"""Bytes shown of a response that is not HTTP/1.1."""
 
 
 class Reply(Instants, kw_only=True):
-    """An answer with its instants."""
+    """A response with its instants."""
 
     status: int
     headers: dict[str, str]
-    """By lower-case name; gRPC: the trailers too."""
+    """By lower-case name; over gRPC, including the trailers."""
     pieces: list[tuple[int, bytes]]
-    """What came when: pieces of the body (HTTP), or whole messages (gRPC)."""
+    """Pieces of the body (HTTP) or whole messages (gRPC), with the time of arrival."""
     fail: Fail | None = None
     """gRPC: why the call failed."""
 
@@ -43,37 +44,37 @@ class Reply(Instants, kw_only=True):
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def http(place: Peer, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
-    """One request over a connection of its own."""
-    target = place.target
+def http(peer: Peer, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
+    """Send one request on its own connection."""
+    target = peer.target
     length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
     head = request_head(method, target.prefix + path, target.authority, {**headers, **length, "Connection": "close"})
-    answer = _WholeResponse()
+    response = _WholeResponse()
     pieces: list[tuple[int, bytes]] = []
 
-    def heard(at: int, _: Sequence[Event]) -> None:
-        pieces.extend((at, piece) for piece in answer.pieces)
-        answer.pieces.clear()
+    def keep(at: int, _: Sequence[Event]) -> None:
+        pieces.extend((at, piece) for piece in response.pieces)
+        response.pieces.clear()
 
-    instants, fail = over_http(place, head + b"\r\n" + body, answer, heard)
+    instants, fail = over_http(peer, head + b"\r\n" + body, response, keep)
     if fail is not None:
         remedy = _REMEDIES[fail.code]
         raise UserError(
             f"{target.url}: {method} {path}: {fail.message or meaning(fail.code)}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
         )
-    return Reply(**msgspec.structs.asdict(instants), status=answer.status, headers=answer.headers, pieces=pieces)
+    return Reply(**msgspec.structs.asdict(instants), status=response.status, headers=response.headers, pieces=pieces)
 
 
 _REMEDIES = {
-    "closed": "check that an HTTP server is there",
+    "closed": "check that it is an HTTP server",
     "cut_short": "check the server's log",
     "malformed_http": "check the port",
 }
 
 
 class _WholeResponse:
-    """A decoder (types.Decoder) that keeps status, headers and body, whatever the status. httptools parses."""
+    """A decoder (types.Decoder) that keeps status, headers and body, whatever the status. Parsing is done by httptools."""
 
     text = ""
 
@@ -96,11 +97,11 @@ class _WholeResponse:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not self._is_complete:
                 shown = bounded(self._start[:_SHOWN].decode("latin-1"))
-                return (Fail("malformed_http", f"that is no HTTP/1.1: it starts with {shown!r}"),)
+                return (Fail("malformed_http", f"the response is not HTTP/1.1: it starts with {shown!r}"),)
         return (End(keep_alive=False),) if self._is_complete else ()
 
     def eof(self) -> Sequence[Event]:
-        """The server closed: the proper end of an answer without a length, and a broken one of any other."""
+        """The server closed: the regular end of a response without a length, and an error for any other."""
         if not self._start:
             return (Fail("closed", ""),)
         if not self.status or {"content-length", "transfer-encoding"} & self.headers.keys():
@@ -121,7 +122,7 @@ class _WholeResponse:
 
     def on_message_complete(self) -> None:
         self._is_complete = self.status > 0
-        if not self._is_complete:  # 100 Continue, 103 Early Hints: the answer is still to come
+        if not self._is_complete:  # 100 Continue, 103 Early Hints: the response is still to come
             self.headers.clear()
 
 
@@ -129,34 +130,34 @@ class _WholeResponse:
 
 
 def grpc(
-    place: Peer,
+    peer: Peer,
     path: str,
     messages: Sequence[bytes],
     metadata: Mapping[str, str],
     deadline: float = 0,
     compression: str = "none",
 ) -> Reply:
-    """One call on a connection of its own; the answer's messages are in `pieces`, unpacked."""
-    target = place.target
+    """Make one call on its own connection; the response's messages are in `pieces`, unframed."""
+    target = peer.target
     block = header_block(path, target.authority, target.tls, metadata, deadline, compression)
     body = b"".join(framed(message, compression) for message in messages)
     kept: list[bytes] = []
-    answer = _WithHeaders(streamed=True, kept=kept)
+    response = _WithHeaders(streamed=True, kept=kept)
     pieces: list[tuple[int, bytes]] = []
 
-    def heard(at: int, _: Sequence[Event]) -> None:
+    def keep(at: int, _: Sequence[Event]) -> None:
         pieces.extend((at, message) for message in kept)
         kept.clear()
 
-    instants, fail = over_grpc(place, block, body, answer, heard, deadline)
+    instants, fail = over_grpc(peer, block, body, response, keep, deadline)
     if fail is not None and fail.code == "not_grpc":
-        raise UserError(f"{target.url}: {fail.message}: that is no gRPC", "check the port and the URL's scheme")
-    told = msgspec.structs.asdict(instants)
-    return Reply(**told, status=answer.status, headers=answer.fields, pieces=pieces, fail=fail)
+        raise UserError(f"{target.url}: {fail.message}: it does not speak gRPC", "check the port and the URL's scheme")
+    steps = msgspec.structs.asdict(instants)
+    return Reply(**steps, status=response.status, headers=response.fields, pieces=pieces, fail=fail)
 
 
 class _WithHeaders(GrpcResponse, gc=True):
-    """With the headers and trailers kept."""
+    """A decoder that keeps the headers and trailers."""
 
     fields: dict[str, str] = msgspec.field(default_factory=dict)
 

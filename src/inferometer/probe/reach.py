@@ -1,97 +1,149 @@
-"""What happens before t=0: names, limits, TLS, keys, and what there is to ask. What is wrong here is a UserError."""
+"""What happens before t=0: resolve names, check TLS and keys, find the model. Raises UserError if the server cannot be measured."""
 
-import json
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from inferometer import __version__
+from inferometer.apis import APIS
 from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hidden, words
-from inferometer.errors import GIVE_KEY, KEY_WANTED, UserError
-from inferometer.probe import kserve, query, roundtrip
+from inferometer.errors import UserError
+from inferometer.probe import kserve, openai, reflect
+from inferometer.probe.connect import Address, Peer, connect
 from inferometer.probe.kserve import ModelFacts
-from inferometer.probe.roundtrip import Address, Peer
-from inferometer.wire import protobuf, reflection
-from inferometer.wire.failures import meaning
-from inferometer.wire.http1 import error_message, request_head
+from inferometer.wire.context import USER_AGENT, CallContext
+from inferometer.wire.http1 import request_head
 from inferometer.wire.target import Target, parse
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """The server, found: ready to be measured."""
+    """A server that was found and is ready to be measured."""
 
     targets: tuple[Target, ...]
     addresses: tuple[Address, ...]
     model: str
     secrets: dict[str, str]
-    """Headers that no file may hold."""
+    """Headers that must not be stored."""
     facts: ModelFacts | None = None
-    """KServe: what the model takes and gives."""
+    """KServe: the model's inputs, outputs and configuration."""
     descriptors: bytes = b""
-    """`api: grpc`: the descriptor set that has the method."""
+    """`api: grpc`: the descriptor set that defines the method."""
 
 
-def reach(server: Server, patience: float | None = None) -> Reached:
-    """Resolve each URL, connect to it once, and find out what there is to ask.
+class _Found(msgspec.Struct, frozen=True):
+    """What discovery found: the fields of Reached that depend on the API."""
 
-    `patience` is for each read of an answer, in seconds (0: no limit); None: as long as connecting may take.
+    model: str = ""
+    facts: ModelFacts | None = None
+    descriptors: bytes = b""
+
+
+def reach(server: Server, read_timeout: float | None = None) -> Reached:
+    """Resolve each URL, connect to it once, and find the model or the method.
+
+    `read_timeout` applies to each read of a response, in seconds (0: no limit); None: as long as connecting may take.
     """
     secrets = _secrets(server)
     with hidden(words(server, secrets)):
-        return _reach(server, secrets, patience)
+        return _reach(server, secrets, read_timeout)
 
 
-def _reach(server: Server, secrets: dict[str, str], patience: float | None) -> Reached:
+def _reach(server: Server, secrets: dict[str, str], read_timeout: float | None) -> Reached:
     targets = tuple(parse(url) for url in server.urls)
-    is_wanted = any(target.tls for target in targets) or server.tls != TLS()  # and not else: it takes 40 ms
-    context = tls_context(server) if is_wanted else None
-    places = [place_of(target, server, context, patience) for target in targets]
+    needs_tls = (
+        any(target.tls for target in targets) or server.tls != TLS()
+    )  # not otherwise: loading the CAs takes 40 ms
+    context = tls_context(server) if needs_tls else None
+    peers = [peer_of(target, server, context, read_timeout) for target in targets]
     addresses = []
-    for place in places:
-        sock, address = roundtrip.connect(place)
+    for peer in peers:
+        sock, address = connect(peer)
         sock.close()
         addresses.append(address)
-    model, facts, descriptors = server.model or "", None, b""
     headers = request_headers(targets[0], server, secrets)
-    if server.api == "grpc":
-        descriptors = _descriptors(places[0], server, headers)
-    elif server.api in ("chat", "completions"):
-        model = model or _first_model(places[0], headers)
-    else:
-        facts = kserve.discover(places[0], headers, server)
-        model = facts.metadata.name
-        for place in places[1:]:
-            kserve.discover(place, headers, msgspec.structs.replace(server, model=model))
-    return Reached(targets, tuple(addresses), model, secrets, facts, descriptors)
+    found = _DISCOVERY[APIS[server.api].discovery](peers, headers, server)
+    return Reached(targets, tuple(addresses), found.model, secrets, found.facts, found.descriptors)
 
 
-def place_of(target: Target, server: Server, context: ssl.SSLContext | None, patience: float | None = None) -> Peer:
-    connect = float(server.timeouts.connect)
-    return Peer(target, context if target.tls else None, connect, connect if patience is None else patience)
+# --- discovery -------------------------------------------------------------------------------------------------------
 
 
-def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> bytes:
-    """What warms a connection: something cheap is asked for, and the answer is not looked at."""
-    path = "/v1/models" if server.api in ("chat", "completions") else "/v2/health/live"
-    return (
-        request_head("GET", target.prefix + path, target.authority, request_headers(target, server, secrets)) + b"\r\n"
+def _discover_openai(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
+    return _Found(server.model or openai.first_model(peers[0], headers))
+
+
+def _discover_kserve(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
+    facts = kserve.discover(peers[0], headers, server)
+    model = facts.metadata.name
+    for peer in peers[1:]:
+        kserve.discover(peer, headers, msgspec.structs.replace(server, model=model))
+    return _Found(model, facts)
+
+
+def _discover_method(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
+    return _Found(server.model or "", descriptors=reflect.descriptors(peers[0], headers, server))
+
+
+_DISCOVERY: dict[str, Callable[[list[Peer], dict[str, str], Server], _Found]] = {
+    "openai": _discover_openai,
+    "kserve": _discover_kserve,
+    "reflection": _discover_method,
+}
+"""By the API's `discovery` (apis.py)."""
+
+
+# --- what requests need ----------------------------------------------------------------------------------------------
+
+
+def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
+    """The settings that encoders need; `tag` is the prefix of every request's X-Request-Id."""
+    return CallContext(
+        api=server.api,
+        model=reached.model,
+        targets=reached.targets,
+        tag=tag,
+        headers=server.headers | reached.secrets,
+        stream=bool(server.stream),
+        body=server.body,
+        usage=server.usage,
+        ignore_eos=server.ignore_eos,
+        max_tokens_field=server.max_tokens_field,
+        version=server.version or "",
+        parameters=server.parameters,
+        outputs=tuple(server.outputs),
+        compression=server.compression,
+        deadline=float(server.deadline),
+        method=server.method or "",
+        descriptors=reached.descriptors,
     )
+
+
+def peer_of(target: Target, server: Server, context: ssl.SSLContext | None, read_timeout: float | None = None) -> Peer:
+    connect = float(server.timeouts.connect)
+    return Peer(target, context if target.tls else None, connect, connect if read_timeout is None else read_timeout)
 
 
 def request_headers(target: Target, server: Server, secrets: dict[str, str]) -> dict[str, str]:
     credentials = {"Authorization": target.credentials} if target.credentials else {}
-    return {"User-Agent": f"inferometer/{__version__}"} | credentials | server.headers | secrets
+    return USER_AGENT | credentials | server.headers | secrets
+
+
+def warming_request(target: Target, server: Server, secrets: dict[str, str]) -> bytes:
+    """A cheap request that warms up a connection; its response is ignored."""
+    path = target.prefix + APIS[server.api].warm_path
+    return request_head("GET", path, target.authority, request_headers(target, server, secrets)) + b"\r\n"
 
 
 def _secrets(server: Server) -> dict[str, str]:
+    """The API key's header, if there is a key."""
     if server.api_key_env:
         key = os.environ.get(server.api_key_env, "")
         if not key.strip():
             raise UserError(
-                f"server.api_key_env: the variable {server.api_key_env} is not set", "export it, or drop the setting"
+                f"the variable {server.api_key_env} is not set", "export it, or drop the setting", "server.api_key_env"
             )
     elif server.api_key_file:
         try:
@@ -99,101 +151,41 @@ def _secrets(server: Server) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise UserError(
-                f"server.api_key_file: {server.api_key_file}: {reason}", "give a file that holds the key alone"
+                f"{server.api_key_file}: {reason}", "give a file that holds the key alone", "server.api_key_file"
             ) from None
     else:
         return {}
     key = key.strip()
     if not key.isprintable() or not key.isascii() or not key:
         raise UserError(
-            "the API key holds characters that cannot stand in a header", "check the variable or file it comes from"
+            "the API key has characters that are not allowed in a header", "check the variable or file it comes from"
         )
     return {"Authorization": f"Bearer {key}"}
 
 
 def tls_context(server: Server) -> ssl.SSLContext:
-    """For https and grpcs: the system's CAs or one's own, a client certificate, or no check at all."""
+    """The TLS settings for https and grpcs: the system's CAs or a given one, a client certificate, or no verification."""
     tls = server.tls
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ssl.SSLError):
         raise UserError(
-            f"server.tls.ca: {tls.ca} is no readable PEM file of certificates", "give the CA's PEM file"
+            f"{tls.ca} is not a readable PEM file of certificates", "give the CA's PEM file", "server.tls.ca"
         ) from None
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if tls.key and not tls.cert:
-        raise UserError("server.tls.key: the certificate that it belongs to is missing", "give it: server.tls.cert")
+        raise UserError("the certificate of this key is missing", "give it with {server.tls.cert}", "server.tls.key")
     if tls.cert:
         try:
             context.load_cert_chain(tls.cert, tls.key)
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or (error.reason if isinstance(error, ssl.SSLError) else "")
             raise UserError(
-                f"server.tls.cert: {tls.cert} and its key cannot be loaded: {reason}",
-                "give PEM files of a certificate and of the key that belongs to it",
+                f"{tls.cert} and its key cannot be loaded: {reason}",
+                "give PEM files of a certificate and of its key",
+                "server.tls.cert",
             ) from None
-    context.set_alpn_protocols(["h2"] if server.urls[0].startswith("grpc") else ["http/1.1"])
+    context.set_alpn_protocols(["h2"] if parse(server.urls[0]).grpc else ["http/1.1"])
     return context
-
-
-def _first_model(place: Peer, headers: dict[str, str]) -> str:
-    target = place.target
-    path = target.prefix + "/v1/models"
-    name_it = "or name the model: server.model, or --model on the command line"
-    answer = query.http(place, "GET", "/v1/models", headers)
-    body = answer.body
-    if answer.status in (401, 403):
-        raise UserError(f"{target.url}: GET {path}: {answer.status}, the server wants a key", GIVE_KEY)
-    if answer.status != 200:
-        is_path_wrong = answer.status == 404 and target.prefix  # else the server may have models and not list them
-        raise UserError(
-            f"{target.url}: GET {path}: status {answer.status}: {error_message(body)}",
-            f"check the URL's path{'' if is_path_wrong else f', {name_it}'}; for a tensor server --set server.api=kserve",
-        )
-    try:
-        models = [entry["id"] for entry in json.loads(body)["data"]]
-    except (ValueError, KeyError, TypeError):
-        kind = "a web page" if body.lstrip()[:1] == b"<" else "something that is not OpenAI's JSON"
-        raise UserError(
-            f"{target.url}: GET {path}: answers {kind}", f"check that the URL is an OpenAI-style endpoint, {name_it}"
-        ) from None
-    if not models:
-        raise UserError(f"{target.url}: GET {path}: lists no model", "load one into the server")
-    return str(models[0])
-
-
-def _descriptors(place: Peer, server: Server, headers: dict[str, str]) -> bytes:
-    """The descriptor set that has the method: compiled, read, or asked of the server."""
-    if server.proto:
-        path = Path(server.proto).expanduser()
-        descriptors = protobuf.compile(path) if path.suffix == ".proto" else _read(path)
-        called = f"server.proto: {path}"
-    else:
-        descriptors, called = _reflected(place, server, headers), "what the server describes itself with"
-    protobuf.load(descriptors, called=called).method(server.method or "")
-    return descriptors
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"server.proto: {path}: {error.strerror}", "give a .proto file or a descriptor set") from None
-
-
-def _reflected(place: Peer, server: Server, headers: dict[str, str]) -> bytes:
-    conversation = reflection.describe(server.method or "")
-    question = next(conversation)
-    while True:
-        reply = query.grpc(place, question.path, [question.message], headers)
-        if reply.fail is not None and reply.fail.code != "grpc_UNIMPLEMENTED":
-            raise UserError(
-                f"{place.target.url}: reflection: {reply.fail.message or meaning(reply.fail.code)}",
-                GIVE_KEY if reply.fail.code in KEY_WANTED else "name the .proto file (server.proto)",
-            )
-        try:
-            question = conversation.send(reply.pieces[0][1] if reply.pieces else None)
-        except StopIteration as end:
-            return bytes(end.value)

@@ -1,19 +1,14 @@
-"""Tensors in system shared memory: set up before t=0, and taken away however the run ends.
+"""Tensors in system shared memory: set up before t=0, and removed however the run ends.
 
-There is one region a run, a file under /dev/shm: first the inputs, each different tensor once, then slots that the server
-writes outputs into. Every server registers it under the file's own name, and requests name places in it.
+There is one region per run, a file under /dev/shm: first the inputs, each distinct tensor once, then slots that the server
+writes outputs into. Every server registers it under the name of the file, and requests refer to offsets in it.
 
-- The file is written and allocated, never mapped: where there is no room, that is an error here and no SIGBUS in the server.
-- Whoever made a region holds a lock on it while it lives. One whose lock is free was left behind by a run that was killed:
-  the next run removes it, and takes it off the server's list.
-- In the end the file goes first, which nothing can hold up, and then the servers are told. One that will not let go, since
-  requests of ours are still in it, is told again by the next run.
+- A region that a killed run left behind is removed and unregistered by the next run (shm_region.py).
+- At the end the file is removed first, which always succeeds, then it is unregistered. If a server refuses because it is still
+  processing requests, the next run unregisters the region.
 """
 
 import contextlib
-import fcntl
-import hashlib
-import os
 import secrets
 import signal
 import sys
@@ -21,53 +16,49 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from inferometer.config.schema import Server
 from inferometer.errors import UserError
-from inferometer.probe import kserve, query
+from inferometer.probe import kserve, query, shm_region
+from inferometer.probe.connect import Peer
 from inferometer.probe.kserve import ModelFacts
-from inferometer.probe.roundtrip import Peer
+from inferometer.probe.shm_region import PREFIX, Region, aligned, sweep
 from inferometer.tensors import Tensor, TensorSpec, datatype_of, elements
-from inferometer.units import format_bytes
+from inferometer.wire.context import Sequenced, SharedRefs
 from inferometer.wire.failures import meaning
 from inferometer.wire.kserve import grpc, http
-from inferometer.wire.kserve.calls import Sequenced, SharedRefs
 from inferometer.wire.kserve.control import ShmStatus
 from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmRef
 
-PREFIX = "inferometer-"
-FOLDER = Path("/dev/shm")
-
 _ROOM = 256 << 20
-"""Bytes for the outputs of all shards. More are taken only where the requests in flight need them."""
+"""Bytes for the outputs of all shards, exceeded only if the requests in flight need more."""
 _SLOTS_PER_USER = 4
-"""Slots are used in turn, and answers do not come in turn: a request that is overtaken this often shares its slot."""
-_ALIGNED = 64
-_GOODBYE = 5.0
-"""Seconds that a server is given in the end to answer, and to let go of a region that requests are still using."""
-_ASK_AGAIN = 0.05
+"""Slots are used in turn, but responses arrive out of order: a request that is overtaken this often shares its slot."""
+_KEY = "server.shared_memory"
+_UNREGISTER_S = 5.0
+"""Seconds to wait at the end for a server to unregister a region that requests are still using."""
+_RETRY_S = 0.05
 
 Payload = tuple[Tensor, ...]
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """What a shard sends: its nth request has the tensors payloads[n % len(payloads)]."""
+    """What one shard sends: its nth request has the tensors payloads[n % len(payloads)]."""
 
     payloads: Sequence[Payload]
     at_once: int
-    """Requests in flight at the most, as far as that is known."""
+    """Maximum number of requests in flight, as far as it is known."""
     sequences: tuple[int, ...] = ()
-    """The payloads lie in sequences of so many each, sent one after the other; empty: there are none."""
+    """Lengths of the sequences that the payloads form, one after the other; empty: no sequences."""
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Whom to ask: the servers, and the model that all of them have."""
+    """The servers that share the region, and the model that all of them serve."""
 
-    places: Sequence[Peer]
+    peers: Sequence[Peer]
     headers: dict[str, str]
     server: Server
     model: str
@@ -76,139 +67,44 @@ class Served(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def shared(served: Served, portions: Iterable[Portion]) -> Iterator[tuple[SharedRefs, ...]]:
-    """Where the tensors of each shard's requests lie, for as long as the context lasts."""
-    if sys.platform != "linux" or not FOLDER.is_dir():
+    """Put the tensors into shared memory for the duration of the block; yields where each shard's tensors are."""
+    if sys.platform != "linux" or not shm_region.FOLDER.is_dir():
         raise UserError(
-            f"server.shared_memory: this system has no {FOLDER}", "run on Linux, or set server.shared_memory to false"
+            f"this system does not have {shm_region.FOLDER}",
+            "run on Linux, or set {server.shared_memory} to false",
+            _KEY,
         )
     sweep()
-    with _ended_in_order():
+    with _signals_as_exceptions():
         region = Region()
-        told: list[Peer] = []
+        registered: list[Peer] = []
         try:
             region.create()
-            refs = _laid_out(region, served, portions)
-            for place in served.places:
-                told.append(place)
-                _register(place, served.headers, region)
-                _forget_leftovers(place, served.headers)
+            refs = _lay_out(region, served, portions)
+            for peer in served.peers:
+                registered.append(peer)
+                _register(peer, served.headers, region)
+                _forget_leftovers(peer, served.headers)
             yield refs
         finally:
             region.remove()
-            for place in told:
-                _unregister(place, served.headers, region.name)
-
-
-# --- the region ------------------------------------------------------------------------------------------------------
-
-
-class Region:
-    """A file in shared memory that grows at its end."""
-
-    def __init__(self) -> None:
-        self.name = _new_name()
-        self.size = 0
-        self._file = -1
-        self._known: dict[bytes, ShmRef] = {}
-
-    @property
-    def path(self) -> Path:
-        return FOLDER / self.name
-
-    def create(self) -> None:
-        self._open()
-        while not os.fstat(self._file).st_nlink:  # another run swept it away before it was locked
-            os.close(self._file)
-            self.name = _new_name()
-            self._open()
-
-    def _open(self) -> None:
-        with _room_needed(0):
-            self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def put(self, data: bytes | memoryview) -> ShmRef:
-        """These bytes; the same ones are there once."""
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = self._next(len(data))
-            with _room_needed(self.size):
-                _write(self._file, data, known.offset)
-        return known
-
-    def reserve(self, size: int) -> int:
-        """The offset of so many bytes that the server may write to."""
-        place = self._next(size)
-        if size:
-            with _room_needed(self.size):
-                os.posix_fallocate(self._file, place.offset, size)
-        return place.offset
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _next(self, size: int) -> ShmRef:
-        offset = _aligned(self.size)
-        self.size = offset + size
-        return ShmRef(self.name, size, offset)
-
-
-def _new_name() -> str:
-    return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _write(file: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(file, rest, offset)
-        rest, offset = rest[count:], offset + count
+            for peer in registered:
+                _unregister(peer, served.headers, region.name)
 
 
 @contextlib.contextmanager
-def _room_needed(size: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        needed = f", {format_bytes(size)} of tensors are wanted there" if size else ""
-        raise UserError(
-            f"{FOLDER}: {error.strerror or error}{needed}",
-            "make it larger (mount -o remount,size=..., docker --shm-size), take smaller tensors, or lower the concurrency",
-        ) from None
-
-
-def sweep() -> None:
-    """Remove what runs that were killed left behind."""
-    for path in FOLDER.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone by now, in use (its lock is held), or somebody else's
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(file)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the process as an exception does, where they would end it on the spot."""
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP, which would kill the process, into an exception, so that the region is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     earlier = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in earlier:
-        signal.signal(number, heard)
+        signal.signal(number, end)
     try:
         yield
     finally:
@@ -216,32 +112,32 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-# --- what lies where -------------------------------------------------------------------------------------------------
+# --- layout -------------------------------------------------------------------------------------------------
 
 
 class _Shard(msgspec.Struct, frozen=True):
-    """A portion whose inputs are in the region: what is left of it when its tensors are let go."""
+    """A portion whose inputs are in the region; its tensors are no longer kept in memory."""
 
     inputs: tuple[dict[str, ShmRef], ...]
     at_once: int
     sequences: tuple[int, ...]
 
     def slots(self, room: int) -> int:
-        """How many slots its requests take in turn, where there is room for so many: at least one for each in flight."""
+        """Number of slots that its requests use in turn: at most `room`, but at least one per request in flight."""
         if self.sequences:  # the requests of a sequence are never in flight together
             return len(self.sequences)
         return min(max(len(self.inputs), _SLOTS_PER_USER * self.at_once), max(room, self.at_once, 1))
 
 
-def _laid_out(region: Region, served: Served, portions: Iterable[Portion]) -> tuple[SharedRefs, ...]:
-    """Inputs first, those of one shard after the other, then the slots. (Portions are made when they are asked for.)"""
+def _lay_out(region: Region, served: Served, portions: Iterable[Portion]) -> tuple[SharedRefs, ...]:
+    """Put the inputs of all shards first, then the slots. Portions are generated one at a time."""
     shards: list[_Shard] = []
     largest: Payload = ()
     batch = 1
     for portion in portions:
         inputs = tuple(_put(region, payload) for payload in portion.payloads)
         shards.append(_Shard(inputs, portion.at_once, portion.sequences))
-        largest = max((*portion.payloads, largest), key=_size)  # of those without any bytes, one that is a request
+        largest = max((*portion.payloads, largest), key=_size)  # if none has any bytes, still a payload
         batch = max((batch, *(payload[0].shape[0] for payload in portion.payloads if payload and payload[0].shape)))
     sizes = _output_sizes(served, largest, batch, bool(shards[0].sequences))
     room = _ROOM // len(shards) // max(_stride(sizes), 1)
@@ -253,12 +149,12 @@ def _size(payload: Payload) -> int:
 
 
 def _put(region: Region, payload: Payload) -> dict[str, ShmRef]:
-    """Tensors without any bytes are left to the message: a server refuses a place of no size."""
+    """Put a request's tensors. Empty ones stay in the message: servers refuse references of size 0."""
     return {tensor.name: region.put(tensor.data) for tensor in payload if tensor.data}
 
 
 def _outputs(region: Region, sizes: dict[str, int], shard: _Shard, room: int) -> tuple[dict[str, ShmRef], ...]:
-    """Where the nth request's outputs go."""
+    """Where the outputs of the nth request are written."""
     count, stride = shard.slots(room), _stride(sizes)
     start = region.reserve(count * stride)
     slots = [_slot(region.name, sizes, start + n * stride) for n in range(count)]
@@ -269,19 +165,19 @@ def _slot(name: str, sizes: dict[str, int], offset: int) -> dict[str, ShmRef]:
     slot = {}
     for output, size in sizes.items():
         slot[output] = ShmRef(name, size, offset)
-        offset += _aligned(size)
+        offset += aligned(size)
     return slot
 
 
 def _stride(sizes: dict[str, int]) -> int:
-    return sum(map(_aligned, sizes.values()))
+    return sum(map(aligned, sizes.values()))
 
 
-# --- how large outputs are -------------------------------------------------------------------------------------------
+# --- the size of outputs -------------------------------------------------------------------------------------------
 
 
 def _output_sizes(served: Served, largest: Payload, batch: int, in_sequences: bool) -> dict[str, int]:
-    """Bytes to set aside for each output: what the metadata says, or else what an inference shows and half as much again."""
+    """Bytes to reserve per output: from the metadata, or 1.5 times the size seen in a first inference."""
     wanted = _wanted(served)
     has_batch = served.facts.max_batch > 0
     sizes = {spec.name: _fixed_size(spec, batch if has_batch else 0) for spec in wanted}
@@ -290,26 +186,25 @@ def _output_sizes(served: Served, largest: Payload, batch: int, in_sequences: bo
     for name in unknown:
         if name not in seen:
             raise UserError(
-                f"server.shared_memory: nobody knows how large the output {name} is: the metadata does not say, and a first "
-                "inference did not give it",
-                "name the outputs that the model does give: server.outputs",
+                f"the size of the output {name} is not known: the metadata does not give it, and a first inference did not "
+                "return it",
+                "name the outputs that the model returns with {server.outputs}",
+                _KEY,
             )
         sizes[name] = seen[name] * 3 // 2 + 1024
     return {name: max(size or 0, 1) for name, size in sizes.items()}
 
 
 def _wanted(served: Served) -> list[TensorSpec]:
-    """The outputs to ask for."""
+    """The outputs to request."""
     known = {spec.name: spec for spec in served.facts.metadata.outputs}
     if not known:
-        raise UserError(
-            "server.shared_memory: the server does not say which outputs the model has", "measure without shared memory"
-        )
+        raise UserError("the server does not list the outputs of the model", "measure without shared memory", _KEY)
     return [known[name] for name in served.server.outputs or known]
 
 
 def _fixed_size(spec: TensorSpec, batch: int) -> int | None:
-    """None: it depends on the request."""
+    """The size of an output; None: it depends on the request."""
     shape = (batch, *spec.shape[1:]) if batch and spec.shape[:1] == (-1,) else spec.shape
     size = datatype_of(spec.name, spec.datatype).size
     return elements(shape) * size if size and -1 not in shape else None
@@ -317,86 +212,85 @@ def _fixed_size(spec: TensorSpec, batch: int) -> int | None:
 
 def _seen_sizes(served: Served, payload: Payload, in_sequences: bool) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for answer in _inferred(served, payload, in_sequences):
-        for output in answer.outputs:
+    for response in _inferred(served, payload, in_sequences):
+        for output in response.outputs:
             if isinstance(output, Tensor):
                 sizes[output.name] = max(len(output.data), sizes.get(output.name, 0))
     return sizes
 
 
 def _inferred(served: Served, payload: Payload, in_sequences: bool) -> list[InferResponse]:
-    """One inference by hand, tensors in the messages."""
+    """Make one inference with the tensors in the messages."""
     server, version = served.server, served.server.version or ""
-    place = msgspec.structs.replace(served.places[0], timeout=float(server.timeouts.total))
+    peer = msgspec.structs.replace(served.peers[0], timeout=float(server.timeouts.total))
     sequenced = Sequenced((1,) if in_sequences else (), secrets.randbits(40) + 1)
     parameters = server.parameters | next(sequenced.parameters())
     options = InferOptions(parameters=parameters, outputs=tuple(server.outputs))
     try:
-        if not place.target.grpc:
+        if not peer.target.grpc:
             own, body = http.encode(payload, options)
-            reply = query.http(place, "POST", http.infer_path(served.model, version), served.headers | own, body)
+            reply = query.http(peer, "POST", http.infer_path(served.model, version), served.headers | own, body)
             return [http.decode(reply.status, reply.headers, reply.body)]
         message = grpc.infer_request(served.model, version, payload, options)
         path = grpc.STREAM_INFER if server.stream else grpc.INFER
-        reply = query.grpc(place, path, [message], served.headers, server.deadline)
+        reply = query.grpc(peer, path, [message], served.headers, server.deadline)
         if reply.fail is not None:
             raise UserError(reply.fail.message or meaning(reply.fail.code))
         return [_read(piece, bool(server.stream)) for _, piece in reply.pieces]
     except UserError as error:
         raise UserError(
-            f"{place.target.url}: a first inference, to see how large the outputs are: {error.what}",
+            f"{peer.target.url}: a first inference, to find the size of the outputs: {error.what}",
             error.remedy or "check the data and the server's log",
         ) from None
 
 
 def _read(message: bytes, streamed: bool) -> InferResponse:
-    answer = grpc.stream_response(message) if streamed else grpc.infer_response(message)
-    if isinstance(answer, str):
-        raise UserError(answer)
-    return answer
+    response = grpc.stream_response(message) if streamed else grpc.infer_response(message)
+    if isinstance(response, str):
+        raise UserError(response)
+    return response
 
 
-# --- what the server is told -----------------------------------------------------------------------------------------
+# --- registration -----------------------------------------------------------------------------------------
 
 
-def _register(place: Peer, headers: dict[str, str], region: Region) -> None:
+def _register(peer: Peer, headers: dict[str, str], region: Region) -> None:
     try:
-        kserve.question(place, headers, "shm_register", region.name, f"/{region.name}", region.size)
+        kserve.shm_register(peer, headers, region.name, f"/{region.name}", region.size)
     except UserError as error:
-        if region.name in (one.name for one in _status(place, headers)):
+        if region.name in (one.name for one in _status(peer, headers)):
             return  # two URLs of one server
         raise UserError(
             error.what,
-            f"the server must run on this machine, as this user, and see its {FOLDER} (docker: --ipc=host); "
-            "or set server.shared_memory to false",
+            f"the server must run on this machine, as this user, and see its {shm_region.FOLDER} (docker: --ipc=host); "
+            "or set {server.shared_memory} to false",
         ) from None
 
 
-def _status(place: Peer, headers: dict[str, str]) -> tuple[ShmStatus, ...]:
-    """What is registered; nothing where the server does not say."""
+def _status(peer: Peer, headers: dict[str, str]) -> tuple[ShmStatus, ...]:
+    """The registered regions; empty if the server does not list them."""
     try:
-        found: tuple[ShmStatus, ...] = kserve.question(place, headers, "shm_status")
+        return kserve.shm_status(peer, headers)
     except UserError:
         return ()
-    return found
 
 
-def _forget_leftovers(place: Peer, headers: dict[str, str]) -> None:
-    """Regions of ours whose file is gone belong to runs that were killed. (By now it is known that its /dev/shm is ours.)"""
-    for one in _status(place, headers):
-        if one.name.startswith(PREFIX) and not (FOLDER / one.name).exists():
-            _unregister(place, headers, one.name, patience=0)
+def _forget_leftovers(peer: Peer, headers: dict[str, str]) -> None:
+    """Unregister regions of killed runs: those whose file is gone. (The server shares this /dev/shm, as registering has shown.)"""
+    for status in _status(peer, headers):
+        if status.name.startswith(PREFIX) and not (shm_region.FOLDER / status.name).exists():
+            _unregister(peer, headers, status.name, patience=0)
 
 
-def _unregister(place: Peer, headers: dict[str, str], name: str, patience: float = _GOODBYE) -> None:
-    """A server that is gone has forgotten it by itself. One that still works on a request refuses until that is done."""
-    limit = min(place.connect_timeout or _GOODBYE, _GOODBYE)
-    place = msgspec.structs.replace(place, connect_timeout=limit, timeout=_GOODBYE)
+def _unregister(peer: Peer, headers: dict[str, str], name: str, patience: float = _UNREGISTER_S) -> None:
+    """Unregister a region. A server that still processes a request refuses until it is done; one that is gone does not matter."""
+    limit = min(peer.connect_timeout or _UNREGISTER_S, _UNREGISTER_S)
+    peer = msgspec.structs.replace(peer, connect_timeout=limit, timeout=_UNREGISTER_S)
     end = time.monotonic() + patience
     while True:
         with contextlib.suppress(UserError):
-            kserve.question(place, headers, "shm_unregister", name)
+            kserve.shm_unregister(peer, headers, name)
             return
-        if time.monotonic() > end or name not in (one.name for one in _status(place, headers)):
+        if time.monotonic() > end or name not in (one.name for one in _status(peer, headers)):
             return
-        time.sleep(_ASK_AGAIN)
+        time.sleep(_RETRY_S)

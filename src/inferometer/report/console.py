@@ -157,8 +157,10 @@ def _rates(run: Run, summary: Summary) -> list[list[Text]]:
     if any(stage.open for stage in run.manifest.plan):
         requests.insert(0, _number(formatting.number(rate.offered), "requests/s offered"))
     requests.append(Text(f"over {formatting.number(summary.window.span)} s", style="dim"))
-    if settings.sends_prompts(run.manifest):
+    if settings.receives_text(run.manifest):
         contents = {"output tokens/s": rate.output_tokens, "input tokens/s": rate.input_tokens}
+    elif settings.sends_text(run.manifest):
+        contents = {"input tokens/s": rate.input_tokens}
     else:
         contents = {} if rate.inferences is None else {"inferences/s": rate.inferences}
     return [requests, [_number(formatting.number(value), unit) for unit, value in contents.items()]]
@@ -265,7 +267,7 @@ def _table(title: str, columns: list[str]) -> Table:
 
 def _breakdown_is_expected(run: Run) -> bool:
     """OpenAI-style endpoints do not report their own time, so its absence is not worth a line."""
-    return bool(run.manifest.server) or not settings.sends_prompts(run.manifest)
+    return bool(run.manifest.server) or not settings.sends_text(run.manifest)
 
 
 def _breakdown(found: Breakdown) -> RenderableType:
@@ -316,7 +318,12 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
         label = {"tokens_per_chunk": "per chunk"}.get(name, name.removesuffix("_tokens"))
         total = f"{formatting.number(rates[name])} " if name in rates else ""
         table.add_row(label, *(f"{cell} " for cell in cells), total)
-    return Group(fitted(table, width, OPTIONAL["tokens"]), Text(_token_source(summary), style="dim"))
+    shown = fitted(table, width, OPTIONAL["tokens"])
+    if not summary.metrics["output_tokens"].count and list(summary.tokens_counted_by) == [
+        "nobody"
+    ]:  # embeddings have none
+        return shown
+    return Group(shown, Text(_token_source(summary), style="dim"))
 
 
 def _token_source(summary: Summary) -> str:
@@ -341,7 +348,7 @@ def _failures(summary: Summary, width: int) -> RenderableType:
 
 def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
     streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
-    columns = STAGE_COLUMNS if streamed or settings.sends_prompts(run.manifest) else STAGE_COLUMNS_NOT_STREAMED
+    columns = STAGE_COLUMNS if streamed or settings.receives_text(run.manifest) else STAGE_COLUMNS_NOT_STREAMED
     table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
     for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
         shown = [(stage.metrics[name], column) for name, column in columns]

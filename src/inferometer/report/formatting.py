@@ -82,7 +82,7 @@ def describe_target(manifest: Manifest) -> str:
 
 def describe_api(manifest: Manifest) -> str:
     """Name the API and whether responses are streamed: `chat, streamed`."""
-    api = settings.text(manifest, "server", "api") or "chat"
-    if api == "grpc":
+    api = settings.api(manifest)
+    if api.has_method:
         return str(settings.text(manifest, "server", "method"))
-    return f"{api}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"
+    return f"{api.name}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"

@@ -77,11 +77,11 @@ def header_block(
     if compression != "none":
         headers.append((b"grpc-encoding", compression.encode()))
     headers.append((b"grpc-accept-encoding", b"identity,deflate,gzip"))
-    custom = {name.lower(): value for name, value in metadata.items()}  # if two differ only in case, the last one wins
-    for name in custom.keys() & _NOT_METADATA:
-        remedy = "remove it: HTTP/2 and gRPC set it themselves (see server.deadline and server.compression)"
-        raise UserError(f"server.headers: {name} is not allowed in a gRPC call", remedy)
-    headers += [(name.encode(), value.encode("latin-1")) for name, value in custom.items()]
+    own = {name.lower(): value for name, value in metadata.items()}  # of two that differ in case alone, the last
+    for name in own.keys() & _NOT_METADATA:
+        remedy = "leave it out: HTTP/2 has its own framing, and gRPC has {server.deadline} and {server.compression}"
+        raise UserError(f"{name} is not allowed in a gRPC call", remedy, "server.headers")
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
     return encode(headers)
 
 

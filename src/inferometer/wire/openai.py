@@ -1,53 +1,91 @@
-"""OpenAI's completions and chat completions, streamed and not: request bodies, and what answers mean.
+"""OpenAI's completions and chat completions, streamed or not: request bodies, and what responses mean.
 
 A token is content, reasoning or a tool call; an empty role chunk is not one. A chunk counts as one token unless the server
-says otherwise (`continuous_usage_stats`: the growth of usage.completion_tokens); how many there were in all is the usage of
-the last chunk. Where a server gives none, `text` keeps the answer, to be counted after the run.
+reports more (`continuous_usage_stats`: the growth of usage.completion_tokens). The total is the usage of the last chunk. For
+servers that report no usage, `text` keeps the response, whose tokens are counted after the run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from inferometer import __version__
-from inferometer.config.schema import Server
-from inferometer.types import ONE_TOKEN, Calls, Decoder, Event, Fail, Request, Tokens, Usage
+from inferometer.apis import APIS
+from inferometer.types import ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
+from inferometer.wire.context import USER_AGENT, CallContext
 from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import ResponseDecoder, error_message, not_json, numbered
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, numbered
 from inferometer.wire.sse import EventStream
-from inferometer.wire.target import Target
-
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
-def request_body(server: Server, model: str, request: Request) -> bytes:
-    """The JSON to post. `server.body` has the last word."""
-    body: dict[str, object] = {"model": model}
-    if server.api == "chat":
-        is_text = isinstance(request.payload, str)
-        body["messages"] = [{"role": "user", "content": request.payload}] if is_text else request.payload
-    else:
-        body["prompt"] = request.payload
-    if request.n_out:
-        body[server.max_tokens_field] = request.n_out
-    if server.stream:
-        body["stream"] = True
-        if server.usage:
-            body["stream_options"] = {"include_usage": True}
-    if server.ignore_eos:
-        body["ignore_eos"] = True
-    return msgspec.json.encode(body | server.body)
+def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode requests to `/v1/chat/completions`."""
+    return _encode(context, requests, [chat_body(context, request) for request in requests])
 
 
-def decoder_for(server: Server) -> Callable[[], Decoder]:
-    """What makes a connection's decoder."""
-    return (
-        (lambda: ResponseDecoder(StreamedResponse())) if server.stream else (lambda: ResponseDecoder(WholeResponse()))
+def encode_completions(context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode requests to `/v1/completions`."""
+    return _encode(context, requests, [completion_body(context, request) for request in requests])
+
+
+def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[bytes]) -> Calls:
+    heads, tails = post(context, bodies)
+    return Calls(
+        heads=heads,
+        tails=tails,
+        n_in=tuple(request.n_in or -1 for request in requests),
+        n_out=tuple(request.n_out for request in requests),
+        decoder=partial(_response_decoder, context.stream),
     )
 
 
-# --- the JSON, as far as it matters ----------------------------------------------------------------------------------
+def post(context: CallContext, bodies: Iterable[bytes]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The heads and tails of POST requests with these JSON bodies to the API's path."""
+    fixed = USER_AGENT | {
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream" if context.stream else "application/json",
+    }
+    no_headers: dict[str, str] = {}
+    path = APIS[context.api].path
+    return numbered(
+        context.targets, path, fixed | context.headers, ((no_headers, body) for body in bodies), context.tag
+    )
+
+
+def chat_body(context: CallContext, request: Request) -> bytes:
+    """The JSON to post. The fields of `server.body` override all others."""
+    payload = request.payload
+    messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
+    return msgspec.json.encode({"model": context.model, "messages": messages} | _options(context, request))
+
+
+def completion_body(context: CallContext, request: Request) -> bytes:
+    """The JSON to post. The fields of `server.body` override all others."""
+    return msgspec.json.encode({"model": context.model, "prompt": request.payload} | _options(context, request))
+
+
+def _options(context: CallContext, request: Request) -> dict[str, object]:
+    options: dict[str, object] = {context.max_tokens_field: request.n_out} if request.n_out else {}
+    if context.stream:
+        options["stream"] = True
+        if context.usage:
+            options["stream_options"] = {"include_usage": True}
+    if context.ignore_eos:
+        options["ignore_eos"] = True
+    return options | context.body
+
+
+def body_decoder(streamed: bool) -> BodyDecoder:
+    """Make the decoder of one response body."""
+    return StreamedResponse() if streamed else WholeResponse()
+
+
+def _response_decoder(streamed: bool) -> ResponseDecoder:
+    return ResponseDecoder(body_decoder(streamed))
+
+
+# --- the parts of the JSON that are read ----------------------------------------------------------------------------------
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -103,7 +141,7 @@ def _usage(usage: _Usage) -> Usage:
 
 
 def _content(choice: _Choice) -> str:
-    """The text that a choice carries; "+" for a tool call, whose text is not worth taking apart here."""
+    """The text of a choice; "+" stands for a tool call, whose text is not assembled here."""
     delta = choice.delta or choice.message
     if delta is None:
         return choice.text or ""
@@ -116,11 +154,11 @@ def _content(choice: _Choice) -> str:
     return text or ("+" if delta.tool_calls or delta.function_call else "")
 
 
-# --- the two kinds of answer -----------------------------------------------------------------------------------------
+# --- the two kinds of response -----------------------------------------------------------------------------------------
 
 
 class StreamedResponse:
-    """The body of a streamed answer."""
+    """The body of a streamed response."""
 
     __slots__ = ("_counted", "_ended", "_head", "_messages", "_stream", "_texts")
 
@@ -132,9 +170,9 @@ class StreamedResponse:
         self._stream.reset()
         self._texts: list[str] = []
         self._counted = 0  # tokens so far, by the server's continuous usage
-        self._ended = False  # [DONE] or a finish reason came
+        self._ended = False  # [DONE] or a finish reason has arrived
         self._messages = 0
-        self._head = b""  # the start of a body that is no event stream, to say what it is
+        self._head = b""  # the start of a body that is not an event stream, for the error message
 
     @property
     def text(self) -> str:
@@ -155,10 +193,10 @@ class StreamedResponse:
             self._message(name, data, events)
         if events and isinstance(events[-1], Fail):
             return events.pop()  # type: ignore[return-value]
-        return self._why_not()
+        return self._incomplete()
 
-    def _why_not(self) -> Fail | None:
-        """The stream is over: why it is no whole answer, if it is none."""
+    def _incomplete(self) -> Fail | None:
+        """The failure of a stream that ended before the response was complete, if it did."""
         if self._ended:
             return None
         return Fail("truncated", "") if self._messages else _not_a_stream(self._head)
@@ -169,7 +207,7 @@ class StreamedResponse:
             events.append(Fail("error_frame", error_message(data)))
             return
         try:
-            answer = _decode(data)
+            response = _decode(data)
         except msgspec.MsgspecError as error:
             if data == b"[DONE]":
                 self._ended = True
@@ -177,19 +215,19 @@ class StreamedResponse:
             events.append(Fail("malformed_json", bounded(f"{error}: {data[:200].decode('utf-8', 'replace')}")))
             return
         tokens = False
-        for choice in answer.choices or ():
+        for choice in response.choices or ():
             text = choice.text or _content(choice)
             if text:
                 self._texts.append(text)
                 tokens = True
             if choice.finish_reason is not None:
                 self._ended = True
-        usage = answer.usage
+        usage = response.usage
         if usage is not None:
             self._with_usage(tokens, usage, events)
         elif tokens:
             events.append(ONE_TOKEN)
-        elif answer.error is not None:
+        elif response.error is not None:
             events.append(Fail("error_frame", error_message(data)))
 
     def _with_usage(self, tokens: bool, usage: _Usage, events: list[Event]) -> None:
@@ -201,20 +239,20 @@ class StreamedResponse:
 
 
 class WholeResponse:
-    """The body of an answer in one piece."""
+    """The body of a response that is not streamed."""
 
-    __slots__ = ("_answer", "_body")
+    __slots__ = ("_body", "_response")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._body = b""
-        self._answer: _ResponseJson | None = None
+        self._response: _ResponseJson | None = None
 
     @property
     def text(self) -> str:
-        return "".join(_content(choice) for choice in (self._answer and self._answer.choices) or ())
+        return "".join(_content(choice) for choice in (self._response and self._response.choices) or ())
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         self._body += piece
@@ -222,56 +260,27 @@ class WholeResponse:
     def finish(self, events: list[Event]) -> Fail | None:
         body = self._body
         try:
-            answer = _decode(body)
+            response = _decode(body)
         except msgspec.MsgspecError as error:
             return not_json(body, str(error))
-        if answer.error is not None:
+        if response.error is not None:
             return Fail("error_body", error_message(body))
-        if not answer.choices:
+        if not response.choices:
             return Fail("malformed_json", bounded(f"no choices: {body[:200].decode('utf-8', 'replace')}"))
-        self._answer = answer
-        if answer.usage is not None:
-            events.append(_usage(answer.usage))
+        self._response = response
+        if response.usage is not None:
+            events.append(_usage(response.usage))
         return None
 
 
 def _not_a_stream(head: bytes) -> Fail:
-    """What came in place of an event stream."""
+    """The failure of a body that is not the expected event stream."""
     try:
-        answer = _decode(head)
+        response = _decode(head)
     except msgspec.MsgspecError as error:
         return not_json(head, str(error)) if head.strip() else Fail("truncated", "the body is empty")
-    if answer.error is not None:
+    if response.error is not None:
         return Fail("error_body", error_message(head))
-    if answer.choices:
-        return Fail("not_streamed", "set server.stream to false to measure it so")
+    if response.choices:
+        return Fail("not_streamed", "")
     return Fail("error_body", error_message(head))
-
-
-# --- a shard's requests as bytes -------------------------------------------------------------------------------------
-
-
-def calls(
-    server: Server,
-    model: str,
-    targets: Sequence[Target],
-    secrets: dict[str, str],
-    requests: Sequence[Request],
-    tag: str,
-) -> Calls:
-    """Encode `requests`; `secrets` are headers that are kept out of every file (the API key)."""
-    fixed = {
-        "User-Agent": f"inferometer/{__version__}",
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream" if server.stream else "application/json",
-    }
-    none: dict[str, str] = {}
-    bodies = ((none, request_body(server, model, request)) for request in requests)
-    heads, tails = numbered(targets, PATHS[server.api], fixed | server.headers | secrets, bodies, tag)
-    return Calls(
-        heads=heads,
-        tails=tails,
-        n_in=tuple(request.n_in or -1 for request in requests),
-        n_out=tuple(request.n_out for request in requests),
-        decoder=decoder_for(server),
-    )

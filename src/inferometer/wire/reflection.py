@@ -27,7 +27,7 @@ PATHS = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
 
-_REMEDY = "name the .proto file (server.proto)"
+_REMEDY = "name the .proto file with {server.proto}"
 _NOT_FOUND = 5
 _MAX_FILES = 4096
 """More files than any service consists of: the limit for a server that keeps naming new imports."""

@@ -1,4 +1,4 @@
-"""A base URL taken apart: where to connect, and what to call it in a request."""
+"""A base URL in parts: where to connect, and what requests call the server."""
 
 import base64
 from urllib.parse import quote, unquote, urlsplit
@@ -15,38 +15,37 @@ class Target(msgspec.Struct, frozen=True):
     port: int
     tls: bool
     prefix: str
-    """The path before /v1/..., without a slash at its end."""
+    """The path before /v1/..., without a trailing slash."""
     authority: str
     """The Host header."""
     grpc: bool = False
     """Speaks HTTP/2 and gRPC."""
     credentials: str = ""
-    """An Authorization header's value, where the URL carried user:password@."""
+    """Value of the Authorization header, if the URL has user:password@."""
 
     @property
     def url(self) -> str:
-        """The URL again, without credentials."""
+        """The URL without credentials."""
         return f"{'grpc' if self.grpc else 'http'}{'s' * self.tls}://{self.authority}{self.prefix}"
 
 
 def parse(url: str) -> Target:
-    """`http://host:8000`, `https://host/prefix/v1`, `http://[::1]:8000`; UserError says what is wrong."""
+    """Parse `http://host:8000`, `https://host/prefix/v1` or `http://[::1]:8000`; raises UserError if it is not a base URL."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UserError(f"server.url: {_shown(url)} is not a URL: {error}", "write http://HOST:PORT") from None
+        raise _invalid(url, f"is not a URL: {error}", "write http://HOST:PORT") from None
     if parts.scheme not in _PORTS:
-        raise UserError(
-            f"server.url: {_shown(url)} starts with no scheme that is known here",
-            "write http://HOST:PORT, https://HOST or grpc://HOST:PORT",
+        raise _invalid(
+            url, "does not start with a known scheme", "write http://HOST:PORT, https://HOST or grpc://HOST:PORT"
         )
     if not parts.hostname:
-        raise UserError(f"server.url: {_shown(url)} names no host", "write http://HOST:PORT")
+        raise _invalid(url, "has no host", "write http://HOST:PORT")
     if parts.query or parts.fragment:
-        raise UserError(f"server.url: {_shown(url)} has a ? or # part", "give the base URL alone")
+        raise _invalid(url, "has a query or a fragment (? or #)", "give the base URL alone")
     if parts.scheme.startswith("grpc") and parts.path.strip("/"):
-        raise UserError(f"server.url: {_shown(url)} has a path, which gRPC has no use for", "write grpc://HOST:PORT")
+        raise _invalid(url, "has a path, which gRPC does not use", "write grpc://HOST:PORT")
     credentials = ""
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -63,7 +62,7 @@ def parse(url: str) -> Target:
     )
 
 
-def _shown(url: str) -> str:
-    """The URL with credentials left out, for a message."""
+def _invalid(url: str, what: str, remedy: str) -> UserError:
     before, at, after = url.rpartition("@")
-    return repr(f"{before.partition('//')[0]}//...@{after}" if at else url)
+    shown = f"{before.partition('//')[0]}//...@{after}" if at else url  # without credentials
+    return UserError(f"{shown!r} {what}", remedy, "server.url")

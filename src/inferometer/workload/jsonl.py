@@ -1,6 +1,7 @@
 """Requests from a file with one JSON object per line. Request i uses line i modulo the number of lines.
 
     {"prompt": "..."}   or   {"messages": [{"role": "user", "content": "..."}]}   optionally with "output": 200
+    {"input": "..."}    as in requests for embeddings, the same as "prompt"
     {"turns": ["...", "..."], "think": 0.5}   a session: each turn follows the response to the one before, after `think` seconds
 
 Other keys and blank lines are ignored. A message's content may be a list of parts, whose texts count as input tokens.
@@ -107,7 +108,7 @@ def _line(text: bytes) -> _Line:
         raise ValueError("not UTF-8") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {_kind(row)}")
-    given = [key for key in ("prompt", "messages", "turns") if key in row]
+    given = [key for key in ("prompt", "input", "messages", "turns") if key in row]
     if len(given) != 1:
         keys = ", ".join(sorted(row)) or "none"
         raise ValueError(
@@ -121,7 +122,7 @@ def _line(text: bytes) -> _Line:
     if "turns" in row:
         turns, think = _turns(row["turns"]), _think(row.get("think", 0))
         return _Line([{"role": "user", "content": turns[0]}], output, turns, think)
-    return _Line(_prompt(row["prompt"]) if "prompt" in row else _messages(row["messages"]), output)
+    return _Line(_messages(row["messages"]) if "messages" in row else _prompt(row[given[0]]), output)
 
 
 def _turns(turns: object) -> tuple[str, ...]:

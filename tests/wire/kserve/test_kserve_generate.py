@@ -80,7 +80,7 @@ BAD = {
     "no message": (http(b""), True, "truncated", "empty"),
     "only a comment": (http(b": hello\n\n"), True, "not_json", "hello"),
     "no body": (http(b""), False, "truncated", "empty"),
-    "whole for a stream": (http(json.dumps(message("a")).encode()), True, "not_streamed", "server.stream"),
+    "whole for a stream": (http(json.dumps(message("a")).encode()), True, "not_streamed", ""),
     "other JSON for a stream": (http(b'{"detail": "no such route"}'), True, "error_body", "no such route"),
     "web page for a stream": (http(b"<html>"), True, "not_json", "html"),
     "web page": (http(b"<html>"), False, "not_json", "html"),

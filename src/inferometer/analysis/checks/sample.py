@@ -5,7 +5,7 @@ import numpy as np
 from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import number, sends_prompts, text
+from inferometer.analysis.settings import api, number, receives_text, sends_text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -13,7 +13,7 @@ SHORT = 0.01
 
 
 def token_source(evidence: Evidence) -> Check | None:
-    if not sends_prompts(evidence.run.manifest):
+    if not receives_text(evidence.run.manifest):
         return None
     rows = evidence.run.records.rows
     sources = rows["counted_by"][evidence.steady & (rows["failure"] == 0)]
@@ -23,9 +23,10 @@ def token_source(evidence: Evidence) -> Check | None:
     share = float(np.count_nonzero(other) / len(other))
     if not share:
         return Check("token_source", "pass", 0.0, 0.0, "the server counted the output tokens")
-    has_usage = text(evidence.run.manifest, "server", "api") != "generate"
     remedy = (
-        "Request usage (server.usage), or set data.tokenizer." if has_usage else "Set data.tokenizer to the model's."
+        "Request usage (server.usage), or set data.tokenizer."
+        if api(evidence.run.manifest).reports_usage
+        else "Set data.tokenizer to the model's."
     )
     if (sources == COUNTED_BY.index("tokenizer")).any():
         bad = f"The client's tokenizer, which may not be the model's, counted the tokens of {share:.0%} of the responses. {remedy}"
@@ -56,7 +57,7 @@ def answers(evidence: Evidence) -> Check | None:
 
 
 def prompts(evidence: Evidence) -> Check | None:
-    if not sends_prompts(evidence.run.manifest):
+    if not sends_text(evidence.run.manifest):
         return None
     distinct = number(evidence.run.manifest.workload, "distinct")
     sent = int(np.count_nonzero(evidence.run.records.rows["sent"] != MISSING))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from inferometer.serve.http import answers
 from inferometer.serve.http.connection import Connection
 from inferometer.serve.http.parse import Request
-from inferometer.serve.sim import frames
+from inferometer.serve.sim import frames, vectors
 from inferometer.serve.sim.faults import Fault
 from inferometer.serve.sim.jobs import NEVER, Job
 from inferometer.serve.sim.openai import CompletionRequest
@@ -197,6 +197,9 @@ class SimResponse(Job):
             self._send_whole(200, body)
 
     def _body(self) -> bytes:
+        if self.ask.dimensions:
+            inputs = self.ask.texts or (" ".join(map(str, self.ask.ids)),)
+            return vectors.body(self._server.settings.model, inputs, self.ask.dimensions, self.ask.packed, self.n_in)
         text = self._server.words.text(self._at, self.n_out)
         return self._style.whole(self._server.settings.model, self.n, self._server.created(), text, self._usage())
 
@@ -249,7 +252,7 @@ class SimResponse(Job):
             last=stamps[-1] if stamps else None,
             done=self._done,
             n_in=self.n_in,
-            n_out=self._written,
+            n_out=0 if self.ask.dimensions else self._written,
             cached=self.cached,
             chunks=stamps.tolist(),
             fault=self._fault.kind if self._fault is not None else None,

@@ -1,10 +1,10 @@
 """Parses OpenAI requests; errors are a Refusal with OpenAI's error shape.
 
 Fields that do not affect timing (sampling parameters and the like) are accepted and ignored. The response always has
-the requested number of tokens, with or without `ignore_eos`.
+the requested number of tokens, with or without `ignore_eos`. Embeddings take as long as a first token.
 """
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,11 @@ _T = TypeVar("_T")
 
 DEFAULT_TOKENS = {False: 16, True: 128}
 """Length of a response if the request sets none; True: chat."""
+
+
+DIMENSIONS = 384
+"""Length of an embedding if the request sets none."""
+MAX_DIMENSIONS = 16_384
 
 
 class Refusal(Exception):  # noqa: N818  (not an error of ours: an answer)
@@ -42,6 +47,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, gc=False):
     """The prompt, or the messages' texts; their tokens add up."""
     ids: tuple[int, ...] = ()
     """The prompt as token ids, if it was sent so."""
+    dimensions: int = 0
+    """Embeddings: numbers per vector. 0: the request is for text."""
+    packed: bool = False
+    """Embeddings: vectors are sent as base64 of 32-bit floats."""
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -77,8 +86,16 @@ class _Chat(_CompletionJson, frozen=True, kw_only=True):
     messages: list[_Message]
 
 
+class _Embeddings(msgspec.Struct, frozen=True):
+    input: str | list[int | str]
+    model: str | None = None
+    dimensions: int = DIMENSIONS
+    encoding_format: Literal["float", "base64"] = "float"
+
+
 _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
+_embeddings = msgspec.json.Decoder(_Embeddings)
 
 
 def completion(body: bytes, model: str) -> CompletionRequest:
@@ -98,6 +115,28 @@ def chat(body: bytes, model: str) -> CompletionRequest:
     """Parse the body of POST /v1/chat/completions."""
     asked = _decode(_chat, body)
     return _ask(asked, model, chat=True, texts=tuple(text for message in asked.messages for text in _texts(message)))
+
+
+def embeddings(body: bytes, model: str) -> CompletionRequest:
+    """POST /v1/embeddings: one vector per string, or one for a list of token ids. Its timing is that of one token."""
+    asked = _decode(_embeddings, body)
+    _check_model(asked.model, model)
+    if not 1 <= asked.dimensions <= MAX_DIMENSIONS:
+        message = f"dimensions is {asked.dimensions}: it must be between 1 and {MAX_DIMENSIONS}"
+        raise Refusal(400, message, "invalid_dimensions")
+    inputs = [asked.input] if isinstance(asked.input, str) else asked.input
+    texts = tuple(one for one in inputs if isinstance(one, str))
+    ids = tuple(one for one in inputs if isinstance(one, int) and one >= 0)
+    if not inputs or not all(texts) or len(inputs) not in (len(texts), len(ids)):
+        message = "input must be a string, a list of strings or a list of token ids, and not empty"
+        raise Refusal(400, message, "invalid_input")
+    packed = asked.encoding_format == "base64"
+    return CompletionRequest(False, False, False, False, 1, texts, ids, asked.dimensions, packed)
+
+
+def _check_model(asked: str | None, served: str) -> None:
+    if asked is not None and asked != served:
+        raise Refusal(404, f"the model {asked!r} does not exist; {served!r} is served", "model_not_found")
 
 
 def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> "_T":
@@ -123,8 +162,7 @@ def _texts(message: _Message) -> list[str]:
 def _ask(
     asked: _CompletionJson, model: str, *, chat: bool, texts: tuple[str, ...] = (), ids: tuple[int, ...] = ()
 ) -> CompletionRequest:
-    if asked.model is not None and asked.model != model:
-        raise Refusal(404, f"the model {asked.model!r} does not exist; this server has {model!r}", "model_not_found")
+    _check_model(asked.model, model)
     if asked.n not in (None, 1):
         raise Refusal(400, f"n must be 1 (got {asked.n})", "invalid_n")
     if not ids and not any(texts):

@@ -29,6 +29,7 @@ _HTML = b"<!doctype html><title>Welcome</title><h1>It works!</h1>"
 _PARSERS: dict[bytes, Callable[[bytes, str], CompletionRequest]] = {
     b"/v1/completions": openai.completion,
     b"/v1/chat/completions": openai.chat,
+    b"/v1/embeddings": openai.embeddings,
 }
 
 
@@ -114,7 +115,7 @@ class Simulator:
         self._active.discard(answer)
         counters = self.counters
         counters.prompt_tokens += answer.n_in
-        counters.generation_tokens += answer.made
+        counters.generation_tokens += 0 if answer.ask.dimensions else answer.made
         counters.ended["abort" if aborted else "length"] += 1
         if stamps:
             counters.ttft.observe(stamps[0] - answer.arrived)

@@ -53,7 +53,7 @@ class StreamedText(StreamedResponse):
 
     __slots__ = ()
 
-    def _why_not(self) -> Fail | None:
+    def _incomplete(self) -> Fail | None:
         return None if self._messages else _not_a_stream(self._head)
 
     def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
@@ -119,5 +119,5 @@ def _not_a_stream(head: bytes) -> Fail:
     except msgspec.MsgspecError as error:
         return not_json(head, str(error))
     if response.text_output is not None and response.error is None:
-        return Fail("not_streamed", "set server.stream to false to measure it without streaming")
+        return Fail("not_streamed", "")
     return Fail("error_body", error_message(head))

@@ -1,0 +1,154 @@
+"""The APIs that Inferometer speaks: one row per value of `server.api`.
+
+Everything that differs per API and is a fact rather than code is here; config checking, discovery, `infer`, reports and checks
+read the row. The code of an API, which turns requests into bytes and bytes into events, is its codec in wire/calls.py. Adding an
+API means adding a row here, a codec there, and the name to the schema's list of values (a test compares the three).
+"""
+
+from typing import Literal, NamedTuple
+
+Scheme = Literal["http", "grpc"]
+"""What a URL speaks; https and grpcs are the same over TLS."""
+
+DATA_TYPES = {"text": ("synthetic", "prompts", "jsonl"), "tensors": ("tensors",), "messages": ("messages",)}
+"""Values of `data.type` that provide each kind of request; the first is the default."""
+
+
+class Api(NamedTuple):
+    name: str
+    """The value of `server.api`."""
+    label: str
+    """How `infer` names it."""
+    schemes: tuple[Scheme, ...]
+    """The URL schemes it is spoken over."""
+    request: Literal["text", "tensors", "messages"]
+    """What a request carries, which decides the accepted types of data."""
+    response: Literal["text", "embeddings", "tensors", "messages"]
+    """What a response carries. Only text has output tokens."""
+    discovery: Literal["openai", "kserve", "reflection"]
+    """How the model, or the method, is found before a run (probe/reach.py)."""
+    path: str = ""
+    """Path of the endpoint; empty if it depends on the model or the method."""
+    warm_path: str = ""
+    """Path of a cheap GET that warms up a connection; empty over gRPC, which exchanges settings anyway."""
+    is_streamed: bool = False
+    """Default of `server.stream`."""
+    stream_schemes: tuple[Scheme, ...] = ()
+    """The schemes over which responses may be streamed."""
+    reports_usage: bool = False
+    """The server can report token counts."""
+    has_json_tensors: bool = False
+    """Tensors are sent as JSON numbers rather than as raw bytes."""
+    has_method: bool = False
+    """`server.method` names what is called, and stands for the API in reports."""
+    options_key: Literal["body", "parameters"] = "parameters"
+    """The key of the server section that takes `infer --parameter`."""
+
+    @property
+    def data_types(self) -> tuple[str, ...]:
+        """The accepted values of `data.type`; the first is the default."""
+        return DATA_TYPES[self.request]
+
+
+_OPENAI_MODELS = "/v1/models"
+_KSERVE_LIVE = "/v2/health/live"
+
+APIS: dict[str, Api] = {
+    row.name: row
+    for row in (
+        Api(
+            name="chat",
+            label="chat completions",
+            schemes=("http",),
+            request="text",
+            response="text",
+            discovery="openai",
+            path="/v1/chat/completions",
+            warm_path=_OPENAI_MODELS,
+            is_streamed=True,
+            stream_schemes=("http",),
+            reports_usage=True,
+            options_key="body",
+        ),
+        Api(
+            name="completions",
+            label="completions",
+            schemes=("http",),
+            request="text",
+            response="text",
+            discovery="openai",
+            path="/v1/completions",
+            warm_path=_OPENAI_MODELS,
+            is_streamed=True,
+            stream_schemes=("http",),
+            reports_usage=True,
+            options_key="body",
+        ),
+        Api(
+            name="embeddings",
+            label="embeddings",
+            schemes=("http",),
+            request="text",
+            response="embeddings",
+            discovery="openai",
+            path="/v1/embeddings",
+            warm_path=_OPENAI_MODELS,
+            reports_usage=True,
+            options_key="body",
+        ),
+        Api(
+            name="kserve",
+            label="KServe v2",
+            schemes=("http", "grpc"),
+            request="tensors",
+            response="tensors",
+            discovery="kserve",
+            warm_path=_KSERVE_LIVE,
+            stream_schemes=("grpc",),
+        ),
+        Api(
+            name="kserve-json",
+            label="KServe v2 with JSON tensors",
+            schemes=("http",),
+            request="tensors",
+            response="tensors",
+            discovery="kserve",
+            warm_path=_KSERVE_LIVE,
+            has_json_tensors=True,
+        ),
+        Api(
+            name="generate",
+            label="Triton's generate",
+            schemes=("http",),
+            request="text",
+            response="text",
+            discovery="kserve",
+            warm_path=_KSERVE_LIVE,
+            is_streamed=True,
+            stream_schemes=("http",),
+        ),
+        Api(
+            name="grpc",
+            label="gRPC",
+            schemes=("grpc",),
+            request="messages",
+            response="messages",
+            discovery="reflection",
+            stream_schemes=("grpc",),
+            has_method=True,
+        ),
+    )
+}
+
+DEFAULT_APIS: dict[Scheme, str] = {"http": "chat", "grpc": "kserve"}
+"""What `server.api: auto` means, by the URL's scheme."""
+
+
+def scheme_of(url: str) -> Scheme:
+    """The protocol of a URL, whether or not it uses TLS."""
+    return "grpc" if url.startswith("grpc") else "http"
+
+
+def names(**facts: object) -> list[str]:
+    """The APIs whose rows have these values: `names(request="text")`."""
+    return [name for name, row in APIS.items() if all(getattr(row, field) == value for field, value in facts.items())]

@@ -1,0 +1,79 @@
+"""What the requests of one shard share: the input of every encoder (wire/calls.py) besides the requests themselves."""
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from inferometer import __version__
+from inferometer.types import Request
+from inferometer.wire.kserve.http import ShmRef
+from inferometer.wire.target import Target
+
+Parameters = dict[str, bool | int | float | str]
+
+USER_AGENT = {"User-Agent": f"inferometer/{__version__}"}
+
+
+def prompt_text(request: Request) -> str:
+    """The text of a request; for chat messages, their contents one after the other."""
+    if isinstance(request.payload, str):
+        return request.payload
+    return "\n".join(str(turn.get("content", "")) for turn in request.payload if isinstance(turn, dict))
+
+
+class Sequenced(msgspec.Struct, frozen=True):
+    """Requests in consecutive sequences of these lengths, with consecutive correlation ids. Empty: no sequences."""
+
+    lengths: tuple[int, ...] = ()
+    first_id: int = 1
+
+    def parameters(self) -> Iterator[Parameters]:
+        """Yield the sequence parameters of each request in turn; without sequences, empty ones forever."""
+        if not self.lengths:
+            yield from repeat({})
+        for number, length in enumerate(self.lengths):
+            for turn in range(length):
+                yield {
+                    "sequence_id": self.first_id + number,
+                    "sequence_start": turn == 0,
+                    "sequence_end": turn == length - 1,
+                }
+
+
+class SharedRefs(msgspec.Struct, frozen=True):
+    """Where the tensors of a shard's nth request are in shared memory; each tuple is used in turn, over and over."""
+
+    inputs: tuple[dict[str, ShmRef], ...]
+    outputs: tuple[dict[str, ShmRef], ...]
+
+
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that an encoder may need. The names are those of the config's `server` section."""
+
+    api: str
+    model: str
+    targets: tuple[Target, ...]
+    tag: str
+    """Prefix of every request's X-Request-Id, before its number."""
+    headers: dict[str, str] = {}
+    """Includes the API key's header: must not be stored."""
+    stream: bool = False
+    body: dict[str, Any] = {}
+    usage: bool = True
+    ignore_eos: bool = False
+    max_tokens_field: str = "max_tokens"
+    version: str = ""
+    parameters: Parameters = {}
+    outputs: tuple[str, ...] = ()
+    compression: str = "none"
+    deadline: float = 0.0
+    """Seconds, sent as grpc-timeout; 0: none."""
+    method: str = ""
+    """gRPC: `package.Service/Method`."""
+    descriptors: bytes = b""
+    """gRPC: the descriptor set that defines the method."""
+    sequenced: Sequenced = Sequenced()
+    shared: SharedRefs | None = None
+    """The tensors' addresses if they are passed through shared memory."""

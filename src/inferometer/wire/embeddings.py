@@ -1,0 +1,111 @@
+"""OpenAI's embeddings: request bodies, and what responses mean.
+
+A response is one JSON object with a vector per input, as numbers or (`encoding_format: base64`) as packed floats. During a run
+the vectors are validated as JSON and otherwise left alone. There are no output tokens.
+"""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from inferometer.errors import UserError
+from inferometer.types import Calls, Event, Fail, Request, Usage
+from inferometer.wire import openai
+from inferometer.wire.context import CallContext, prompt_text
+from inferometer.wire.failures import bounded
+from inferometer.wire.http1 import ResponseDecoder, error_message, not_json
+
+
+def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode requests to `/v1/embeddings`, one input each."""
+    heads, tails = openai.post(context, [request_body(context, request) for request in requests])
+    return Calls(
+        heads=heads,
+        tails=tails,
+        n_in=tuple(request.n_in or -1 for request in requests),
+        n_out=(0,) * len(tails),
+        decoder=lambda: ResponseDecoder(EmbeddingsResponse()),
+        is_text=False,
+    )
+
+
+def request_body(context: CallContext, request: Request) -> bytes:
+    """The JSON to post. The fields of `server.body` override all others."""
+    return msgspec.json.encode({"model": context.model, "input": prompt_text(request)} | context.body)
+
+
+class _Embedding(msgspec.Struct):
+    embedding: msgspec.Raw
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+
+
+class _EmbeddingsJson(msgspec.Struct):
+    data: list[_Embedding] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_EmbeddingsJson).decode
+
+
+class EmbeddingsResponse:
+    """The body of a response."""
+
+    __slots__ = ("_data", "_pieces")
+
+    text = ""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._pieces: list[bytes] = []
+        self._data: list[_Embedding] = []
+
+    def feed(self, piece: bytes, events: list[Event]) -> None:
+        self._pieces.append(piece)
+
+    def finish(self, events: list[Event]) -> Fail | None:
+        body = b"".join(self._pieces)
+        if not body.strip():
+            return Fail("truncated", "the body is empty")
+        try:
+            response = _decode(body)
+        except msgspec.MsgspecError as error:
+            return not_json(body, str(error))
+        if response.error is not None:
+            return Fail("error_body", error_message(body))
+        if not response.data:
+            return Fail("malformed_json", bounded(f"no embeddings: {body[:200].decode('utf-8', 'replace')}"))
+        self._data = response.data
+        if response.usage is not None and response.usage.prompt_tokens is not None:
+            events.append(Usage(response.usage.prompt_tokens, -1))
+        return None
+
+    def vectors(self) -> tuple[tuple[float, ...], ...]:
+        """The vectors of a complete response; raises UserError if they are not lists of numbers or base64."""
+        return tuple(_vector(one.embedding) for one in self._data)
+
+
+def _vector(raw: msgspec.Raw) -> tuple[float, ...]:
+    try:
+        value = msgspec.json.decode(raw, type=list[float] | str)
+        if isinstance(value, str):
+            value = np.frombuffer(base64.b64decode(value, validate=True), "<f4").tolist()
+    except (msgspec.MsgspecError, ValueError):
+        shown = bounded(bytes(raw)[:60].decode("utf-8", "replace"))
+        raise UserError(
+            f"an embedding is neither a list of numbers nor base64: it starts with {shown}", "check the server"
+        ) from None
+    return tuple(value)
+
+
+def body_decoder(streamed: bool) -> EmbeddingsResponse:
+    """Make the decoder of one response body; embeddings are never streamed."""
+    return EmbeddingsResponse()

@@ -1,0 +1,37 @@
+"""Any method of any gRPC service: a payload is a list of messages, as JSON or as bytes."""
+
+from collections.abc import Sequence
+
+from inferometer.types import Calls, Request
+from inferometer.wire import grpc, protobuf
+from inferometer.wire.context import USER_AGENT, CallContext
+
+
+def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
+    """Encode calls of the method that `context.descriptors` defines."""
+    method = protobuf.load(context.descriptors).method(context.method)
+    tails = tuple(
+        b"".join(grpc.framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)
+        for request in requests
+    )
+    streamed = method.server_streaming
+    return Calls(
+        heads=heads(context, method.path),
+        tails=tails,
+        n_in=(-1,) * len(tails),
+        n_out=(0,) * len(tails),
+        answer=lambda: grpc.GrpcResponse(streamed),
+        is_text=False,
+    )
+
+
+def heads(context: CallContext, path: str) -> tuple[bytes, ...]:
+    """The header block of a call to `path`, for each target."""
+    blocks = []
+    for target in context.targets:
+        credentials = {"authorization": target.credentials} if target.credentials else {}
+        metadata = credentials | USER_AGENT | context.headers
+        blocks.append(
+            grpc.header_block(path, target.authority, target.tls, metadata, context.deadline, context.compression)
+        )
+    return tuple(blocks)
