@@ -183,7 +183,7 @@ def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_
     assert alive == []
     said = cli("report", folder)
     assert said.status == 1
-    assert "did not end. What was recorded is kept" in said.out
+    assert "did not end. The records were kept" in said.out
     rows = pq.read_table(folder / "requests.parquet")
     assert sorted(rows["id"].to_pylist())[:5] == [0, 1, 2, 3, 4]
     assert len(rows) >= 10
