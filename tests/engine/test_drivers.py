@@ -625,7 +625,7 @@ def test_a_sequence_that_was_shared_is_free_only_once_afterwards() -> None:
     for user in range(3):
         sequences.take((0, user))
         sequences.take((0, user))
-        sequences.answered((0, user), failed=False, taken=True)
+        sequences.ended((0, user), failed=False, accepted=True)
     for user in range(2):
         sequences.begin((1, user))
     assert {sequences.take((1, user)) for user in range(2)} == {0, 2}

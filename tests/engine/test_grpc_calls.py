@@ -61,10 +61,10 @@ def test_each_message_of_a_streamed_answer_is_an_arrival(tmp_path: Path, count: 
 def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes again a while after it was heard: what a client that is late finds together has one stamp."""
     heard: set[int] = set()
-    note = http2_connection.note
+    apply = http2_connection.apply_events
 
-    def noting(flight: Flight, *more: Any) -> Any:
-        ending = note(flight, *more)
+    def applied(flight: Flight, *more: Any) -> Any:
+        ending = apply(flight, *more)
         heard.add(len(flight.arrivals))
         return ending
 
@@ -75,7 +75,7 @@ def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.
             until(lambda count=count: count in heard)  # type: ignore[misc]
             never.wait(0.03)
 
-    monkeypatch.setattr(http2_connection, "note", noting)
+    monkeypatch.setattr(http2_connection, "apply_events", applied)
     with grpcio(Down=down) as url:
         done, summary = run(tmp_path, url, "Down", load=one())
     rows = done.records.rows

@@ -142,11 +142,11 @@ def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_
 ) -> None:
     """The sweep takes the deadline for past while the answer lies in the socket, where nobody else has read it."""
     asked, answered = threading.Event(), threading.Event()
-    ready, looked = Reader._ready, 0
+    ready, looked = Reader._readable, 0
 
-    def not_yet(inbox: Reader, these: Sequence[tuple[int, int]]) -> None:
+    def not_yet(reader: Reader, these: Sequence[tuple[int, int]]) -> None:
         if not asked.is_set():
-            ready(inbox, these)
+            ready(reader, these)
 
     def is_there(of: Shard) -> bool:
         nonlocal looked
@@ -159,7 +159,7 @@ def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_
             peer.answer(stream)
             answered.set()
 
-    monkeypatch.setattr(Reader, "_ready", not_yet)
+    monkeypatch.setattr(Reader, "_readable", not_yet)
     expire_when(monkeypatch, is_there)
     with following(script) as url:
         done, summary = run(tmp_path, url, server=LONG, **SINGLE)
@@ -178,9 +178,9 @@ def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_or
         shards.append(of)
         await start(of)
 
-    def catching_up(agenda: Deadlines) -> None:
+    def catching_up(deadlines: Deadlines) -> None:
         nonlocal due
-        catch_up(agenda)
+        catch_up(deadlines)
         if asked.is_set() and not due:
             assert select.select(list(shards[0]._reader._sources), [], [], PATIENCE_S)[0]
             due = 1

@@ -153,7 +153,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_before_the_start(tmp
         while client.sock.recv(65536):
             pass
 
-    with scripted(silent) as url, pytest.raises(UserError, match=r"no answer on 2 of 2 connections within 0\.2 s"):
+    with scripted(silent) as url, pytest.raises(UserError, match=r"no response on 2 of 2 connections within 0\.2 s"):
         run(tmp_path, url.replace("http", "grpc", 1), server={"timeouts": {"connect": "200ms"}})
 
 

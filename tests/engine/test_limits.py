@@ -147,7 +147,7 @@ def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
         said = inferometer(asking(url, tmp_path, processes), tmp_path)
     assert (said.returncode, said.stderr) == (1, "")
     assert "INVALID" in said.stdout
-    assert "the limit of 100 open files (ulimit -n) is hit: raise it" in " ".join(said.stdout.split())
+    assert "the limit of 100 open files (ulimit -n) is reached: raise it" in " ".join(said.stdout.split())
     run = store.read(str(tmp_path / "runs" / "LATEST"))
     assert run.manifest.outcome.errors == ()
     assert {sample.shard for sample in run.records.samples} == set(range(processes or 1))
@@ -181,19 +181,19 @@ def test_sockets_that_run_out_before_the_start_are_one_clear_line(tmp_path: Path
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
+def test_transports_leave_files_for_the_client_itself(low_limit: int) -> None:
     async def open_all() -> list[Fail]:
         with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
             loop, clock = asyncio.get_running_loop(), StampClock(0, False)
-            inbox = Reader(loop, clock, lambda: None, lambda: None)
+            reader = Reader(loop, clock, lambda: None, lambda: None)
             users = [Opening() for _ in range(low_limit)]
-            links = [Transport(loop, inbox, user) for user in users]
-            for link in links:
-                link.connect(socket.AF_INET, listener.getsockname())
+            transports = [Transport(loop, reader, user) for user in users]
+            for transport in transports:
+                transport.connect(socket.AF_INET, listener.getsockname())
             for _ in range(RESERVED_FILES):
                 kept.callback(os.close, os.dup(listener.fileno()))
-            for link in links:
-                link.shut()
+            for transport in transports:
+                transport.close()
             return [user.fail for user in users if user.fail is not None]
 
     with contextlib.ExitStack() as kept:

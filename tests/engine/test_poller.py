@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from inferometer.engine.poller import EpollPoller, LoopPoller, watcher
+from inferometer.engine.poller import EpollPoller, LoopPoller, new_poller
 from inferometer.timing.loop import new_loop
 
 KINDS = [LoopPoller, pytest.param(EpollPoller, marks=pytest.mark.skipif(sys.platform != "linux", reason="no epoll"))]
@@ -25,8 +25,8 @@ class Room:
         loop_factory = new_loop if kind is EpollPoller else asyncio.new_event_loop
         self.loop = stack.enter_context(contextlib.closing(loop_factory()))
         self.named: list[list[int]] = []
-        self.watcher = kind(self.loop, self._ready)
-        stack.callback(self.watcher.close)
+        self.poller = kind(self.loop, self._ready)
+        stack.callback(self.poller.close)
         self.ends: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._stack = stack
 
@@ -36,7 +36,7 @@ class Room:
             near = self._stack.enter_context(listener.accept()[0])
         near.setblocking(False)
         self.ends[near.fileno()] = near, far
-        self.watcher.watch(near.fileno())
+        self.poller.watch(near.fileno())
         return near.fileno()
 
     def tell(self, descriptor: int) -> None:
@@ -86,7 +86,7 @@ def test_a_close_and_a_reset_are_named_again_and_again(room: Room) -> None:
     room.ends[reset][1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     room.ends[reset][1].close()
     assert room.rounds()[-1] == sorted((closed, reset))
-    room.watcher.forget(closed)
+    room.poller.forget(closed)
     assert room.rounds()[-1] == [reset]
     with pytest.raises(ConnectionResetError):
         while room.ends[reset][0].recv(1):
@@ -97,9 +97,9 @@ def test_what_is_forgotten_is_not_named(room: Room) -> None:
     one, other = room.add(), room.add()
     for each in (one, other):
         room.tell(each)
-    room.watcher.forget(one)
+    room.poller.forget(one)
     assert set(map(tuple, room.rounds())) == {(other,)}
-    room.watcher.forget(other)
+    room.poller.forget(other)
     room.rounds(1)  # it may have been named already: the inbox knows better
     assert not room.rounds()
 
@@ -108,9 +108,9 @@ def test_what_the_loop_named_is_not_told_after_the_end() -> None:
     soon: list[Callable[[], None]] = []
     told: list[object] = []
     loop = SimpleNamespace(call_soon=soon.append)
-    watcher = LoopPoller(cast("Any", loop), told.append)
-    watcher._name(3)
-    watcher.close()
+    poller = LoopPoller(cast("Any", loop), told.append)
+    poller._collect(3)
+    poller.close()
     (tell,) = soon
     tell()
     assert not told
@@ -118,6 +118,6 @@ def test_what_the_loop_named_is_not_told_after_the_end() -> None:
 
 def test_this_platforms_own() -> None:
     with contextlib.closing(new_loop()) as loop:
-        found = watcher(loop, lambda ready: None)
+        found = new_poller(loop, lambda ready: None)
         assert isinstance(found, EpollPoller if sys.platform == "linux" else LoopPoller)
         found.close()

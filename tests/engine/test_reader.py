@@ -21,10 +21,10 @@ class World:
         self.watched: list[int] = []
         self.clock = StampClock(0, True)
         self.between: Callable[[], None] = lambda: None
-        monkeypatch.setattr(reader, "watcher", self._watcher)
-        self.inbox = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._between)
+        monkeypatch.setattr(reader, "new_poller", self._new_poller)
+        self.reader = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._between)
 
-    def _watcher(self, loop: object, ready: Any) -> "World":
+    def _new_poller(self, loop: object, ready: Any) -> "World":
         self._ready = ready
         return self
 
@@ -41,7 +41,7 @@ class World:
     def wires(self, count: int) -> "list[Wire]":
         wires = [Wire(self, number) for number in range(count)]
         for wire in wires:
-            self.inbox.watch(wire.number, wire)
+            self.reader.watch(wire.number, wire)
         return wires
 
     def read(self, *descriptors: int) -> None:
@@ -104,7 +104,7 @@ def test_nothing_of_a_source_that_another_closed(world: World) -> None:
 
 def test_a_source_is_not_read_after_what_was_due_has_closed_it(world: World) -> None:
     world.wires(3)
-    world.between = lambda: world.inbox.forget(2)
+    world.between = lambda: world.reader.forget(2)
     world.read(0, 1, 2)
     assert world.happened() == ["read 0", "read 1", "decode x0", "decode x1", "settle"]
     assert world.watched == [0, 1]
@@ -131,7 +131,7 @@ def test_one_that_broke_is_read_to_its_end_and_all_of_that_is_settled_together(
     (wire,) = world.wires(1)
     wire.then = [b"more", end]
     broke = BrokenPipeError()
-    world.inbox.read_out(0, broke)
+    world.reader.read_remaining(0, broke)
     assert world.happened() == ["read 0"] * 3 + ["decode x0", "decode more", "decode ", "settle"]
     assert wire.error is broke
 
@@ -150,7 +150,7 @@ def test_what_lies_unread_is_read_on_demand_and_settled_together(
 ) -> None:
     (wire,) = world.wires(1)
     wire.then = then
-    world.inbox.read_until(0, now() + 10**12)
+    world.reader.read_until(0, now() + 10**12)
     assert world.happened() == ["read 0"] * (len(decoded) + (decoded[-1] != "")) + [
         *(f"decode {data}" for data in decoded),
         "settle",
@@ -160,15 +160,15 @@ def test_what_lies_unread_is_read_on_demand_and_settled_together(
 def test_on_demand_nothing_is_read_after_what_came_too_late(world: World) -> None:
     (wire,) = world.wires(1)
     wire.stamp = now() - 1_000
-    world.inbox.read_until(0, wire.stamp - 1)
+    world.reader.read_until(0, wire.stamp - 1)
     assert world.happened() == ["read 0", "decode x0", "settle"]
     assert wire.heard[0][0] == wire.stamp
 
 
 def test_on_demand_there_may_be_nothing(world: World) -> None:
     world.wires(1)[0].comes = BlockingIOError()
-    world.inbox.read_until(0, now())
-    world.inbox.read_until(5, now())
+    world.reader.read_until(0, now())
+    world.reader.read_until(5, now())
     assert world.happened() == ["read 0"]
 
 
@@ -206,6 +206,6 @@ def test_no_three_steps_follow_each_other_without_a_look_at_what_is_due(world: W
 def test_it_is_known_whether_it_is_being_decoded(world: World) -> None:
     (wire,) = world.wires(1)
     seen: list[bool] = []
-    wire.deliver = lambda *_: seen.append(world.inbox.is_decoding)  # type: ignore[method-assign]
+    wire.deliver = lambda *_: seen.append(world.reader.is_decoding)  # type: ignore[method-assign]
     world.read(0)
-    assert seen == [True] and not world.inbox.is_decoding
+    assert seen == [True] and not world.reader.is_decoding

@@ -9,8 +9,7 @@ import pytest
 from grpc_peers import GrpcPeer, following, one, run
 from waiting import until
 
-from inferometer.engine import http2_connection as channel_module
-from inferometer.engine import timeouts
+from inferometer.engine import http2_connection, timeouts
 from inferometer.engine.http1_pool import NEVER
 from inferometer.engine.http2_connection import Http2Connection, StreamCall
 from inferometer.engine.http2_pool import Http2Pool
@@ -82,9 +81,9 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         self.ended: list[tuple[int, str]] = []
         self.time = 0
-        monkeypatch.setattr(channel_module, "now", lambda: self.time)
-        dial = cast("Any", SimpleNamespace(loop=None))
-        self.channels = Http2Pool(dial, b"head", lambda: cast("Any", None), self._ended, 1.0)
+        monkeypatch.setattr(http2_connection, "now", lambda: self.time)
+        connector = cast("Any", SimpleNamespace(loop=None))
+        self.pool = Http2Pool(connector, b"head", lambda: cast("Any", None), self._ended, 1.0)
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS
@@ -95,22 +94,22 @@ class World:
             calls.looks = 0
 
     def _open(self) -> Http2Connection:
-        channel = Http2Connection(self.channels)
-        channel.link = cast("Any", Wire())
-        channel.calls = Counted()
-        self.channels._ready.append(channel)
-        return channel
+        connection = Http2Connection(self.pool)
+        connection.transport = cast("Any", Wire())
+        connection.calls = Counted()
+        self.pool._ready.append(connection)
+        return connection
 
-    def _ended(self, flight: Flight, at: int, event: Any, answer: object) -> None:
+    def _ended(self, flight: Flight, at: int, event: Any, response: object) -> None:
         self.ended.append((flight.id, event.code))
 
     def expire(self, at: int) -> int:
         self.time = at
-        return self.channels.expire(at)
+        return self.pool.expire(at)
 
     @property
     def wires(self) -> list[Wire]:
-        return [cast("Any", each.link) for each in self.pair]
+        return [cast("Any", each.transport) for each in self.pair]
 
     @property
     def calls(self) -> list[Counted]:
@@ -142,9 +141,9 @@ def test_deadlines_that_pass_let_nobody_look_for_timeouts(tmp_path: Path, monkey
     looked: list[int] = []
     real = Timeouts._expiry
 
-    def looking(of: Timeouts, carrier: Any, flight: Flight) -> tuple[int, str]:
+    def looking(of: Timeouts, connection: Any, flight: Flight) -> tuple[int, str]:
         looked.append(flight.id)
-        return real(of, carrier, flight)
+        return real(of, connection, flight)
 
     monkeypatch.setattr(Timeouts, "_expiry", looking)
     server = {"deadline": "20ms", "timeouts": NO_TIMEOUT_NEAR}
@@ -169,7 +168,7 @@ def test_looks_for_timeouts_are_the_wider_apart_the_longer_they_take(
         nonlocal time
         time += span
 
-    def expiry(carrier: object, flight: Flight) -> tuple[int, str]:
+    def expiry(connection: object, flight: Flight) -> tuple[int, str]:
         pass_by(10_000)
         return begun + (0 if flight.id < over else 1), "total_timeout"
 
@@ -178,11 +177,11 @@ def test_looks_for_timeouts_are_the_wider_apart_the_longer_they_take(
         given_up.append(flight.id)
 
     monkeypatch.setattr(timeouts, "now", lambda: time)
-    carrier = SimpleNamespace(give_up=give_up)
-    flights = [(carrier, Flight(id=number, intended=0)) for number in range(1000)]
+    connection = SimpleNamespace(give_up=give_up)
+    flights = [(connection, Flight(id=number, intended=0)) for number in range(1000)]
     dispatcher = SimpleNamespace(flights=lambda: iter(flights))
     of = cast("Any", SimpleNamespace(_limits=(NEVER, NEVER, NEVER, NS), _dispatcher=dispatcher, _expiry=expiry))
-    assert Timeouts._time_out(of, begun) == begun + 20 * 1000 * 10_000
+    assert Timeouts._sweep_timeouts(of, begun) == begun + 20 * 1000 * 10_000
     assert given_up == list(range(over))
 
 
@@ -195,12 +194,12 @@ def test_what_is_read_and_not_decoded_is_not_said_to_be_recorded_however_many_ti
     shards, decode = noting(monkeypatch), Reader._decode
     seen: list[tuple[int, int]] = []
 
-    def long(inbox: Reader, items: Any) -> None:
+    def long(reader: Reader, items: Any) -> None:
         if not seen and shards and shards[0].state.sent:
             for _ in range(10):
                 shards[0]._tick(now())
             seen.append((shards[0]._spool.control["recorded"], items[0][2]))
-        decode(inbox, items)
+        decode(reader, items)
 
     monkeypatch.setattr(Reader, "_decode", long)
     with following(lambda peer: peer.polite()) as url:
