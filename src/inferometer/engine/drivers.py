@@ -216,7 +216,7 @@ class ClosedLoop:
             self._finish(now())
 
     def _may_continue_sequence(self, user: int, sequences: Sequences) -> bool:
-        """Return whether the user may send: the next request of its sequence (the END, if the stage or run is ending), or of a new one."""
+        """Return whether the user may send another request: of its sequence (the END, if the run is ending), or of a new one."""
         if self._launcher.state.halted:
             return False
         own = (self._index, user)

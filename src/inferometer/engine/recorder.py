@@ -10,7 +10,7 @@ from inferometer.types import Fail
 
 
 class Recorder:
-    """`texts` are the responses for which the server reported no usage, with their request ids: their tokens are counted after the run."""
+    """`texts` are responses without usage from the server, with their request ids: their tokens are counted after the run."""
 
     def __init__(self, spool: Spool, state: RunState, on_disk_full: Callable[[], None]) -> None:
         self._spool = spool

@@ -64,7 +64,10 @@ class Sequences:
         return left_out
 
     def ended(self, user: User, failed: bool, accepted: bool) -> int:
-        """Note that the user's request ended; `accepted`: the server may have it. Return how many requests of the sequence are left out."""
+        """Note that the user's request ended; return how many requests of its sequence are left out.
+
+        `accepted`: the server may have accepted the request.
+        """
         position = self._positions[user]
         if position.next == position.end or (not accepted and position.next == position.first + 1):
             del self._positions[user]

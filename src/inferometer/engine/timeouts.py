@@ -46,7 +46,7 @@ class Timeouts:
             self._deadlines.at(following, self._sweep_soon)
 
     def _sweep_soon(self) -> None:
-        """Sweep in the next loop iteration: this may be called in the middle of the reader's work, and a sweep reads sockets itself."""
+        """Sweep in the next loop iteration: this may run in the middle of the reader's work, and a sweep reads sockets itself."""
         self._loop.call_soon(self.sweep)
 
     def _sweep_timeouts(self, at: int) -> int:
