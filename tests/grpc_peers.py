@@ -58,7 +58,7 @@ def one(**more: Any) -> dict[str, Any]:
     return {"type": "closed", "concurrency": 1, "requests": 1} | more
 
 
-def said(run: Run) -> set[tuple[str, str]]:
+def failures_of(run: Run) -> set[tuple[str, str]]:
     """The failures of a run, with the server's words."""
     return {(failure.code, failure.message) for failure in run.records.failures if failure.code != "cancelled"}
 
