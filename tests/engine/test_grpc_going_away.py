@@ -124,8 +124,8 @@ def test_goaway_right_after_the_settings_during_a_run_is_a_failure_and_not_a_sto
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_calls_that_were_never_sent_report_that_no_connection_could_be_opened(tmp_path: Path, hard: bool) -> None:
-    """The server goes away, and ends every connection after it without a word: as one that stops does to those that it has
-    not taken yet. Nothing was sent over them, so it is not failures_of that the server reset or closed what it may have seen."""
+    """The server sends GOAWAY and then ends every new connection immediately, as a server that stops does with connections that it
+    has not accepted yet. Nothing was sent over them, so the failure is not `reset` or `closed`, which the server may have seen."""
 
     def script(client: Client) -> None:
         if client.number > 1:
