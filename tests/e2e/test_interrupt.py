@@ -61,7 +61,7 @@ def failures(folder: Path) -> list[str]:
 
 
 def assert_whole(folder: Path, report: str) -> None:
-    """Check that the folder has exactly its files, and that the report can be repeated byte for byte."""
+    """The folder has its files and no others, and the report comes again byte for byte."""
     names = {"manifest.json", "requests.parquet", "chunks.parquet", "samples.parquet", "summary.json"}
     assert {path.name for path in folder.iterdir()} == names
     again = cli("report", folder)
