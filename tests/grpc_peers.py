@@ -117,14 +117,14 @@ class GrpcPeer:
         self._requests: list[int] = []
         self.h2.local_settings = Settings(client=False, initial_values=settings)  # type: ignore[arg-type]
         self.h2.initiate_connection()
-        self.hear()  # before flush: the client's settings are then acknowledged together with ours, not some time later
+        self.receive()  # before flush: the client's settings are then acknowledged together with ours, not some time later
         self.flush()
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self.sock.sendall(self.h2.data_to_send())
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Receive what the client sends next; return False when it has gone."""
         try:
             data = self.sock.recv(65536)
@@ -147,7 +147,7 @@ class GrpcPeer:
     def request(self) -> int | None:
         """Return the stream of the next complete request, or None when the client has gone."""
         while not self._requests:
-            if not self.hear():
+            if not self.receive():
                 return None
         return self._requests.pop(0)
 
@@ -163,7 +163,7 @@ class GrpcPeer:
         self.h2.send_data(stream, data, end_stream=end)
         self.flush()
 
-    def answer(self, stream: int, message: bytes = b"", trailers: list[tuple[str, str]] | None = None) -> None:
+    def respond(self, stream: int, message: bytes = b"", trailers: list[tuple[str, str]] | None = None) -> None:
         """Send a complete response."""
         self.h2.send_headers(stream, HEAD)
         self.h2.send_data(stream, framed(message))
@@ -180,11 +180,11 @@ class GrpcPeer:
 
     def polite(self) -> None:
         for stream in self.requests():
-            self.answer(stream)
+            self.respond(stream)
 
 
 @contextlib.contextmanager
-def following(
+def scripted_grpc(
     script: Callable[[GrpcPeer], None], context: ssl.SSLContext | None = None, settings: dict[int, int] | None = None
 ) -> Iterator[str]:
     """Run a gRPC server that runs `script` for each connection; yield its URL."""

@@ -24,7 +24,7 @@ STREAM = (
 NO_USAGE = STREAM.replace(b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n', b"")
 
 
-def answer(body: bytes = STREAM, extra: str = "") -> bytes:
+def http_response(body: bytes = STREAM, extra: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode() + body
 
 
@@ -112,7 +112,7 @@ def scripted(
 def polite(client: Client) -> None:
     """Respond to every request with a complete stream."""
     while client.request():
-        client.send(answer())
+        client.send(http_response())
 
 
 def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, Summary]:

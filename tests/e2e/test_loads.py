@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Client, answer, measure, scripted
+from helpers import Client, http_response, measure, scripted
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -151,10 +151,10 @@ def test_responses_to_an_earlier_stage_do_not_add_requests_to_the_current_one(tm
                 waiting.append(client)
                 is_last = len(waiting) == 5
             for each in waiting if is_last else ():
-                each.send(answer())
+                each.send(http_response())
         while client.request():
             time.sleep(0.05)
-            client.send(answer())
+            client.send(http_response())
 
     stages = [
         {"type": "closed", "concurrency": 2, "duration": "100ms"},

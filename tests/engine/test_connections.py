@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import NO_USAGE, Client, answer, measure, polite, scripted
+from helpers import NO_USAGE, Client, http_response, measure, polite, scripted
 
 from inferometer.engine import http1_connection
 from inferometer.errors import UserError
@@ -22,7 +22,7 @@ def test_connections_are_kept_and_reused(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         while client.request():
             seen.append(client.number)
-            client.send(answer())
+            client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 2, "requests": 20})
@@ -35,7 +35,7 @@ def test_connections_are_kept_and_reused(tmp_path: Path) -> None:
 def test_requests_succeed_if_the_server_closes_connections_that_it_promised_to_keep(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 3, "requests": 30})
@@ -49,7 +49,7 @@ def test_connections_that_the_server_keeps_closing_are_no_longer_reused(tmp_path
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 40})
@@ -63,13 +63,13 @@ def test_request_on_a_stale_connection_is_resent_once_and_the_time_counts_as_hel
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
         if client.number > 1:  # number 0 is the probe before the run
             respond_from_now_on(client)
 
     def respond_from_now_on(client: Client) -> None:
-        client.send(answer())
+        client.send(http_response())
         polite(client)
 
     with scripted(script) as url:
@@ -87,7 +87,7 @@ def test_connection_that_closes_long_after_the_send_was_not_stale(
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
 
     with scripted(script) as url:
@@ -111,10 +111,10 @@ def test_request_is_never_resent_once_a_byte_of_the_response_has_arrived(tmp_pat
     def script(client: Client) -> None:
         nonlocal count
         client.request()
-        client.send(answer())
+        client.send(http_response())
         while client.request():
             count += 1
-            client.send(answer()[:40])
+            client.send(http_response()[:40])
             return
 
     with scripted(script) as url:
@@ -191,7 +191,7 @@ def test_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> Non
 def test_user_backs_off_while_the_server_refuses_connections(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         raise OSError
 
     listener = socket.socket()
@@ -206,7 +206,7 @@ def test_user_backs_off_while_the_server_refuses_connections(tmp_path: Path) -> 
         probe.close()
         client = Client(first, 1)
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
         first.close()
 
@@ -236,7 +236,7 @@ def test_requests_go_to_several_base_urls_in_turn(tmp_path: Path) -> None:
         def serve(client: Client) -> None:
             while client.request():
                 hits[index] += 1
-                client.send(answer())
+                client.send(http_response())
 
         return serve
 
@@ -269,7 +269,7 @@ def test_connections_are_opened_and_warmed_before_the_start(tmp_path: Path) -> N
     def script(client: Client) -> None:
         while request := client.request():
             seen.append((client.number, request[0].split()[0]))
-            client.send(answer())
+            client.send(http_response())
 
     with scripted(script) as url:
         measure(
@@ -285,7 +285,7 @@ def test_large_request_is_sent_completely_to_a_server_that_reads_slowly(tmp_path
         time.sleep(0.05)
         while request := client.request():
             sizes.append(len(request[2]))
-            client.send(answer())
+            client.send(http_response())
 
     server = {"body": {"padding": "x" * 12_000_000}}
     with scripted(script) as url:
@@ -297,7 +297,7 @@ def test_large_request_is_sent_completely_to_a_server_that_reads_slowly(tmp_path
 def test_tokens_are_counted_by_the_tokenizer_if_the_server_reports_no_usage(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         while client.request():
-            client.send(answer(NO_USAGE))
+            client.send(http_response(NO_USAGE))
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url)

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from helpers import Client, answer, measure, scripted
+from helpers import Client, http_response, measure, scripted
 
 from inferometer import conduct
 from inferometer.engine import drivers
@@ -21,7 +21,7 @@ def test_run_whose_server_stopped_is_given_up_and_the_report_says_why(
             for _ in range(5):
                 if client.request() is None:
                     return
-                client.send(answer())
+                client.send(http_response())
             server.close()
 
         url = server.enter_context(scripted(script))
@@ -48,7 +48,7 @@ def test_report_names_the_stage_that_was_given_up(tmp_path: Path, monkeypatch: p
             for _ in range(5):
                 if client.request() is None:
                     return
-                client.send(answer())
+                client.send(http_response())
             server.close()
 
         url = server.enter_context(scripted(script))

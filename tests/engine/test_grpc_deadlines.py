@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, failures_of, following, framed, grpcio, one, run
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, grpcio, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import measure, polite, scripted
 from waiting import PATIENCE_S, until
@@ -72,10 +72,10 @@ def test_call_without_a_response_ends_by_its_deadline_and_is_cancelled_at_the_se
         if peer.number:
             peers.append(peer)
             peer.request()
-            while not peer.resets and peer.hear():
+            while not peer.resets and peer.receive():
                 pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         server = {"deadline": SHORT[0], "timeouts": {"total": "30s"}}
         done, _ = run(tmp_path, url, server=server, **SINGLE)
         until(lambda: bool(peers and peers[0].resets), "the server receives the reset")
@@ -90,11 +90,11 @@ def test_other_calls_on_the_connection_continue(tmp_path: Path, monkeypatch: pyt
         silent = peer.request()
         for stream in peer.requests():
             assert stream != silent
-            peer.answer(stream)
+            peer.respond(stream)
 
     expire_when(monkeypatch, lambda shard: shard.state.ok == 4)
     load = {"type": "closed", "concurrency": 2, "requests": 5}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server=LONG, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (4, {EXCEEDED: 1})
     assert set(done.records.rows["attempts"]) == {1}
@@ -109,7 +109,7 @@ def test_stream_that_misses_its_deadline_keeps_the_messages_received(
             peer.data(stream, framed(b"") * 2)
 
     expire_when(monkeypatch, lambda shard: any(flight.arrivals for _, flight in shard._dispatcher.flights()))
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
     assert failures_of(done) == {(EXCEEDED, "the deadline of 50 s passed before the response was complete")}
     assert done.records.rows["chunk_count"].tolist() == [2]
@@ -125,7 +125,7 @@ def test_response_after_the_deadline_is_late_even_if_no_sweep_came(
         for stream in peer.requests():
             wait_past(SHORT[1])
             if ending == "answer":
-                peer.answer(stream)
+                peer.respond(stream)
             elif ending == "status":
                 peer.head(stream, [*HEAD, ("grpc-status", "14"), ("grpc-message", "no")], end=True)
             elif ending == "reset":
@@ -133,7 +133,7 @@ def test_response_after_the_deadline_is_late_even_if_no_sweep_came(
             else:
                 return
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server={"deadline": SHORT[0]}, client={"connections": 1}, load=one())
     assert (summary.counts.ok, failures_of(done)) == (0, {(EXCEEDED, SHORT[2])})
 
@@ -158,12 +158,12 @@ def test_response_that_arrived_in_time_counts_even_if_it_is_read_after_the_deadl
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             requested.set()
-            peer.answer(stream)
+            peer.respond(stream)
             responded.set()
 
     monkeypatch.setattr(Reader, "_readable", read_nothing_more)
     expire_when(monkeypatch, is_in_the_socket)
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server=LONG, **SINGLE)
     assert found
     assert (summary.counts.ok, failures_of(done)) == (1, set())
@@ -196,12 +196,12 @@ def test_response_that_is_being_read_when_its_deadline_passes_is_decoded_in_orde
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             requested.set()
-            peer.answer(stream, bytes(1_000_000))
+            peer.respond(stream, bytes(1_000_000))
 
     monkeypatch.setattr(Shard, "run", run_shard)
     monkeypatch.setattr(Timeouts, "sweep", sweep_late)
     monkeypatch.setattr(Deadlines, "catch_up", catching_up)
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, _ = run(tmp_path, url, server=LONG, **SINGLE)
     assert due
     assert {code for code, _ in failures_of(done)} <= {
@@ -220,14 +220,14 @@ def test_status_that_the_server_sends_in_time_is_kept(tmp_path: Path) -> None:
 
 def test_call_that_was_never_sent_has_not_missed_its_deadline(tmp_path: Path) -> None:
     server = {"deadline": "1ms", "timeouts": {"connect": "1s"}}
-    with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(tmp_path, url, server=server, **SINGLE)
     assert summary.counts.by_failure == {"connect_timeout": 1}
 
 
 def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_run(tmp_path: Path) -> None:
     server = {"deadline": "30s", "timeouts": {"total": "50ms"}}
-    with following(lambda peer: list(peer.requests())) as url:
+    with scripted_grpc(lambda peer: list(peer.requests())) as url:
         _, summary = run(tmp_path, url, server=server, **SINGLE)
     assert summary.counts.by_failure == {"total_timeout": 1}
 
@@ -271,10 +271,10 @@ def test_single_call_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout
         peers.append(peer)
         peer.sock.settimeout(PATIENCE_S)
         peer.request()
-        while not peer.resets and peer.hear():
+        while not peer.resets and peer.receive():
             pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, SHORT[1], timeout)
         until(lambda: bool(peers and peers[0].resets), "the server receives the reset")
     assert told.fail == Fail(EXCEEDED, SHORT[2], True)
@@ -290,7 +290,7 @@ def test_single_call_that_the_server_stops_reading_ends_by_its_deadline() -> Non
         peer.flush()
         over.wait(PATIENCE_S)
 
-    with following(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
+    with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
         told = Told(url, 0.3, body=bytes(64 << 20))
         over.set()
     assert told.fail is not None and told.fail.code == EXCEEDED
@@ -304,7 +304,7 @@ def test_single_call_keeps_messages_received_before_its_deadline(monkeypatch: py
             peer.head(stream)
             peer.data(stream, framed(b"abc"))
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, 50)
     assert told.fail is not None and told.fail.code == EXCEEDED
     assert told.kept == [b"abc"]
@@ -316,9 +316,9 @@ def test_single_call_ignores_a_response_after_its_deadline(monkeypatch: pytest.M
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             wait_past(SHORT[1])
-            peer.answer(stream, b"abc")
+            peer.respond(stream, b"abc")
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, SHORT[1])
     assert told.fail == Fail(EXCEEDED, SHORT[2], True)
     assert told.kept == []
@@ -338,7 +338,7 @@ def test_single_call_accepts_a_response_that_arrived_in_time_and_is_read_late(
             late.wait(PATIENCE_S)
             peer.head(stream, OK, end=True)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, 50)
     assert told.fail is None
     assert told.kept == [b"abc"]
@@ -346,7 +346,7 @@ def test_single_call_accepts_a_response_that_arrived_in_time_and_is_read_late(
 
 def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_single_call() -> None:
     with (
-        following(lambda peer: list(peer.requests())) as url,
+        scripted_grpc(lambda peer: list(peer.requests())) as url,
         pytest.raises(roundtrip.UserError, match="did not answer within 100 ms"),
     ):
         Told(url, 20, timeout=0.1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, failures_of, following, framed, hard_close, one, run
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, hard_close, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 
@@ -24,16 +24,16 @@ def test_calls_above_the_last_stream_are_resent_and_the_others_complete(tmp_path
         for stream in peer.requests():
             seen.append((peer.number, stream))
             if peer.number != 1:
-                peer.answer(stream)
+                peer.respond(stream)
                 continue
             streams.append(stream)
             if len(streams) == 4:
                 peer.go_away(streams[1])
-                peer.answer(streams[1])
-                peer.answer(streams[0])
+                peer.respond(streams[1])
+                peer.respond(streams[0])
 
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (12, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -52,11 +52,11 @@ def test_connection_is_closed_after_goaway_and_the_last_response(tmp_path: Path)
                 peer.go_away(stream)
             elif not was_gone:
                 was_gone.append(gone.wait(30))
-            peer.answer(stream)
+            peer.respond(stream)
         if peer.number == 1:
             gone.set()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=30))
     assert was_gone == [True]
     assert summary.counts.ok == 30
@@ -72,11 +72,11 @@ def test_connection_is_closed_after_goaway_when_its_last_call_was_given_up(tmp_p
                 peer.go_away(stream)
             else:
                 gone.wait(30)
-                peer.answer(stream)
+                peer.respond(stream)
         if peer.number == 1:
             gone.set()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(
             tmp_path,
             url,
@@ -113,9 +113,9 @@ def test_goaway_right_after_the_settings_during_a_run_is_a_failure_and_not_a_sto
             return
         for stream in peer.requests():
             peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.failed) == (1, 3)
     assert set(summary.counts.by_failure) <= {"connect_failed", "stream_reset"}
@@ -137,7 +137,7 @@ def test_calls_that_were_never_sent_report_that_no_connection_could_be_opened(tm
         peer = GrpcPeer(client, {})
         for stream in peer.requests():
             peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
     with scripted(script) as url:
         done, summary = run(
@@ -164,7 +164,7 @@ def test_goaway_and_close_fail_the_calls_up_to_the_last_stream_and_resend_the_ot
         if peer.number != 1:
             for stream in peer.requests():
                 seen.append(stream)
-                peer.answer(stream)
+                peer.respond(stream)
             return
         streams = [peer.request() for _ in range(4)]
         assert streams[1] is not None
@@ -173,7 +173,7 @@ def test_goaway_and_close_fail_the_calls_up_to_the_last_stream_and_resend_the_ot
             hard_close(peer)
 
     load = {"type": "closed", "concurrency": 4, "requests": 4}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {"reset" if hard else "closed": 2})
     rows = np.asarray(done.records.rows)
@@ -199,7 +199,7 @@ def test_no_call_is_sent_over_a_connection_after_a_response_and_goaway_in_the_sa
                 peer.h2.send_headers(stream, OK, end_stream=True)
                 peer.sock.sendall(peer.h2.data_to_send() + struct.pack(">HBBBIII", 0, 8, 7, 0, 0, stream, 0))
             else:
-                peer.answer(stream)
+                peer.respond(stream)
 
     with scripted(script) as url:
         _, summary = run(

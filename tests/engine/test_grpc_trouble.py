@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, failures_of, following, framed, hard_close, one, run
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, hard_close, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 from waiting import until
@@ -33,9 +33,9 @@ def test_refused_stream_is_resent_once(tmp_path: Path) -> None:
             if len(seen) == 1:
                 peer.reset(stream, REFUSED_STREAM)
             else:
-                peer.answer(stream)
+                peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 2}, load=one(requests=3))
     assert summary.counts.ok == 3
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -53,7 +53,7 @@ def test_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
             count += 1
             peer.reset(stream, REFUSED_STREAM)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"stream_reset": 1}
     assert count == 2
@@ -70,13 +70,13 @@ def test_reset_stream_reports_its_code_and_the_others_continue(
     def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count != 1:
-                peer.answer(stream)
+                peer.respond(stream)
                 continue
             if begun:
                 peer.head(stream)
             peer.reset(stream, code)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.by_failure) == (3, {"stream_reset": 1})
     assert name in failures_of(done).pop()[1]
@@ -91,10 +91,10 @@ def test_calls_that_the_client_gives_up_are_cancelled_at_the_server(tmp_path: Pa
     def script(peer: GrpcPeer) -> None:
         peers[peer.number] = peer
         peer.request()
-        while not peer.resets and peer.hear():
+        while not peer.resets and peer.receive():
             pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, server={"timeouts": {"total": "80ms"}}, **SINGLE)
         until(lambda: 1 in peers and bool(peers[1].resets), "the server hears of it")
     assert summary.counts.by_failure == {"total_timeout": 1}
@@ -116,10 +116,10 @@ def test_no_call_is_lost_on_a_connection_that_was_closed_while_idle(tmp_path: Pa
                 for _ in range(2):
                     peer.request()
                 return
-            peer.answer(stream)
+            peer.respond(stream)
 
     load = {"type": "closed", "concurrency": 3, "requests": 6}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -136,7 +136,7 @@ def test_call_whose_connection_closes_twice_is_a_failure(tmp_path: Path) -> None
         if peer.request() is not None:
             count += 1
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"closed": 1}
     assert count == 2
@@ -153,7 +153,7 @@ def test_connection_that_ends_during_calls_fails_all_of_them(tmp_path: Path, har
         first, second, third = (peer.request() for _ in range(3))
         if first is None or second is None or third is None:
             return
-        peer.answer(first)
+        peer.respond(first)
         peer.head(second)
         peer.data(second, framed(b"abc")[:6])
         receive_until_quiet(peer)
@@ -164,7 +164,7 @@ def test_connection_that_ends_during_calls_fails_all_of_them(tmp_path: Path, har
         peer.request()
 
     load = {"type": "closed", "concurrency": 3, "requests": 4}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert summary.counts.ok == 1
     assert summary.counts.by_failure == ({"reset": 3} if hard else {"cut_short": 1, "closed": 2})
@@ -182,9 +182,9 @@ def test_malformed_http2_ends_the_connection_but_responses_before_it_count(tmp_p
                 peer.sock.sendall(data + struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))  # RST_STREAM of stream 0
                 peer.request()
                 return
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.failed) == (3, 0)
     assert set(done.records.rows["attempts"]) <= {1, 2}
@@ -195,7 +195,7 @@ def test_calls_in_flight_when_http2_is_malformed_fail(tmp_path: Path) -> None:
         for _ in peer.requests():
             peer.sock.sendall(struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"malformed_http2": 1}
     assert "RST_STREAM" in failures_of(done).pop()[1]
@@ -211,13 +211,13 @@ def test_calls_wait_on_the_open_connection_for_a_server_that_allows_no_streams_y
         nonlocal connections
         connections += 1
         if peer.number:
-            peer.hear()
+            peer.receive()
             peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 5})
             threading.Event().wait(0.1)
             peer.flush()
         peer.polite()
 
-    with following(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(tmp_path, url, client={"connections": 1})
     assert summary.counts.ok == 6
     assert connections <= 3
@@ -231,7 +231,7 @@ def test_calls_fail_in_time_if_the_server_never_allows_a_stream(tmp_path: Path) 
         connections += 1
         peer.polite()
 
-    with following(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(
             tmp_path, url, server={"timeouts": {"connect": "1s"}}, client={"connections": 1}, load=one(requests=2)
         )
@@ -251,7 +251,7 @@ def interrupt_when_running(folder: Path) -> None:
 
 
 def test_calls_that_wait_for_a_stream_are_cancelled_when_the_run_ends(tmp_path: Path) -> None:
-    with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         threading.Thread(target=interrupt_when_running, args=(tmp_path,)).start()
         done, summary = run(
             tmp_path,
@@ -302,12 +302,12 @@ def test_response_that_arrives_before_a_write_fails_is_read(tmp_path: Path) -> N
         peer.h2.increment_flow_control_window(2**31 - 1 - 65_535)
         peer.flush()
         while not peer.heads:
-            if not peer.hear():
+            if not peer.receive():
                 return
         peer.head(1, [*HEAD, ("grpc-status", "8"), ("grpc-message", "too much")], end=True)
 
     large = tmp_path / "large.bin"
     large.write_bytes(b"\x0a\x80\x80\x80\x0a" + bytes(10 << 21))
-    with following(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
+    with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
         done, _ = run(tmp_path, url, data={"type": "messages", "path": str(large)}, **SINGLE)
     assert failures_of(done) == {("grpc_RESOURCE_EXHAUSTED", "too much")}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import HEAD, OK, GrpcPeer, failures_of, following, framed, one, run
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, one, run, scripted_grpc
 from helpers import Client, measure, scripted
 
 from inferometer.errors import UserError
@@ -31,7 +31,7 @@ def without_trailers(peer: GrpcPeer, stream: int) -> None:
 
 
 def without_status(peer: GrpcPeer, stream: int) -> None:
-    peer.answer(stream, b"abc", [("x-other", "1")])
+    peer.respond(stream, b"abc", [("x-other", "1")])
 
 
 def bare(peer: GrpcPeer, stream: int) -> None:
@@ -100,11 +100,11 @@ def test_invalid_response_fails_only_its_own_call(tmp_path: Path, how, code: str
     def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count:
-                peer.answer(stream)
+                peer.respond(stream)
             else:
                 how(peer, stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {code: 1})
     assert failures_of(done) == {(code, message)}
@@ -142,7 +142,7 @@ def test_status_line_that_never_ends_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_grpc_server_at_an_http_url_is_a_clear_error(tmp_path: Path) -> None:
-    with following(lambda peer: peer.polite()) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(lambda peer: peer.polite()) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url.replace("grpc", "http", 1), server={"model": None})
     assert "speaks HTTP/2 (gRPC?), not HTTP/1.1" in caught.value.what
     assert url in caught.value.remedy
@@ -169,7 +169,7 @@ def test_new_connection_that_stays_silent_during_the_run_is_a_connect_timeout(tm
         for stream in peer.requests():
             if client.number == 1:
                 peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
     with scripted(script) as url:
         done, summary = run(
@@ -200,7 +200,7 @@ def test_server_that_stops_during_the_run(tmp_path: Path) -> None:
         peer = GrpcPeer(Client(first, 1), {})
         stream = peer.request()
         if stream is not None:
-            peer.answer(stream)
+            peer.respond(stream)
             peer.request()
         first.close()
 
@@ -219,7 +219,7 @@ def test_missing_client_certificate_that_the_server_reports(tmp_path: Path) -> N
     context.set_alpn_protocols(["h2"])
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     server = {"tls": {"ca": str(tmp_path / "ca.pem")}}
-    with following(lambda peer: peer.polite(), context) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(lambda peer: peer.polite(), context) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url, server=server)
     assert "certificate" in caught.value.what
 
@@ -236,6 +236,6 @@ def test_http2_is_negotiated_over_tls(tmp_path: Path) -> None:
         chosen.append(peer.sock.selected_alpn_protocol())
         peer.polite()
 
-    with following(script, context) as url:
+    with scripted_grpc(script, context) as url:
         assert run(tmp_path, url, server={"tls": {"verify": False}})[1].counts.ok == 6
     assert set(chosen) == {"h2"}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import GrpcPeer, descriptors, following
+from grpc_peers import GrpcPeer, descriptors, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, measure, scripted
 
@@ -100,7 +100,7 @@ def silent_peer(peer: GrpcPeer) -> None:
 
 def one_stream_each(context: ssl.SSLContext | None = None) -> contextlib.AbstractContextManager[str]:
     """A gRPC server that allows one call per connection."""
-    return following(silent_peer, context, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    return scripted_grpc(silent_peer, context, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
 
 
 def inferometer(config: dict[str, Any], folder: Path, already_open: int = 0) -> "subprocess.CompletedProcess[str]":

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from helpers import STREAM, Client, answer, measure, scripted
+from helpers import STREAM, Client, http_response, measure, scripted
 
 FIRST_HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + STREAM[:200]
 
@@ -31,6 +31,6 @@ def test_reset_right_after_part_of_a_response_is_a_failure(tmp_path: Path, cut: 
 
 @pytest.mark.usefixtures("stale_however_late")
 def test_reset_right_after_a_complete_response_does_not_fail_it(tmp_path: Path) -> None:
-    with scripted(then_reset(answer())) as url:
+    with scripted(then_reset(http_response())) as url:
         _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 40})
     assert (summary.counts.ok, summary.counts.by_failure) == (40, {})

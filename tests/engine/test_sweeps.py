@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from grpc_peers import GrpcPeer, following, one, run
+from grpc_peers import GrpcPeer, one, run, scripted_grpc
 from waiting import until
 
 from inferometer.engine import http2_connection, timeouts
@@ -150,7 +150,7 @@ def test_deadline_sweeps_do_not_sweep_for_timeouts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Timeouts, "_expiry", expiry)
     server = {"deadline": "20ms", "timeouts": NO_TIMEOUT_NEAR}
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with following(lambda peer: list(peer.requests())) as url:
+    with scripted_grpc(lambda peer: list(peer.requests())) as url:
         _, summary = run(tmp_path, url, server=server, client={"connections": 1}, load=load)
     assert summary.counts.by_failure == {"grpc_DEADLINE_EXCEEDED": 12}
     assert visited == []
@@ -202,7 +202,7 @@ def test_bytes_read_but_not_decoded_are_not_reported_as_recorded_however_many_ti
         decode(reader, items)
 
     monkeypatch.setattr(Reader, "_decode", decode_slowly)
-    with following(lambda peer: peer.polite()) as url:
+    with scripted_grpc(lambda peer: peer.polite()) as url:
         run(tmp_path, url, client={"connections": 1}, load=one())
     ((recorded, arrived),) = seen
     assert recorded < arrived
@@ -218,8 +218,8 @@ def test_everything_is_soon_reported_as_recorded_when_there_is_nothing_to_read(
             received = now()
             until(lambda received=received: shards[0]._spool.control["recorded"] > received)
             waited.append(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=2))
     assert summary.counts.ok == len(waited) == 2

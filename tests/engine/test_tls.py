@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from helpers import STREAM, Client, answer, measure, polite, scripted
+from helpers import STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.errors import UserError
 
@@ -97,7 +97,7 @@ def test_connection_that_ends_during_the_handshake_is_a_tls_failure(
         if client.number < 3:
             encrypted = Client(context.wrap_socket(client.sock, server_side=True), client.number)
             if encrypted.request():
-                encrypted.send(answer(extra="Connection: close\r\n"))
+                encrypted.send(http_response(extra="Connection: close\r\n"))
             encrypted.sock.close()
             return
         client.sock.recv(65_536)

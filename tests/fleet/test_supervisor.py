@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from command import cli
-from helpers import Client, answer, measure, polite, scripted
+from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
 from inferometer import conduct
@@ -32,7 +32,7 @@ def slow(client: Client) -> None:
     """Take 5 ms per response."""
     while client.request():
         time.sleep(0.005)
-        client.send(answer())
+        client.send(http_response())
 
 
 def workers() -> list[psutil.Process]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from helpers import Client, answer, polite, scripted
+from helpers import Client, http_response, polite, scripted
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
@@ -81,7 +81,7 @@ def slow(client: Client) -> None:
     """Takes 150 ms per response: what one stage sends is still in flight when the next could start."""
     while client.request():
         time.sleep(0.15)
-        client.send(answer())
+        client.send(http_response())
 
 
 @EITHER
@@ -199,7 +199,7 @@ def echo(client: Client) -> None:
             "usage": {"prompt_tokens": 5, "completion_tokens": 2},
         }
         client.send(
-            answer(
+            http_response(
                 b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (*chunks, end)) + b"data: [DONE]\n\n"
             )
         )

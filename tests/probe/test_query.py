@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from grpc_peers import BIG, HEAD, OK, GrpcPeer, following, framed, grpcio
-from helpers import Client, answer, scripted
+from grpc_peers import BIG, HEAD, OK, GrpcPeer, framed, grpcio, scripted_grpc
+from helpers import Client, http_response, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
@@ -55,7 +55,7 @@ def test_a_question_over_http() -> None:
     def script(client: Client) -> None:
         if request := client.request():
             asked.append(request)
-            client.send(answer(b'{"a": 1}', "X-Other: Yes\r\n"))
+            client.send(http_response(b'{"a": 1}', "X-Other: Yes\r\n"))
 
     with scripted(script) as url:
         reply = query.http(place(url + "/prefix"), "POST", "/v2/x", {"X-Mine": "1"}, b"question")
@@ -73,8 +73,8 @@ def test_a_question_over_http() -> None:
         ((b"HTTP/1.1 200 OK\r\n\r\nall of it", b" until the end"), b"all of it until the end"),
         ((b"HTTP/1.0 200 OK\r\n\r\n",), b""),
         ((b"HTTP/1.1 204 No Content\r\n\r\n",), b""),
-        ((b"HTTP/1.1 100 Continue\r\n\r\n", answer(b"abc")), b"abc"),
-        ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"abc"),), b"abc"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n", http_response(b"abc")), b"abc"),
+        ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + http_response(b"abc"),), b"abc"),
     ],
 )
 def test_bodies_by_chunks_by_the_close_and_after_hints(parts: tuple[bytes, ...], body: bytes) -> None:
@@ -89,7 +89,7 @@ def test_bodies_by_chunks_by_the_close_and_after_hints(parts: tuple[bytes, ...],
 def test_big_bodies_over_http() -> None:
     def script(client: Client) -> None:
         if request := client.request():
-            client.send(answer(request[2]))
+            client.send(http_response(request[2]))
 
     body = bytes(range(256)) * 16_000
     with scripted(script) as url:
@@ -315,7 +315,7 @@ def test_a_stream_that_is_reset_is_a_reply() -> None:
             peer.reset(stream, 2)
             peer.request()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         reply = query.grpc(place(url), ECHO, [b""], {})
     assert reply.fail is not None
     assert reply.fail.code == "stream_reset"
@@ -350,7 +350,7 @@ def nothing(peer: GrpcPeer) -> None:
     ],
 )
 def test_answers_that_are_none_over_grpc(script, what: str) -> None:  # type: ignore[no-untyped-def]
-    with following(script) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(script) as url, pytest.raises(UserError) as caught:
         query.grpc(place(url), ECHO, [b""], {})
     assert what in caught.value.what
 
@@ -365,7 +365,7 @@ def test_going_away_does_not_keep_it_from_answering() -> None:
             peer.head(stream, OK, end=True)
             peer.request()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         assert query.grpc(place(url), ECHO, [b""], {}).body == b"abc"
 
 
@@ -400,6 +400,6 @@ def test_over_tls_and_without_the_certificate_that_is_wanted(tmp_path: Path) -> 
     authority.configure_trust(wanting)
     wanting.verify_mode = ssl.CERT_REQUIRED
     wanting.set_alpn_protocols(["h2"])
-    with following(lambda peer: peer.polite(), wanting) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(lambda peer: peer.polite(), wanting) as url, pytest.raises(UserError) as caught:
         query.grpc(place(url, context=context), ECHO, [b""], {})
     assert "127.0.0.1" in caught.value.what
