@@ -15,7 +15,8 @@ import pytest
 import trustme
 import yaml
 from command import Said, assert_one_line, cli
-from helpers import STREAM, Client, http_response, polite, scripted
+from helpers import STREAM, Client, polite, scripted
+from helpers import http_response as answer
 from kserve_peers import over_http
 
 from inferometer.serve.background import running
@@ -132,7 +133,7 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         while request := client.request():
             seen.append(json.loads(request[2]))
-            client.send(http_response())
+            client.send(answer())
 
     lines = tmp_path / "asks.jsonl"
     lines.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}], "output": 7}\n')
@@ -261,10 +262,10 @@ PAGE = b"<!doctype html><h1>It works!</h1>"
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (http_response(PAGE), ("answers a web page", "--model")),
-        (http_response(b'{"object": "list"}'), ("not OpenAI's JSON",)),
-        (http_response(b'{"data": []}'), ("lists no model",)),
-        (http_response(b'{"data": [5]}'), ("not OpenAI's JSON",)),
+        (answer(PAGE), ("answers a web page", "--model")),
+        (answer(b'{"object": "list"}'), ("not OpenAI's JSON",)),
+        (answer(b'{"data": []}'), ("lists no model",)),
+        (answer(b'{"data": [5]}'), ("not OpenAI's JSON",)),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("wants a key", "api_key_env")),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it", ("status 500: out of it",)),
         (b"SSH-2.0-OpenSSH_9\r\n", ("GET /v1/models",)),
@@ -313,7 +314,7 @@ def test_a_folder_that_is_none_names_the_setting(tmp_path: Path, sim: str) -> No
 
 
 def test_a_web_page_where_a_model_was_named_is_a_report_with_the_failures(tmp_path: Path) -> None:
-    with scripted(always(http_response(PAGE))) as url:
+    with scripted(always(answer(PAGE))) as url:
         said = run(tmp_path, url, "--model", "m")
     assert said.status == 1
     assert "not_json" in said.out
@@ -375,7 +376,7 @@ def echoing(client: Client) -> None:
         _, headers, body = request
         place += 1
         if place % 2:
-            client.send(http_response(STREAM))
+            client.send(answer(STREAM))
         else:
             text = json.dumps({"error": {"message": f"refused: {headers} {body.decode()}"}}).encode()
             client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
