@@ -1,4 +1,4 @@
-"""The command line from within a test: `cli(...)` in this process, `start(...)` in one of its own."""
+"""Runs the command line in tests: `cli(...)` in this process, `start(...)` in a process of its own."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ class Said(NamedTuple):
 
 
 def cli(*arguments: str | Path) -> Said:
-    """`inferometer ARGUMENTS` as the console script runs it; an exception that is not a clean exit is the test's failure."""
+    """Run `inferometer ARGUMENTS` as the console script does. An exception other than a clean exit fails the test."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     command = ["inferometer", *(str(argument) for argument in arguments)]
     status = 0
@@ -32,7 +32,7 @@ def cli(*arguments: str | Path) -> Said:
 
 
 def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-    """The same in a process of its own."""
+    """Start the same in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "inferometer", *(str(argument) for argument in arguments)],
         stdout=subprocess.PIPE,
@@ -44,7 +44,7 @@ def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.
 
 
 def assert_one_line(said: Said, *words: str) -> None:
-    """Bad input: one line that says what, one that says what next, status 2, nothing on standard output."""
+    """Check the output for bad input: a line with the problem, a line with the next step, status 2, empty standard output."""
     lines = said.err.splitlines()
     assert said.status == 2, said
     assert said.out == ""

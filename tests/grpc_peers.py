@@ -1,4 +1,4 @@
-"""What the tests of the gRPC engine share: grpcio as a server, a server that follows a script, and runs against them."""
+"""Shared by gRPC tests: grpcio as a server, a server that follows a script, and runs against them."""
 
 import contextlib
 import socket
@@ -28,11 +28,11 @@ KINDS = {
     "Up": (True, False, grpc.stream_unary_rpc_method_handler),
     "Both": (True, True, grpc.stream_stream_rpc_method_handler),
 }
-"""The methods of t.S: whether the client and the server stream, and grpcio's word for it."""
+"""The methods of t.S: whether the client and the server stream, and grpcio's handler for it."""
 
 
 def descriptors() -> bytes:
-    """A descriptor set of the service t.S, whose messages have `data` and `text`."""
+    """Return a descriptor set of the service t.S, whose messages have the fields `data` and `text`."""
     file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax="proto3")
     message = file.message_type.add(name="M")
     message.field.add(name="data", number=1, type=12, label=1)
@@ -44,7 +44,7 @@ def descriptors() -> bytes:
 
 
 def run(folder: Path, url: str | list[str], method: str = "Unary", **sections: Any) -> tuple[Run, Summary]:
-    """A run of calls of t.S/`method`; six of them unless the load says otherwise."""
+    """Run calls of t.S/`method`; six of them unless the load says otherwise."""
     proto = folder / "t.binpb"
     proto.write_bytes(descriptors())
     server = {"api": "grpc", "method": f"t.S/{method}", "proto": str(proto)} | sections.pop("server", {})
@@ -54,12 +54,12 @@ def run(folder: Path, url: str | list[str], method: str = "Unary", **sections: A
 
 
 def one(**more: Any) -> dict[str, Any]:
-    """One call at a time."""
+    """Return a load of one call at a time, and one in total unless `requests` is given."""
     return {"type": "closed", "concurrency": 1, "requests": 1} | more
 
 
-def said(run: Run) -> set[tuple[str, str]]:
-    """The failures of a run, with the server's words."""
+def failures_of(run: Run) -> set[tuple[str, str]]:
+    """Return the codes and messages of a run's failures, without cancelled requests."""
     return {(failure.code, failure.message) for failure in run.records.failures if failure.code != "cancelled"}
 
 
@@ -67,7 +67,7 @@ def said(run: Run) -> set[tuple[str, str]]:
 
 
 def handler(handlers: dict[str, Callable[..., Any]]) -> grpc.GenericRpcHandler:
-    """Messages go in and out as bytes."""
+    """Return grpcio's handler of t.S for functions that take and return messages as bytes."""
     return grpc.method_handlers_generic_handler("t.S", {name: KINDS[name][2](fn) for name, fn in handlers.items()})
 
 
@@ -81,7 +81,7 @@ def grpcio(
     compression: grpc.Compression | None = None,
     **handlers: Callable[..., Any],
 ) -> Iterator[str]:
-    """grpcio's server in threads of this process; its URL."""
+    """Run grpcio's server in threads of this process; yield its URL."""
     with ThreadPoolExecutor(workers) as pool:
         server = grpc.server(pool, [handler(handlers)], options=options or [], compression=compression)
         address = f"{host}:{port}"
@@ -106,7 +106,7 @@ def framed(message: bytes) -> bytes:
 
 
 class GrpcPeer:
-    """One HTTP/2 connection as its server sees it. `number`: 0 is the look before the run, which says nothing."""
+    """The server's side of one HTTP/2 connection. Number 0 is the probe before the run, over which no request comes."""
 
     def __init__(self, client: Client, settings: dict[int, int]) -> None:
         self.sock = client.sock
@@ -117,15 +117,15 @@ class GrpcPeer:
         self._requests: list[int] = []
         self.h2.local_settings = Settings(client=False, initial_values=settings)  # type: ignore[arg-type]
         self.h2.initiate_connection()
-        self.hear()  # first: the client's settings are acknowledged along with ours, and not whenever we get to it
+        self.receive()  # before flush: the client's settings are then acknowledged together with ours, not some time later
         self.flush()
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self.sock.sendall(self.h2.data_to_send())
 
-    def hear(self) -> bool:
-        """What the client says next; False: it has gone."""
+    def receive(self) -> bool:
+        """Receive what the client sends next; return False when it has gone."""
         try:
             data = self.sock.recv(65536)
             events = self.h2.receive_data(data)
@@ -145,9 +145,9 @@ class GrpcPeer:
         return bool(data)
 
     def request(self) -> int | None:
-        """The stream of the next whole request; None when the client has gone."""
+        """Return the stream of the next complete request, or None when the client has gone."""
         while not self._requests:
-            if not self.hear():
+            if not self.receive():
                 return None
         return self._requests.pop(0)
 
@@ -163,8 +163,8 @@ class GrpcPeer:
         self.h2.send_data(stream, data, end_stream=end)
         self.flush()
 
-    def answer(self, stream: int, message: bytes = b"", trailers: list[tuple[str, str]] | None = None) -> None:
-        """A whole one."""
+    def respond(self, stream: int, message: bytes = b"", trailers: list[tuple[str, str]] | None = None) -> None:
+        """Send a complete response."""
         self.h2.send_headers(stream, HEAD)
         self.h2.send_data(stream, framed(message))
         self.h2.send_headers(stream, trailers or OK, end_stream=True)
@@ -175,24 +175,24 @@ class GrpcPeer:
         self.flush()
 
     def go_away(self, last: int, code: int = 0) -> None:
-        """As a server says it that still answers what it has begun (h2 itself would end the connection)."""
+        """Send GOAWAY like a server that still completes its calls (h2 itself would end the connection)."""
         self.sock.sendall(struct.pack(">HBBBIII", 0, 8, 7, 0, 0, last, code))
 
     def polite(self) -> None:
         for stream in self.requests():
-            self.answer(stream)
+            self.respond(stream)
 
 
 @contextlib.contextmanager
-def following(
+def scripted_grpc(
     script: Callable[[GrpcPeer], None], context: ssl.SSLContext | None = None, settings: dict[int, int] | None = None
 ) -> Iterator[str]:
-    """A server that runs `script` for each connection; its URL."""
+    """Run a gRPC server that runs `script` for each connection; yield its URL."""
     with scripted(lambda client: script(GrpcPeer(client, settings or {})), context) as url:
         yield url.replace("http", "grpc", 1)
 
 
 def hard_close(peer: GrpcPeer) -> None:
-    """A reset rather than a close."""
+    """Reset the connection instead of closing it."""
     peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.sock.close()

@@ -1,4 +1,4 @@
-"""Servers of our own and runs against them, for tests of the whole path."""
+"""Scripted HTTP servers, and small runs against them."""
 
 import contextlib
 import json
@@ -24,12 +24,12 @@ STREAM = (
 NO_USAGE = STREAM.replace(b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n', b"")
 
 
-def answer(body: bytes = STREAM, extra: str = "") -> bytes:
+def http_response(body: bytes = STREAM, extra: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode() + body
 
 
 class Client:
-    """One connection, seen from a scripted server."""
+    """The server's side of one connection."""
 
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.sock = sock
@@ -37,7 +37,7 @@ class Client:
         self._rest = b""
 
     def request(self) -> tuple[str, dict[str, str], bytes] | None:
-        """The next whole request: its first line, its headers and its body; None when the client has gone."""
+        """Return the next complete request (first line, headers, body), or None when the client has gone."""
         while b"\r\n\r\n" not in self._rest:
             if not self._more():
                 return None
@@ -69,7 +69,7 @@ class Client:
 def scripted(
     script: Callable[[Client], None], context: ssl.SSLContext | None = None, family: int = socket.AF_INET
 ) -> Iterator[str]:
-    """A server that runs `script` for each connection, in a thread of its own; its base URL."""
+    """Run a server that runs `script` for each connection, in a thread of its own; yield its base URL."""
     host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,13 +110,13 @@ def scripted(
 
 
 def polite(client: Client) -> None:
-    """Answers every request with a good stream."""
+    """Respond to every request with a complete stream."""
     while client.request():
-        client.send(answer())
+        client.send(http_response())
 
 
 def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, Summary]:
-    """A small run in this process; sections override its config: `server={...}, load={...}`."""
+    """Run a small load in this process; sections override its config: `server={...}, load={...}`."""
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},

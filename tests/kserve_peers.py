@@ -1,8 +1,8 @@
-"""Small KServe v2 servers for tests: scripted HTTP, and grpcio's in a thread. Both serve the same few models.
+"""Small KServe v2 servers for tests: a scripted HTTP server, and grpcio's. Both serve the same few models.
 
 pair      A, B INT32 [-1, 4] -> SUM
 scores    IMAGE FP32 [-1, 3, 2, 2] -> SCORES FP32 [-1, 3]: the mean of each channel, with labels
-many      N INT32 [1] -> N answers (decoupled)
+many      N INT32 [1] -> N responses (decoupled)
 """
 
 import base64
@@ -55,12 +55,12 @@ def metadata(name: str) -> dict[str, Any]:
 
 
 def config(name: str, without: Collection[str] = ()) -> dict[str, Any]:
-    found = {key: value for key, value in MODELS[name]["config"].items() if key not in without}
-    return {"name": name} | found
+    fields = {key: value for key, value in MODELS[name]["config"].items() if key not in without}
+    return {"name": name} | fields
 
 
-def answer(name: str, tensors: dict[str, Tensor], best: int = 0) -> list[Tensor]:
-    """What a model makes of its inputs; `best`: the classes of scores instead."""
+def outputs_of(name: str, tensors: dict[str, Tensor], best: int = 0) -> list[Tensor]:
+    """Return a model's outputs; with `best`, that many classes instead of the scores."""
     arrays = {key: to_numpy(tensor) for key, tensor in tensors.items()}
     if name == "pair":
         return [from_numpy("SUM", arrays["A"] + arrays["B"], "INT32")]
@@ -76,8 +76,8 @@ def answer(name: str, tensors: dict[str, Tensor], best: int = 0) -> list[Tensor]
 
 
 def over_http(classifies: bool = True, statistics: bool = False, timing: bool = False) -> Callable[[Client], None]:
-    """A script for helpers.scripted."""
-    asked = [0]
+    """Return a script for helpers.scripted."""
+    inferences = [0]
 
     def script(client: Client) -> None:
         while request := client.request():
@@ -105,11 +105,11 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
             if name not in MODELS:
                 return 404, {}, json.dumps({"error": f"unknown model {name}"}).encode()
             if rest == ["infer"]:
-                asked[0] += 1
+                inferences[0] += 1
                 return infer(name, headers, body)
             if rest == ["stats"] and not statistics:
                 return 404, {}, b"Not Found"
-            spent = {"count": asked[0], "ns": asked[0] * 100_000 + 7}
+            spent = {"count": inferences[0], "ns": inferences[0] * 100_000 + 7}
             kinds = ("success", "queue", "compute_input", "compute_infer", "compute_output")
             stats = {"name": name, "version": "1", "inference_stats": dict.fromkeys(kinds, spent)}
             tree = {
@@ -121,23 +121,23 @@ def over_http(classifies: bool = True, statistics: bool = False, timing: bool = 
 
     def infer(name: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         end = int(headers.get(http.JSON_LENGTH.lower(), len(body)))
-        tree, place, tensors = json.loads(body[:end]), end, {}
+        tree, offset, tensors = json.loads(body[:end]), end, {}
         for one in tree["inputs"]:
             about = (one["name"], one["datatype"], tuple(one["shape"]))
             if "data" in one:
                 tensors[one["name"]] = from_json(*about, one["data"])
             else:
                 size = one["parameters"]["binary_data_size"]
-                tensors[one["name"]] = Tensor(*about, body[place : place + size])
-                place += size
+                tensors[one["name"]] = Tensor(*about, body[offset : offset + size])
+                offset += size
         if tree.get("parameters", {}).get("fail"):
             return 400, {}, b'{"error": "told to fail"}'
         best = next((one["parameters"].get("classification", 0) for one in tree.get("outputs", ())), 0)
-        outputs = answer(name, tensors, best)
-        said = {"model_name": name, "model_version": "1", "outputs": [
+        outputs = outputs_of(name, tensors, best)
+        response = {"model_name": name, "model_version": "1", "outputs": [
             {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": to_json(one)} for one in outputs
         ]}  # fmt: skip
-        return 200, {"Server-Timing": TIMING} if timing else {}, json.dumps(said).encode()
+        return 200, {"Server-Timing": TIMING} if timing else {}, json.dumps(response).encode()
 
     return script
 
@@ -168,7 +168,7 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
             seen["left"] = context.time_remaining()
         context.set_trailing_metadata((("server-timing", TIMING),))
 
-    def found(request: Any, context: Any) -> str:
+    def known_model(request: Any, context: Any) -> str:
         if request.name not in MODELS:
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model {request.name}")
         return str(request.name)
@@ -186,7 +186,7 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
             for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         best = next((one.parameters["classification"].int64_param for one in request.outputs), 0)
-        return tree_of(request.model_name, answer(request.model_name, tensors, best))
+        return tree_of(request.model_name, outputs_of(request.model_name, tensors, best))
 
     def stream(requests: Iterator[Any], context: Any) -> Iterator[Any]:
         note(context)
@@ -204,7 +204,7 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
         handler("ServerLive", lambda *_: {"live": True}),
         handler("ServerMetadata", lambda *_: {"name": "test", "extensions": ["classification"]}),
         handler("ModelReady", lambda *_: {"ready": True}),
-        handler("ModelMetadata", lambda request, context: metadata(found(request, context))),
+        handler("ModelMetadata", lambda request, context: metadata(known_model(request, context))),
         handler("ModelConfig", lambda request, _: {"config": config(request.name, {"input"})}),
         handler("RepositoryIndex", lambda *_: {"models": [{"name": name, "state": "READY"} for name in MODELS]}),
         handler("ModelInfer", infer),
@@ -220,9 +220,9 @@ def over_grpc(seen: dict[str, Any] | None = None) -> Iterator[str]:
 
 
 def wait_for_the_end(context: Any) -> None:
-    """Of the call, which the client has to bring about."""
+    """Wait until the client ends the call."""
     over = threading.Event()
-    if context.add_callback(over.set):  # and it is not over yet
+    if context.add_callback(over.set):  # False: the call is over already
         over.wait(30)
 
 

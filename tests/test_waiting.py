@@ -1,4 +1,4 @@
-"""What the tests wait with does not take an old answer for the last one either."""
+"""The tests' own waiting helper does not take an old value for the last one."""
 
 import pytest
 import waiting
@@ -12,12 +12,12 @@ class Clock:
         return self.now
 
 
-def test_an_answer_before_a_standstill_is_not_taken_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, said = Clock(), [1, 1, 2]
+def test_value_before_a_stall_is_not_taken_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, values = Clock(), [1, 1, 2]
     monkeypatch.setattr(waiting, "time", clock)
 
-    def ask() -> int:
+    def read() -> int:
         clock.now += 0.2
-        return said.pop(0) if len(said) > 1 else said[0]
+        return values.pop(0) if len(values) > 1 else values[0]
 
-    assert waiting.still(ask) == 2
+    assert waiting.still(read) == 2

@@ -1,4 +1,4 @@
-"""Waiting for what is on its way, rather than for a while."""
+"""Wait for a condition rather than for some time."""
 
 import time
 from collections.abc import Callable
@@ -12,15 +12,15 @@ T = TypeVar("T")
 def until(condition: Callable[[], bool], what: str = "what the test waits for", seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"in {seconds:g} s it never came to this: {what}"
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(0.005)
 
 
-def still(ask: Callable[[], T]) -> T:
-    """What is said three times in a row and for a tenth of a second: Triton counts a request after it has answered it."""
-    found, since, alike = ask(), time.monotonic(), 1
+def still(read: Callable[[], T]) -> T:
+    """Return the value once it was the same three times in a row and for 100 ms: Triton counts a request after its response."""
+    value, since, alike = read(), time.monotonic(), 1
     while alike < 3 or time.monotonic() < since + 0.1:
         alike += 1
-        if (latest := ask()) != found:
-            found, since, alike = latest, time.monotonic(), 1
-    return found
+        if (latest := read()) != value:
+            value, since, alike = latest, time.monotonic(), 1
+    return value

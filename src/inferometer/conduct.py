@@ -29,7 +29,7 @@ from inferometer.config.schema import Config, Measure, Tensors
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, how_many, longest_sequence, portions, prepared, shard_plan
+from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, process_count, shard_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.supervisor import Snapshot, Supervisor, check_files
@@ -79,7 +79,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     reached = reach.reach(config.server)
     config = _completed(config, reached)
     plan = schedule.plan(config.load, config.seed)
-    shards = how_many(config, plan)
+    shards = process_count(config, plan)
     start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
         with hidden(words(config.server, reached.secrets)):
@@ -291,7 +291,7 @@ def _from_spool(folder: Path, head: Manifest, shards: int) -> Run:
 
 
 def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> Draft:
-    made = prepared(plan, shards)
+    made = prepared_count(plan, shards)
     return Draft(
         Manifest(
             inferometer=__version__,

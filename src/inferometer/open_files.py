@@ -1,4 +1,4 @@
-"""The limit on open files (RLIMIT_NOFILE), and how a client stays within it."""
+"""The limit on open files (RLIMIT_NOFILE), and how the client stays within it."""
 
 import contextlib
 import math
@@ -7,14 +7,14 @@ import sys
 from inferometer.errors import UserError
 
 RESERVED_FILES = 16
-"""Descriptors that connections leave free: the client needs some during a run for its own health, the live view and a
+"""Descriptors that connections leave free: during a run the client needs some for its self-monitoring, the live view and the
 server's statistics."""
 _OTHER_FILES = 48 + RESERVED_FILES
-"""Descriptors that a process needs besides its connections: the spool, the event loop, a terminal, and the reserve."""
+"""Descriptors that a process needs in addition to its connections: the spool, the event loop, a terminal, and the reserve."""
 
 
 def file_limit() -> int:
-    """Return how many files this process may have open."""
+    """Return the number of files that this process may have open."""
     try:
         import resource  # noqa: PLC0415
     except ImportError:
@@ -24,7 +24,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit(connections: int) -> None:
-    """Raise the limit as far as the system allows; raise UserError if that is not enough for `connections`."""
+    """Raise the limit as far as the system allows. Raises UserError when that is not enough for `connections`."""
     try:
         import resource  # noqa: PLC0415
     except ImportError:

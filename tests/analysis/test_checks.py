@@ -266,7 +266,7 @@ def test_rate_names_connections_if_requests_waited_without_a_cap() -> None:
     assert "client.connections" in message and "cap" not in message and "max_concurrency" not in message
 
 
-NO_FILES = "the limit of 100 open files (ulimit -n) is hit: raise it, use more processes, or lower the load"
+NO_FILES = "the limit of 100 open files (ulimit -n) is reached: raise it, use more processes, or lower the load"
 
 
 def without_sockets(count: int) -> Callable[[np.ndarray], None]:

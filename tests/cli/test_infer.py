@@ -20,7 +20,7 @@ import trustme
 from command import Said, assert_one_line, cli, start
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection
-from helpers import NO_USAGE, STREAM, Client, answer, polite, scripted
+from helpers import NO_USAGE, STREAM, Client, http_response, polite, scripted
 from PIL import Image
 
 from inferometer.serve.background import running, serving
@@ -136,7 +136,7 @@ def test_flags_reach_the_server() -> None:
     def script(client: Client) -> None:
         while request := client.request():
             seen.append(request)
-            client.send(answer(STREAM, extra="Server-Timing: queue;dur=2, compute;dur=0.5\r\n"))
+            client.send(http_response(STREAM, extra="Server-Timing: queue;dur=2, compute;dur=0.5\r\n"))
 
     with scripted(script) as url:
         said = infer(
@@ -587,9 +587,9 @@ def test_an_http_server_behind_grpc_and_the_other_way_round(
         (b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found", ("Not Found (404)", "--api")),
         (b"SSH-2.0-OpenSSH_9\r\n", ("not HTTP/1.1",)),
         (b"", ("no response",)),
-        (answer(b"<html>hello"), ("<html>hello", "--api")),
-        (answer(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
-        (answer(b'{"error": {"message": "out of it"}}'), ("out of it",)),
+        (http_response(b"<html>hello"), ("<html>hello", "--api")),
+        (http_response(b'{"choices": [{"message": {"content": "x"}}]}'), ("--no-stream",)),
+        (http_response(b'{"error": {"message": "out of it"}}'), ("out of it",)),
     ],
     ids=["401", "503", "404", "ssh", "silent", "html", "not streamed", "error"],
 )  # fmt: skip

@@ -15,7 +15,8 @@ import pytest
 import trustme
 import yaml
 from command import Said, assert_one_line, cli
-from helpers import STREAM, Client, answer, polite, scripted
+from helpers import STREAM, Client, polite, scripted
+from helpers import http_response as answer
 from kserve_peers import over_http
 
 from inferometer.serve.background import running

@@ -1,4 +1,4 @@
-"""One simulator for the tests of the whole path, in a child process, with short times and faults on request."""
+"""One simulator for the end-to-end tests, in a child process, with short times and faults on request."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,6 @@ from inferometer.serve.sim.settings import Fixed
 
 @pytest.fixture(scope="session")
 def sim() -> Iterator[str]:
-    """The URL."""
+    """Return the simulator's URL."""
     with running(simulator(timing=Fixed(ttft=0.01, itl=0.001), allow_fault_header=True)) as url:
         yield url

@@ -1,4 +1,4 @@
-"""What can go wrong at a server, one fault at a time, through the whole path: its own code, and the server's words kept."""
+"""Server faults, one at a time, end to end: each has its own failure code, and the server's message is kept."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ WHOLE = {"whole chat": WHOLE_CHAT, "whole completions": WHOLE_COMPLETIONS}
 
 
 def ask(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any) -> tuple[Run, Summary]:
-    """Four requests, two at a time, each with the fault."""
+    """Send four requests, two at a time, each with the fault."""
     headers = {"headers": {"x-sim-fault": fault}} if fault else {}
     return measure(
         folder,
@@ -64,7 +64,7 @@ IN_ONE_PIECE = {
 
 @pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_A_STREAM.items()], ids=[*IN_A_STREAM])
 @pytest.mark.parametrize("server", STREAMED.values(), ids=STREAMED)
-def test_a_fault_in_a_stream(
+def test_fault_in_a_stream(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:
     run, summary = ask(tmp_path, sim, fault, server)
@@ -76,7 +76,7 @@ def test_a_fault_in_a_stream(
 
 @pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_ONE_PIECE.items()], ids=[*IN_ONE_PIECE])
 @pytest.mark.parametrize("server", WHOLE.values(), ids=WHOLE)
-def test_a_fault_in_an_answer_of_one_piece(
+def test_fault_in_a_response_that_is_not_streamed(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:
     run, summary = ask(tmp_path, sim, fault, server)
@@ -92,7 +92,7 @@ def assert_all_failed(run: Run, summary: Summary, code: str, message: str) -> No
 
 
 @pytest.mark.parametrize("server", [STREAMED_CHAT, WHOLE_CHAT], ids=["streamed", "whole"])
-def test_a_stall_beyond_the_limit_is_a_timeout_and_the_next_request_is_not_harmed(
+def test_stall_beyond_the_limit_is_a_timeout_and_does_not_affect_the_next_request(
     tmp_path: Path, sim: str, server: dict[str, Any]
 ) -> None:
     limit = {"idle": "100ms"} if server.get("stream", True) else {"total": "100ms"}
@@ -101,14 +101,14 @@ def test_a_stall_beyond_the_limit_is_a_timeout_and_the_next_request_is_not_harme
     assert sorted(run.records.rows["id"].tolist()) == [0, 1, 2, 3]
 
 
-def test_a_stall_within_the_limit_is_only_slow(tmp_path: Path, sim: str) -> None:
+def test_stall_within_the_limit_is_not_a_failure(tmp_path: Path, sim: str) -> None:
     run, summary = ask(tmp_path, sim, "stall=150ms", STREAMED_CHAT | {"timeouts": {"idle": "5s"}})
     assert summary.counts.ok == 4
     assert (run.records.rows["done"] - run.records.rows["sent"]).min() >= 150_000_000
 
 
-def test_a_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
-    timing = Fixed(ttft=1, itl=0.001, max_batch=1)  # so long that the others come meanwhile, be the machine busy
+def test_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
+    timing = Fixed(ttft=1, itl=0.001, max_batch=1)  # long enough for the others to arrive, even on a busy machine
     with running(simulator(timing=timing, max_queue=0)) as url:
         _, summary = measure(
             tmp_path,
@@ -120,13 +120,13 @@ def test_a_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
     assert summary.failures[0].message == "the queue is full"
 
 
-def test_the_wrong_model_is_a_404_with_the_servers_reason(tmp_path: Path, sim: str) -> None:
+def test_wrong_model_is_a_404_with_the_servers_reason(tmp_path: Path, sim: str) -> None:
     _, summary = ask(tmp_path, sim, "", {"model": "gpt-x"})
     assert summary.counts.by_failure == {"http_404": 4}
     assert "'gpt-x' does not exist" in summary.failures[0].message
 
 
-def test_a_server_that_fails_now_and_then_has_each_kind_counted(tmp_path: Path) -> None:
+def test_each_kind_of_occasional_failure_is_counted(tmp_path: Path) -> None:
     faults = ("reject=503@#2", "truncate@#5", "reset@#7")
     with running(simulator(timing=Fixed(ttft=0.001, itl=0.0001), faults=faults)) as url:
         _, summary = measure(
@@ -152,9 +152,7 @@ def test_a_server_that_fails_now_and_then_has_each_kind_counted(tmp_path: Path) 
     + [(WHOLE_CHAT, fault) for fault in ("slow=3ms", "split=1", "close")]
     + [(WHOLE_COMPLETIONS, "split=3")],
 )
-def test_what_is_only_unkind_is_measured_all_the_same(
-    tmp_path: Path, sim: str, server: dict[str, Any], fault: str
-) -> None:
+def test_unusual_but_valid_responses_are_measured(tmp_path: Path, sim: str, server: dict[str, Any], fault: str) -> None:
     run, summary = ask(tmp_path, sim, fault, server)
     assert_all_good(run, summary, WANTED if server.get("stream", True) else 0)
 

@@ -1,4 +1,4 @@
-"""A run that is ended before its end: by Ctrl-C, by a kill, by a disk that fills up. What was recorded stays, and is reported."""
+"""Runs that end early: by Ctrl-C, by a kill, by a full disk. What was recorded stays, and is reported."""
 
 import contextlib
 import json
@@ -24,35 +24,35 @@ from inferometer.serve.sim.settings import Fixed
 from inferometer.store.spool import Control
 
 SLOW = ("--set", "server.headers={x-sim-fault: stall=20s}")
-"""The simulator begins each answer and then says nothing for twenty seconds."""
+"""The simulator begins each response and then stalls for 20 seconds."""
 
 
-def measuring(
+def start_run(
     folder: Path, url: str, *more: str, output: Path | str | None = None, load: tuple[str, ...] = ("--concurrency", "4")
 ) -> "subprocess.Popen[str]":
-    """`inferometer run` for half a minute."""
+    """Start `inferometer run` for 30 seconds."""
     arguments = ("--duration", "30s", "--prompt", "hello", "--output", "4", "--set", f"output={output or folder}")
     return start("run", url, *load, *arguments, *more, cwd=folder)
 
 
-def under_way(folder: Path, process: "subprocess.Popen[str]", name: str = "rows", count: int = 10) -> Path:
-    """The run's folder, once `count` of what the control file says is there."""
+def wait_until_recording(folder: Path, process: "subprocess.Popen[str]", name: str = "rows", count: int = 10) -> Path:
+    """Wait until a number in the control file is at least `count`; return the run's folder."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         assert process.poll() is None, process.communicate()
         for path in folder.glob("*/spool/0.control"):
-            with contextlib.suppress(ValueError):  # made, and still empty
+            with contextlib.suppress(ValueError):  # the file exists but is still empty
                 if Control(path, create=False)[name] >= count:
                     return path.parents[1]
         time.sleep(0.01)
-    raise AssertionError("the run did not get under way")
+    raise AssertionError("the run did not start to record")
 
 
 def control(folder: Path, shard: int = 0) -> Control:
     return Control(folder / "spool" / f"{shard}.control", create=False)
 
 
-def said(process: "subprocess.Popen[str]") -> tuple[str, str]:
+def finish(process: "subprocess.Popen[str]") -> tuple[str, str]:
     return process.communicate(timeout=90)
 
 
@@ -72,37 +72,37 @@ def assert_whole(folder: Path, report: str) -> None:
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_waits_for_what_is_in_flight_and_reports_what_there_is(tmp_path: Path, sim: str) -> None:
-    process = measuring(tmp_path, sim)
-    folder = under_way(tmp_path, process)
+def test_ctrl_c_waits_for_requests_in_flight_and_reports_what_was_recorded(tmp_path: Path, sim: str) -> None:
+    process = start_run(tmp_path, sim)
+    folder = wait_until_recording(tmp_path, process)
     process.send_signal(signal.SIGINT)
-    out, err = said(process)
+    out, err = finish(process)
     assert process.returncode == 1, err
     assert "interrupted" in out
     assert failures(folder) == []
     assert_whole(folder, out)
 
 
-def test_ctrl_c_cancels_what_does_not_end_within_the_grace(tmp_path: Path, sim: str) -> None:
-    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=300ms")
-    folder = under_way(tmp_path, process, "sent", 4)
+def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_path: Path, sim: str) -> None:
+    process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=300ms")
+    folder = wait_until_recording(tmp_path, process, "sent", 4)
     process.send_signal(signal.SIGINT)
-    out, err = said(process)
+    out, err = finish(process)
     assert process.returncode == 1, err
     assert failures(folder) == ["cancelled"] * 4
     assert_whole(folder, out)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Signals) -> None:
-    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
-    folder = under_way(tmp_path, process, "sent", 4)
+def test_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Signals) -> None:
+    process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=60s")
+    folder = wait_until_recording(tmp_path, process, "sent", 4)
     process.send_signal(first)
-    until(lambda: control(folder)["interrupted"] == 1, "the first is heard")  # before that, two would be as one
+    until(lambda: control(folder)["interrupted"] == 1, "the first is received")  # before that, two would count as one
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, err = said(process)
+    out, err = finish(process)
     assert process.returncode == 1, err
     assert failures(folder) == ["cancelled"] * 4
     assert_whole(folder, out)
@@ -111,10 +111,10 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.S
 @pytest.mark.slow
 def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -> None:
     open_loop = ("--rate", "200", "--set", "load.max_concurrency=2")
-    process = measuring(tmp_path, sim, *SLOW, "--set", "client.grace=100ms", load=open_loop)
-    folder = under_way(tmp_path, process, "queued", 20)
+    process = start_run(tmp_path, sim, *SLOW, "--set", "client.grace=100ms", load=open_loop)
+    folder = wait_until_recording(tmp_path, process, "queued", 20)
     process.send_signal(signal.SIGINT)
-    out, _ = said(process)
+    out, _ = finish(process)
     assert process.returncode == 1
     rows = pq.read_table(folder / "requests.parquet").to_pylist()
     assert {row["failure"] for row in rows} == {"cancelled"}
@@ -152,14 +152,14 @@ def test_ctrl_c_while_the_servers_statistics_are_asked_for_costs_nothing(tmp_pat
 
 
 def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> None:
-    process = measuring(tmp_path, sim)
+    process = start_run(tmp_path, sim)
     while not list(tmp_path.glob("*/spool/0.control")):
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    out, err = said(process)
+    out, err = finish(process)
     assert "Traceback" not in err
-    if process.returncode in (2, 130):  # it had not begun
+    if process.returncode in (2, 130):  # the run had not begun
         assert out == ""
         assert list(tmp_path.iterdir()) == []
     else:
@@ -172,8 +172,8 @@ def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> Non
 
 @pytest.mark.slow
 def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
-    process = measuring(tmp_path, sim, "--set", "client.processes=2")
-    folder = under_way(tmp_path, process)
+    process = start_run(tmp_path, sim, "--set", "client.processes=2")
+    folder = wait_until_recording(tmp_path, process)
     until(lambda: control(folder, 1)["sent"] >= 2, "both of the other process's users have asked")
     children = psutil.Process(process.pid).children()
     assert len(children) == 2
@@ -192,19 +192,19 @@ def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_
 
 @pytest.mark.slow
 def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: Path, sim: str) -> None:
-    process = measuring(tmp_path, sim)
-    folder = under_way(tmp_path, process)
+    process = start_run(tmp_path, sim)
+    folder = wait_until_recording(tmp_path, process)
     try:
         assert_one_line(cli("report", folder), "in progress")
     finally:
         process.send_signal(signal.SIGINT)
-        out, _ = said(process)
+        out, _ = finish(process)
     assert process.returncode == 1
     assert_whole(folder, out)
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b'{"manifest": 1}'])
-def test_a_spool_that_cannot_be_read_is_one_line(tmp_path: Path, broken: bytes) -> None:
+def test_spool_that_cannot_be_read_is_a_clear_error(tmp_path: Path, broken: bytes) -> None:
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "draft.json").write_bytes(broken)
     assert_one_line(cli("report", tmp_path))
@@ -214,35 +214,35 @@ def test_a_spool_that_cannot_be_read_is_one_line(tmp_path: Path, broken: bytes) 
 
 
 @contextlib.contextmanager
-def mounted(place: Path, options: str) -> Iterator[Path]:
-    """A small file system of our own."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a small file system."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_costs_nothing_of_what_was_recorded(tmp_path: Path, sim: str) -> None:
-    """The spool has its room from before the start. What it did not need is free when the client's process has ended; another
-    takes all of it before the run, which is held meanwhile, writes its files: they do not fit any more."""
+def test_nothing_recorded_is_lost_when_the_disk_fills_up(tmp_path: Path, sim: str) -> None:
+    """The spool's space is allocated before the start. What it did not need is freed when the client's process ends; the test then
+    fills the disk, while the run is stopped, before the run writes its files: they no longer fit."""
     with mounted(tmp_path / "disk", "size=12m") as disk:
-        process = measuring(tmp_path, sim, output=disk)
-        folder = under_way(disk, process)
+        process = start_run(tmp_path, sim, output=disk)
+        folder = wait_until_recording(disk, process)
         (client,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGSTOP)
         try:
-            control(folder)["stop"] = 1  # as the Ctrl-C will, which is heard when the run goes on
+            control(folder)["stop"] = 1  # as the Ctrl-C below will do once the run continues
             until(lambda: client.status() == psutil.STATUS_ZOMBIE, "the client's process has ended")
             with (disk / "ballast").open("wb", buffering=0) as ballast:
                 fill(ballast)
             process.send_signal(signal.SIGINT)
         finally:
             process.send_signal(signal.SIGCONT)
-        out, err = said(process)
+        out, err = finish(process)
         assert process.returncode == 2, (out, err)
         assert "requests" in out
         assert "INVALID" in out
@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up_costs_nothing_of_what_was_recorded(tmp_path: Path,
 
 
 def fill(file: IO[bytes]) -> None:
-    """Take every byte of the disk that there is."""
+    """Use up all free space of the disk."""
     with contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
@@ -265,7 +265,7 @@ def fill(file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def filling(path: Path) -> Iterator[None]:
-    """Somebody else takes every byte of the disk that there is, and any that becomes free."""
+    """Keep the disk full, including any space that becomes free."""
     over = threading.Event()
 
     def keep_full() -> None:
@@ -285,8 +285,8 @@ def filling(path: Path) -> Iterator[None]:
 @pytest.mark.slow
 def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_path: Path, sim: str) -> None:
     with mounted(tmp_path / "disk", "size=64k") as disk:
-        process = measuring(tmp_path, sim, "--quiet", output=disk)
-        out, err = said(process)
+        process = start_run(tmp_path, sim, "--quiet", output=disk)
+        out, err = finish(process)
         assert (process.returncode, out) == (2, "")
         assert "No space left" in err
         assert len(err.splitlines()) == 2
@@ -295,15 +295,15 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
 
 @pytest.mark.slow
 def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) -> None:
-    """Answers of 3000 chunks with little room, and many of them in flight when it is used up. (So many streams are too much
-    for the pace of the simulator that others use: it would be busy with them long after they are given up.)"""
+    """Responses have 3000 chunks, there is little room, and many are in flight when it is used up. (This many streams are too many for
+    the simulator that other tests share: it would be busy with them long after they are given up.)"""
     paced = simulator(timing=Fixed(ttft=0.01, itl=0.02))
     with mounted(tmp_path / "disk", "size=8m") as disk, running(paced) as url:
         more = ("--set", "data.output=3000", "--set", "client.grace=1s", "--set", "client.connections=1")
-        process = measuring(tmp_path, url, *more, output=disk, load=("--concurrency", "250"))
-        folder = under_way(disk, process, "sent", 1)
+        process = start_run(tmp_path, url, *more, output=disk, load=("--concurrency", "250"))
+        folder = wait_until_recording(disk, process, "sent", 1)
         with filling(disk / "ballast"):
-            out, err = said(process)
+            out, err = finish(process)
         assert "Traceback" not in err
         assert process.returncode in (1, 2)
         assert "the disk filled up" in out, out
@@ -312,30 +312,28 @@ def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) 
         assert again.status == 1
         assert "the disk filled up" in again.out
         rows = pq.read_table(folder / "requests.parquet").to_pylist()
-        assert {row["failure"] for row in rows} <= {
-            None,
-            "cancelled",
-        }  # of those in flight, as many as there was room for
+        # Of the requests in flight, as many are recorded as there was room for.
+        assert {row["failure"] for row in rows} <= {None, "cancelled"}
 
 
-@pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str, place: str) -> None:
-    assert_one_line(cli("run", sim, "--requests", "1", "--prompt", "hi", "--set", f"output={place}"), place)
+@pytest.mark.parametrize("folder", ["/proc/runs", "/dev/null/runs"])
+def test_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path, sim: str, folder: str) -> None:
+    assert_one_line(cli("run", sim, "--requests", "1", "--prompt", "hi", "--set", f"output={folder}"), folder)
 
 
-def test_a_read_only_file_system_is_one_line(tmp_path: Path, sim: str) -> None:
+def test_read_only_file_system_is_a_clear_error(tmp_path: Path, sim: str) -> None:
     with mounted(tmp_path / "disk", "size=64k,ro") as disk:
         assert_one_line(
             cli("run", sim, "--requests", "1", "--prompt", "hi", "--set", f"output={disk}/runs"), "permission"
         )
 
 
-def test_a_full_disk_under_an_export_is_one_line_and_the_run_is_kept(tmp_path: Path, sim: str) -> None:
+def test_full_disk_during_an_export_is_a_clear_error_and_the_run_is_kept(tmp_path: Path, sim: str) -> None:
     process = start(
         "run", sim, "--requests", "2", "--concurrency", "1", "--prompt", "hi", "--output", "2", "--quiet",
         "--json", "/dev/full", "--set", f"output={tmp_path}", cwd=tmp_path,
     )  # fmt: skip
-    out, err = said(process)
+    out, err = finish(process)
     assert process.returncode == 2, out
     assert "No space left" in err
     assert "Traceback" not in err

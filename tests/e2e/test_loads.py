@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Client, answer, measure, scripted
+from helpers import Client, http_response, measure, scripted
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -53,7 +53,7 @@ OPEN_LOADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("load", OPEN_LOADS.values(), ids=OPEN_LOADS)
-def test_open_loop_has_one_row_for_each_instant_of_the_plan(tmp_path: Path, sim: str, load: dict[str, Any]) -> None:
+def test_open_loop_has_one_row_per_planned_instant(tmp_path: Path, sim: str, load: dict[str, Any]) -> None:
     run, summary = run_load(tmp_path, sim, load, seed=3)
     stage = planned(load, 3).stages[0]
     assert isinstance(stage, OpenStage)
@@ -77,7 +77,7 @@ CLOSED_LOADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("load", CLOSED_LOADS.values(), ids=CLOSED_LOADS)
-def test_closed_loop_has_ids_without_gaps_and_never_more_in_flight_than_asked(
+def test_closed_loop_has_ids_without_gaps_and_never_exceeds_its_concurrency(
     tmp_path: Path, sim: str, load: dict[str, Any]
 ) -> None:
     run, summary = run_load(tmp_path, sim, load)
@@ -90,7 +90,7 @@ def test_closed_loop_has_ids_without_gaps_and_never_more_in_flight_than_asked(
 
 
 def most_in_flight(rows: Any) -> int:
-    """By the records: an answer that ended at the very stamp at which another was sent does not overlap it."""
+    """Return the largest number in flight by the records. A request that ended exactly when another was sent does not overlap it."""
     events = sorted([(at, 1) for at in rows["sent"].tolist()] + [(at, -1) for at in rows["done"].tolist()])
     count = most = 0
     for _, change in events:
@@ -106,19 +106,19 @@ def test_ramp_up_starts_users_evenly(tmp_path: Path, sim: str) -> None:
     assert {0, 20_000_000, 40_000_000, 60_000_000} <= set(starts.tolist())
 
 
-def test_a_user_thinks_before_asking_again(tmp_path: Path, sim: str) -> None:
+def test_user_thinks_before_sending_again(tmp_path: Path, sim: str) -> None:
     run, _ = run_load(tmp_path, sim, {"type": "closed", "concurrency": 1, "requests": 4, "think": "20ms"})
     rows = by_id(run)
     assert (rows["intended"][1:] - rows["done"][:-1] == 20_000_000).all()
 
 
-def test_a_user_without_think_time_is_ready_when_the_answer_came(tmp_path: Path, sim: str) -> None:
+def test_next_request_without_think_time_is_due_when_the_response_arrived(tmp_path: Path, sim: str) -> None:
     run, _ = run_load(tmp_path, sim, {"type": "closed", "concurrency": 1, "requests": 4})
     rows = by_id(run)
     assert (rows["intended"][1:] == rows["done"][:-1]).all()
 
 
-def test_stages_follow_each_other_and_their_ids_run_on(tmp_path: Path, sim: str) -> None:
+def test_stages_run_in_order_and_their_ids_continue(tmp_path: Path, sim: str) -> None:
     stages = [
         {"type": "constant", "rate": 100, "duration": "100ms"},
         {"type": "closed", "concurrency": 2, "requests": 7},
@@ -140,21 +140,21 @@ def test_stages_follow_each_other_and_their_ids_run_on(tmp_path: Path, sim: str)
     assert [stage.counts.ok for stage in summary.stages] == [10, 7, 12]
 
 
-def test_answers_of_a_stage_that_come_during_the_next_do_not_make_that_ask_for_more(tmp_path: Path) -> None:
+def test_responses_to_an_earlier_stage_do_not_add_requests_to_the_current_one(tmp_path: Path) -> None:
     waiting: list[Client] = []
     one_by_one = threading.Lock()
 
     def together(client: Client) -> None:
-        """Answers the first requests of both stages at once, when all five have come; the others after a while."""
+        """Respond to the first requests of both stages together, once all five have arrived; to the others after a while."""
         if client.request():
-            with one_by_one:  # or two might find that they are the fifth
+            with one_by_one:  # otherwise two threads might both see the fifth
                 waiting.append(client)
                 is_last = len(waiting) == 5
             for each in waiting if is_last else ():
-                each.send(answer())
+                each.send(http_response())
         while client.request():
             time.sleep(0.05)
-            client.send(answer())
+            client.send(http_response())
 
     stages = [
         {"type": "closed", "concurrency": 2, "duration": "100ms"},
@@ -173,10 +173,10 @@ def test_answers_of_a_stage_that_come_during_the_next_do_not_make_that_ask_for_m
 # --- the cap ---------------------------------------------------------------------------------------------------------
 
 OVERLOAD = {"type": "constant", "rate": 200, "duration": "250ms", "max_concurrency": 2}
-"""Fifty requests at a cap of 2, which serves some 160 a second."""
+"""Fifty requests at 200 per second with a cap of 2, which allows some 160 per second."""
 
 
-def test_at_the_cap_requests_queue_and_the_wait_is_charged_to_them(tmp_path: Path, sim: str) -> None:
+def test_requests_queue_at_the_cap_and_their_latency_includes_the_wait(tmp_path: Path, sim: str) -> None:
     run, summary = run_load(tmp_path, sim, OVERLOAD)
     rows = by_id(run)
     assert rows["intended"].tolist() == [place * 5_000_000 for place in range(50)]
@@ -189,7 +189,7 @@ def test_at_the_cap_requests_queue_and_the_wait_is_charged_to_them(tmp_path: Pat
     assert (summary.metrics["ttft"].max or 0) > (summary.metrics["ttft_service"].max or 0)
 
 
-def test_at_the_cap_requests_are_dropped_if_asked_and_the_run_is_invalid(tmp_path: Path, sim: str) -> None:
+def test_requests_are_dropped_at_the_cap_if_configured_and_the_run_is_invalid(tmp_path: Path, sim: str) -> None:
     run, summary = run_load(tmp_path, sim, OVERLOAD | {"when_full": "drop"})
     rows = by_id(run)
     assert rows["id"].tolist() == list(range(50))
@@ -206,7 +206,7 @@ def test_at_the_cap_requests_are_dropped_if_asked_and_the_run_is_invalid(tmp_pat
     assert [check.status for check in summary.checks if check.name == "dropped"] == ["fail"]
 
 
-def test_a_cap_that_is_never_reached_changes_nothing(tmp_path: Path, sim: str) -> None:
+def test_cap_that_is_never_reached_changes_nothing(tmp_path: Path, sim: str) -> None:
     load = {"type": "constant", "rate": 50, "duration": "200ms", "max_concurrency": 50}
     run, _ = run_load(tmp_path, sim, load, client={"connections": 10})
     assert (run.records.rows["held"] == 0).all()
@@ -240,7 +240,7 @@ def test_two_processes_send_exactly_what_one_would(tmp_path: Path, sim: str, loa
     assert chunks == run.chunk_total == rows["chunk_count"].sum()
 
 
-def test_several_base_urls_are_served_in_turn_by_every_process(tmp_path: Path, sim: str) -> None:
+def test_every_process_sends_to_several_base_urls_in_turn(tmp_path: Path, sim: str) -> None:
     with running(simulator(timing=Fixed(ttft=0.002, itl=0.001))) as other:
         load = {"type": "closed", "concurrency": 4, "requests": 24}
         run, summary = run_load(tmp_path, [sim, other], load, client={"processes": 2})
@@ -252,7 +252,7 @@ def test_several_base_urls_are_served_in_turn_by_every_process(tmp_path: Path, s
 # --- what is left out ------------------------------------------------------------------------------------------------
 
 
-def test_warm_up_and_cool_down_are_marked_by_count_and_left_out(tmp_path: Path, sim: str) -> None:
+def test_warm_up_and_cool_down_by_count_are_marked_and_excluded(tmp_path: Path, sim: str) -> None:
     load = {"type": "constant", "rate": 200, "requests": 30}
     run, summary = run_load(tmp_path, sim, load, measure={"warmup": 5, "cooldown": 3})
     phase = run.records.phase[np.argsort(run.records.rows["id"])]
@@ -272,8 +272,8 @@ def test_warm_up_and_cool_down_by_time(tmp_path: Path, sim: str) -> None:
 # --- any plan --------------------------------------------------------------------------------------------------------
 
 
-def test_a_shard_left_to_itself_records_its_part_and_nothing_else(tmp_path: Path, sim: str) -> None:
-    """The function that a process runs, without the process."""
+def test_single_shard_records_exactly_its_part(tmp_path: Path, sim: str) -> None:
+    """Calls the function that a client process runs, in this process."""
     config = from_mapping(
         {
             "server": {"url": sim, "model": "sim"},
@@ -307,7 +307,7 @@ def test_a_shard_left_to_itself_records_its_part_and_nothing_else(tmp_path: Path
         max_size=3,
     )
 )  # fmt: skip
-def test_any_plan_has_one_row_for_each_request(
+def test_any_plan_has_one_row_per_request(
     tmp_path_factory: pytest.TempPathFactory, sim: str, stages: list[dict[str, Any]]
 ) -> None:
     run, summary = run_load(tmp_path_factory.mktemp("any"), sim, {"stages": stages})

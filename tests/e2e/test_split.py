@@ -1,4 +1,4 @@
-"""Where the time went, in whole runs: one server counts once, and where there is no split the report says why."""
+"""Where the time went, in whole runs: a server is counted once, and without a split the report says why."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ LOAD = {"type": "closed", "concurrency": 1, "requests": 10}
 PAIR = {"api": "kserve-json", "model": "pair"}
 
 
-def the_line(run: Run, summary: Summary) -> str:
+def time_split_line(run: Run, summary: Summary) -> str:
     found = [line for line in console.render(run, summary).splitlines() if "where the time went" in line]
     assert len(found) == 1
     return found[0].strip()
@@ -30,19 +30,19 @@ def test_two_urls_of_one_server_count_once(tmp_path: Path) -> None:
     assert summary.no_breakdown is None and run.manifest.no_statistics == ("",)
 
 
-def test_a_server_without_statistics(tmp_path: Path) -> None:
+def test_report_says_that_the_server_offers_no_statistics(tmp_path: Path) -> None:
     with scripted(kserve_peers.over_http()) as url:
         run, summary = measure(tmp_path, url, server=PAIR, data={"type": "tensors"}, load=LOAD)
-    assert the_line(run, summary) == "where the time went   not known: the server offers no statistics"
+    assert time_split_line(run, summary) == "where the time went   not known: the server offers no statistics"
     assert conduct.open_run(str(run.folder))[1].no_breakdown == "the server offers no statistics"
     assert json.loads((run.folder / "summary.json").read_bytes())["no_breakdown"] == "the server offers no statistics"
 
 
-def test_a_server_that_cannot_say_and_repeats_the_key(tmp_path: Path) -> None:
+def test_error_of_the_statistics_is_reported_without_the_api_key(tmp_path: Path) -> None:
     usual = kserve_peers.over_http()
 
     def script(client: Client) -> None:
-        usual(_Refusing(client))
+        usual(_FailingStatistics(client))
 
     server = PAIR | {"headers": {"Authorization": "Bearer sesame-0815"}}
     with scripted(script) as url:
@@ -51,8 +51,8 @@ def test_a_server_that_cannot_say_and_repeats_the_key(tmp_path: Path) -> None:
     assert "sesame" not in (run.folder / "manifest.json").read_text() + console.render(run, summary)
 
 
-class _Refusing(Client):
-    """Answers the questions for statistics itself."""
+class _FailingStatistics(Client):
+    """Responds to requests for statistics itself, with an error."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client.sock, client.number)

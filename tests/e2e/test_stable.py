@@ -1,4 +1,4 @@
-"""Stages that end when they are stable, against the simulator: earlier than they might, and only what was stable counts."""
+"""Stages that end early once they are stable, against the simulator: only the stable part counts."""
 
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,7 @@ def test_each_stage_ends_soon_after_it_is_stable(
     assert (np.array(begins) > settled).all()
 
 
-def test_what_never_becomes_stable_takes_its_time_and_is_invalid_and_the_report_says_it_again(
-    tmp_path: Path, sim: str
-) -> None:
+def test_stage_that_never_becomes_stable_runs_to_its_end_and_is_invalid(tmp_path: Path, sim: str) -> None:
     said = cli(
         "run", sim, "--concurrency", "1:2", "--prompt", "hi", "--output", "2", "-q",
         "--set", "load.stable=0.000000001", "--set", "load.window=50ms", "--set", "load.duration=1s",

@@ -1,8 +1,8 @@
-"""The client's records beside the server's own log of the same requests, one by one.
+"""Compares the client's records with the server's own log of the same requests, one by one.
 
-Both read CLOCK_MONOTONIC of the same machine. The server stamps a chunk just before it hands it to the kernel; the client's
-stamp says when the kernel had it for the client. So the client's may be later, by however long the machine took, and must not
-be earlier, but for the error in moving the kernel's wall-clock stamps onto the monotonic clock.
+Both read CLOCK_MONOTONIC of the same machine. The server stamps a chunk just before it hands it to the kernel; the client's stamp
+says when the kernel received it for the client. So the client's stamp may be later, by however long the machine took, but it must
+not be earlier, except for the error in converting the kernel's wall-clock stamps to the monotonic clock.
 """
 
 from pathlib import Path
@@ -21,19 +21,19 @@ from inferometer.serve.sim.settings import Batch, Fixed
 from inferometer.timing.clock import wall_offset
 
 TOLERANCE = 50_000
-"""ns"""
+"""Nanoseconds."""
 
 CLOSED = {"type": "closed", "concurrency": 8, "requests": 40}
 OPEN = {"type": "poisson", "rate": 200, "requests": 60}
 
 
 def id_of(row: truth.Row) -> int:
-    """The request's id: X-Request-Id is TAG-ID."""
+    """Return the request's id: X-Request-Id is TAG-ID."""
     return int((row.id or "").rpartition("-")[2])
 
 
 class Both:
-    """One run as the client recorded it and as the server logged it, in the order of the ids."""
+    """One run as the client recorded it and as the server logged it, both in order of the ids."""
 
     def __init__(self, run: Run, summary: Summary, log: list[truth.Row]) -> None:
         self.run, self.summary = run, summary
@@ -41,13 +41,13 @@ class Both:
         self.truth = sorted(log, key=id_of)
         self.arrival = np.concatenate([piece.arrival for piece in run.chunks()])
         self.t0 = run.manifest.t0_wall_ns - wall_offset()
-        """On the monotonic clock; as good as the offset is steady."""
+        """On the monotonic clock; as accurate as the offset is steady."""
 
     def stamps(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """(the client's, the server's) of each request's chunks."""
+        """Return (the client's, the server's) stamps of each request's chunks."""
         return [
-            (self.arrival[row["chunk_start"] : row["chunk_start"] + row["chunk_count"]], np.array(said.chunks))
-            for row, said in zip(self.rows, self.truth, strict=True)
+            (self.arrival[row["chunk_start"] : row["chunk_start"] + row["chunk_count"]], np.array(logged.chunks))
+            for row, logged in zip(self.rows, self.truth, strict=True)
         ]
 
 
@@ -73,7 +73,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_every_request_is_in_both_and_all_are_good(both: Both) -> None:
+def test_every_request_is_in_both_records_and_succeeded(both: Both) -> None:
     assert both.summary.counts.failed == 0
     assert [id_of(row) for row in both.truth] == both.rows["id"].tolist() == list(range(len(both.rows)))
 
@@ -95,13 +95,13 @@ def test_no_chunk_reached_the_client_before_the_server_wrote_it(both: Both) -> N
         assert (ours - (theirs - both.t0) >= -TOLERANCE).all()
 
 
-def test_the_first_and_last_token_are_the_first_and_last_content(both: Both) -> None:
+def test_first_and_last_token_are_the_first_and_last_content_chunk(both: Both) -> None:
     for row, (ours, _) in zip(both.rows, both.stamps(), strict=True):
         assert (row["first_token"], row["last_token"]) == (ours[0], ours[-1])
 
 
-def test_the_time_to_first_token_is_never_less_than_the_servers(both: Both) -> None:
-    """From the send to the first token here, from the arrival to the first write there."""
+def test_time_to_first_token_is_never_less_than_the_servers(both: Both) -> None:
+    """The client measures from the send to the first token, the server from the arrival to the first write."""
     served = np.array([(row.first or 0) - row.arrived for row in both.truth])
     assert (both.rows["first_token"] - both.rows["sent"] - served >= -TOLERANCE).all()
 
@@ -112,8 +112,8 @@ def test_chunks_arrive_in_order(both: Both) -> None:
         assert (np.diff(theirs) >= 0).all()
 
 
-def test_the_empty_role_chunk_that_comes_at_once_is_not_the_first_token(tmp_path: Path) -> None:
-    ttft = 1  # more than a machine that is busy takes to hand over the chunk before it
+def test_empty_role_chunk_is_not_the_first_token(tmp_path: Path) -> None:
+    ttft = 1  # longer than a busy machine takes to deliver the chunk before it
     both = run_both(tmp_path, {"timing": Fixed(ttft=ttft, itl=0.001)}, load={**CLOSED, "requests": 8})
     rows = both.rows
     assert ((rows["first_byte"] - rows["sent"]) < ttft * 1e9).any()
@@ -121,14 +121,14 @@ def test_the_empty_role_chunk_that_comes_at_once_is_not_the_first_token(tmp_path
     assert rows["chunk_count"].tolist() == [12] * 8
 
 
-# --- a server that stands still --------------------------------------------------------------------------------------
+# --- a server that freezes -------------------------------------------------------------------------------------------
 
 
-def test_a_freeze_of_the_server_is_charged_to_those_that_had_to_wait_for_it(tmp_path: Path) -> None:
-    """Open loop at a cap of 2, 100 requests/s, and once 600 ms in which the server does nothing.
+def test_freeze_of_the_server_counts_for_all_requests_that_had_to_wait(tmp_path: Path) -> None:
+    """Open loop at 100 requests per second with a cap of 2; the server freezes once for 600 ms.
 
-    What the plan had for that time is sent late. From the intended instant all of them waited, the k-th one 600 ms - 10 ms k;
-    from the send only the two that were in flight did. A client that stops sending, and counts from the send, would show two.
+    The requests planned for that time are sent late. Measured from the intended instant, all of them waited, the k-th one for
+    600 ms - 10 ms k; measured from the send, only the two in flight did. A client that measures from the send would report two.
     """
     both = run_both(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Connections as servers really treat them: kept, closed, reset, silent, encrypted."""
+"""HTTP/1.1 connections that servers keep, close, reset, leave without a response, or never accept."""
 
 import select
 import socket
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import NO_USAGE, Client, answer, measure, polite, scripted
+from helpers import NO_USAGE, Client, http_response, measure, polite, scripted
 
 from inferometer.engine import http1_connection
 from inferometer.errors import UserError
 from inferometer.records import MISSING
 
 
-def test_connections_are_kept_and_used_again(tmp_path: Path) -> None:
+def test_connections_are_kept_and_reused(tmp_path: Path) -> None:
     seen = []
 
     def script(client: Client) -> None:
         while client.request():
             seen.append(client.number)
-            client.send(answer())
+            client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 2, "requests": 20})
@@ -32,10 +32,10 @@ def test_connections_are_kept_and_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_server_that_closes_after_each_answer_while_promising_to_keep_the_connection(tmp_path: Path) -> None:
+def test_requests_succeed_if_the_server_closes_connections_that_it_promised_to_keep(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 3, "requests": 30})
@@ -44,12 +44,12 @@ def test_a_server_that_closes_after_each_answer_while_promising_to_keep_the_conn
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_such_a_server_is_soon_sent_every_request_once_over_a_connection_of_its_own(tmp_path: Path) -> None:
-    """The last answer and the close arrive together, and with one user nothing else can tell in between."""
+def test_connections_that_the_server_keeps_closing_are_no_longer_reused(tmp_path: Path) -> None:
+    """The response and the close arrive together, and with a single user there is no other sign of it."""
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 40})
@@ -58,18 +58,18 @@ def test_such_a_server_is_soon_sent_every_request_once_over_a_connection_of_its_
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_path: Path) -> None:
-    """The first connection answers once, takes the next request in, and closes without a word."""
+def test_request_on_a_stale_connection_is_resent_once_and_the_time_counts_as_held(tmp_path: Path) -> None:
+    """The first connection carries one response, reads the next request, and closes without a response."""
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
-        if client.number > 1:  # 0 is the look before the run
-            polite_after(client)
+        if client.number > 1:  # number 0 is the probe before the run
+            respond_from_now_on(client)
 
-    def polite_after(client: Client) -> None:
-        client.send(answer())
+    def respond_from_now_on(client: Client) -> None:
+        client.send(http_response())
         polite(client)
 
     with scripted(script) as url:
@@ -80,14 +80,14 @@ def test_a_stale_connection_is_retried_once_and_the_time_is_not_the_clients(tmp_
     assert rows["held"][1] > 0
 
 
-def test_a_connection_that_closes_long_after_the_send_was_not_stale(
+def test_connection_that_closes_long_after_the_send_was_not_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http1_connection, "STALE_WITHIN", 0)  # so that any time is long
+    monkeypatch.setattr(http1_connection, "STALE_WITHIN", 0)  # so that any time counts as long
 
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
 
     with scripted(script) as url:
@@ -96,7 +96,7 @@ def test_a_connection_that_closes_long_after_the_send_was_not_stale(
     assert run.records.rows["attempts"].tolist() == [1, 1]
 
 
-def test_a_fresh_connection_that_closes_without_a_word_is_a_failure_not_a_retry(tmp_path: Path) -> None:
+def test_new_connection_that_closes_without_a_response_is_a_failure_not_a_retry(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
 
@@ -105,16 +105,16 @@ def test_a_fresh_connection_that_closes_without_a_word_is_a_failure_not_a_retry(
     assert summary.counts.by_failure == {"closed": 2}
 
 
-def test_a_request_is_never_sent_again_once_a_byte_was_answered(tmp_path: Path) -> None:
+def test_request_is_never_resent_once_a_byte_of_the_response_has_arrived(tmp_path: Path) -> None:
     count = 0
 
     def script(client: Client) -> None:
         nonlocal count
         client.request()
-        client.send(answer())
+        client.send(http_response())
         while client.request():
             count += 1
-            client.send(answer()[:40])
+            client.send(http_response()[:40])
             return
 
     with scripted(script) as url:
@@ -123,7 +123,7 @@ def test_a_request_is_never_sent_again_once_a_byte_was_answered(tmp_path: Path) 
     assert count == 1
 
 
-def test_a_reset_is_told_from_a_close(tmp_path: Path) -> None:
+def test_reset_and_close_are_different_failures(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -147,7 +147,7 @@ def test_a_reset_is_told_from_a_close(tmp_path: Path) -> None:
         ({"total": "100ms"}, b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', "total_timeout"),
     ],
 )
-def test_each_timeout_is_a_failure_with_its_own_code(
+def test_each_timeout_has_its_own_failure_code(
     tmp_path: Path, timeouts: dict[str, str], sent: bytes, code: str
 ) -> None:
     over = threading.Event()
@@ -166,12 +166,12 @@ def test_each_timeout_is_a_failure_with_its_own_code(
     waited = run.records.rows["done"] - run.records.rows["sent"]
     assert waited[0] >= 100_000_000
     has_token = b"content" in sent and b"role" not in sent
-    if code != "total_timeout":  # which counts from the send: a slow server's token may come too late
+    if code != "total_timeout":  # it counts from the send, so the first token of a slow server may come too late
         assert (run.records.rows["first_token"][0] != MISSING) == has_token
 
 
-def test_a_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> None:
-    """The look before the run and the opened connection fill the listen queue; the next one gets no answer."""
+def test_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> None:
+    """The listen queue is full, so that the kernel does not accept the connection."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)
@@ -180,7 +180,7 @@ def test_a_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> N
     for filler in fillers:
         filler.setblocking(False)
         filler.connect_ex(("127.0.0.1", port))
-    assert select.select([listener], [], [], 30)[0]  # one is in the queue, which is full with that
+    assert select.select([listener], [], [], 30)[0]  # one connection is in the queue, which makes it full
     with pytest.raises(UserError, match="no connection within"):
         measure(tmp_path, f"http://127.0.0.1:{port}", server={"timeouts": {"connect": "200ms"}})
     for sock in (*fillers, listener):
@@ -188,10 +188,10 @@ def test_a_connection_that_never_opens_is_a_connect_timeout(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_server_that_goes_away_leaves_failures_and_is_not_asked_a_million_times(tmp_path: Path) -> None:
+def test_user_backs_off_while_the_server_refuses_connections(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.request()
-        client.send(answer())
+        client.send(http_response())
         raise OSError
 
     listener = socket.socket()
@@ -200,13 +200,13 @@ def test_a_server_that_goes_away_leaves_failures_and_is_not_asked_a_million_time
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     def serve_two_and_stop() -> None:
-        look, _ = listener.accept()
+        probe, _ = listener.accept()
         first, _ = listener.accept()
         listener.close()
-        look.close()
+        probe.close()
         client = Client(first, 1)
         client.request()
-        client.send(answer())
+        client.send(http_response())
         client.request()
         first.close()
 
@@ -229,14 +229,14 @@ def test_ipv6(tmp_path: Path) -> None:
         pytest.skip(f"no IPv6 loopback here: {error}")
 
 
-def test_several_base_urls_are_served_in_turn(tmp_path: Path) -> None:
+def test_requests_go_to_several_base_urls_in_turn(tmp_path: Path) -> None:
     hits = [0, 0]
 
-    def script(place: int):  # type: ignore[no-untyped-def]
+    def script(index: int):  # type: ignore[no-untyped-def]
         def serve(client: Client) -> None:
             while client.request():
-                hits[place] += 1
-                client.send(answer())
+                hits[index] += 1
+                client.send(http_response())
 
         return serve
 
@@ -247,7 +247,7 @@ def test_several_base_urls_are_served_in_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_connection_that_the_server_closes_before_it_is_warmed_is_passed_over(tmp_path: Path) -> None:
+def test_connection_that_the_server_closes_before_it_is_warmed_is_skipped(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         if client.number != 1:
             polite(client)
@@ -257,7 +257,7 @@ def test_a_connection_that_the_server_closes_before_it_is_warmed_is_passed_over(
             tmp_path,
             url,
             server={"timeouts": {"connect": "30s"}},
-            client={"warm": True, "connections": 70},  # they are opened in two goes: time enough to hear of the close
+            client={"warm": True, "connections": 70},  # opened in two batches, which leaves time to notice the close
             load={"type": "closed", "concurrency": 1, "requests": 2},
         )
     assert summary.counts.failed == 0
@@ -269,7 +269,7 @@ def test_connections_are_opened_and_warmed_before_the_start(tmp_path: Path) -> N
     def script(client: Client) -> None:
         while request := client.request():
             seen.append((client.number, request[0].split()[0]))
-            client.send(answer())
+            client.send(http_response())
 
     with scripted(script) as url:
         measure(
@@ -278,14 +278,14 @@ def test_connections_are_opened_and_warmed_before_the_start(tmp_path: Path) -> N
     assert sorted(number for number, verb in seen if verb == "GET") == [1, 2, 3]
 
 
-def test_a_big_request_goes_out_whole_to_a_server_that_reads_slowly(tmp_path: Path) -> None:
+def test_large_request_is_sent_completely_to_a_server_that_reads_slowly(tmp_path: Path) -> None:
     sizes = []
 
     def script(client: Client) -> None:
         time.sleep(0.05)
         while request := client.request():
             sizes.append(len(request[2]))
-            client.send(answer())
+            client.send(http_response())
 
     server = {"body": {"padding": "x" * 12_000_000}}
     with scripted(script) as url:
@@ -294,10 +294,10 @@ def test_a_big_request_goes_out_whole_to_a_server_that_reads_slowly(tmp_path: Pa
     assert min(sizes) > 12_000_000
 
 
-def test_tokens_are_counted_by_the_tokenizer_where_the_server_does_not(tmp_path: Path) -> None:
+def test_tokens_are_counted_by_the_tokenizer_if_the_server_reports_no_usage(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         while client.request():
-            client.send(answer(NO_USAGE))
+            client.send(http_response(NO_USAGE))
 
     with scripted(script) as url:
         run, summary = measure(tmp_path, url)
@@ -306,15 +306,15 @@ def test_tokens_are_counted_by_the_tokenizer_where_the_server_does_not(tmp_path:
     assert any(check.status == "warn" and "tokenizer" in check.message for check in summary.checks)
 
 
-def test_stamps_taken_by_the_kernel_or_when_read_and_the_manifest_says_which(tmp_path: Path) -> None:
+def test_manifest_says_whether_stamps_come_from_the_kernel_or_from_reading(tmp_path: Path) -> None:
     with scripted(polite) as url:
         by_kernel, _ = measure(tmp_path, url)
-        by_hand, _ = measure(tmp_path, url, client={"stamps": "user"})
-    assert by_hand.manifest.clock["stamps"] == "user"
-    assert (by_hand.records.rows["read_delay"] == -1).all()
+        by_user, _ = measure(tmp_path, url, client={"stamps": "user"})
+    assert by_user.manifest.clock["stamps"] == "user"
+    assert (by_user.records.rows["read_delay"] == -1).all()
     if by_kernel.manifest.clock["stamps"] == "kernel":
         assert (by_kernel.records.rows["read_delay"] >= 0).all()
-    for run in (by_kernel, by_hand):
+    for run in (by_kernel, by_user):
         rows = run.records.rows
         assert (rows["sent"] <= rows["first_byte"]).all()
         assert (rows["first_byte"] <= rows["first_token"]).all()

@@ -1,17 +1,17 @@
-"""A server that goes away for good: a run that only a number of requests would end is given up, and says so."""
+"""A server that stops for good: a run by number of requests is given up, and the report says so."""
 
 import contextlib
 from pathlib import Path
 
 import pytest
-from helpers import Client, answer, measure, scripted
+from helpers import Client, http_response, measure, scripted
 
 from inferometer import conduct
 from inferometer.engine import drivers
 from inferometer.report import console
 
 
-def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
+def test_run_whose_server_stopped_is_given_up_and_the_report_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drivers, "UNREACHED", 0.05)
@@ -21,7 +21,7 @@ def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
             for _ in range(5):
                 if client.request() is None:
                     return
-                client.send(answer())
+                client.send(http_response())
             server.close()
 
         url = server.enter_context(scripted(script))
@@ -38,7 +38,7 @@ def test_a_run_whose_server_is_gone_is_given_up_and_the_report_says_why(
     assert (stored.manifest.outcome, again.checks) == (run.manifest.outcome, summary.checks)
 
 
-def test_of_several_stages_the_one_is_named_that_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_the_stage_that_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "UNREACHED", 0.05)
     with contextlib.ExitStack() as server:
 
@@ -46,7 +46,7 @@ def test_of_several_stages_the_one_is_named_that_was_given_up(tmp_path: Path, mo
             for _ in range(5):
                 if client.request() is None:
                     return
-                client.send(answer())
+                client.send(http_response())
             server.close()
 
         url = server.enter_context(scripted(script))

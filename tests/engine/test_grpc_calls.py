@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_peers import BIG, grpcio, one, run, said
+from grpc_peers import BIG, failures_of, grpcio, one, run
 from waiting import until
 
 from inferometer.engine import http2_connection
@@ -22,16 +22,16 @@ TEXT = b"\x12\x05hello"
 
 
 def test_unary(tmp_path: Path) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def echo(message: bytes, _: grpc.ServicerContext) -> bytes:
-        heard.append(message)
+        received.append(message)
         return message
 
     with grpcio(Unary=echo) as url:
         done, summary = run(tmp_path, url)
     assert summary.counts.ok == 6
-    assert heard == [TEXT] * 6
+    assert received == [TEXT] * 6
     rows = done.records.rows
     assert set(rows["status"]) == {200}
     assert set(rows["attempts"]) == {1}
@@ -42,7 +42,7 @@ def test_unary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_each_message_of_a_streamed_answer_is_an_arrival(tmp_path: Path, count: int) -> None:
+def test_each_message_of_a_streamed_response_is_an_arrival(tmp_path: Path, count: int) -> None:
     def down(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
         yield from [message] * count
 
@@ -58,24 +58,24 @@ def test_each_message_of_a_streamed_answer_is_an_arrival(tmp_path: Path, count: 
         assert (rows["first_token"] == MISSING).all()
 
 
-def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It writes again a while after it was heard: what a client that is late finds together has one stamp."""
-    heard: set[int] = set()
-    note = http2_connection.note
+def test_arrivals_of_a_slow_stream_are_spread_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes the next message a while after the client has read the last: messages that are read together share a stamp."""
+    received: set[int] = set()
+    apply = http2_connection.apply_events
 
-    def noting(flight: Flight, *more: Any) -> Any:
-        ending = note(flight, *more)
-        heard.add(len(flight.arrivals))
+    def applied(flight: Flight, *more: Any) -> Any:
+        ending = apply(flight, *more)
+        received.add(len(flight.arrivals))
         return ending
 
     def down(message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         never = threading.Event()
         for count in range(1, 5):
             yield message
-            until(lambda count=count: count in heard)  # type: ignore[misc]
+            until(lambda count=count: count in received)  # type: ignore[misc]
             never.wait(0.03)
 
-    monkeypatch.setattr(http2_connection, "note", noting)
+    monkeypatch.setattr(http2_connection, "apply_events", applied)
     with grpcio(Down=down) as url:
         done, summary = run(tmp_path, url, "Down", load=one())
     rows = done.records.rows
@@ -83,20 +83,20 @@ def test_a_slow_writer_spreads_the_arrivals(tmp_path: Path, monkeypatch: pytest.
     assert rows["last_token"][0] - rows["first_token"][0] > 60_000_000
 
 
-def test_a_list_of_messages_is_streamed_up(tmp_path: Path) -> None:
-    heard: list[list[bytes]] = []
+def test_list_of_messages_is_streamed_to_the_server(tmp_path: Path) -> None:
+    received: list[list[bytes]] = []
 
     def up(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
-        heard.append(list(messages))
+        received.append(list(messages))
         return b""
 
     with grpcio(Up=up) as url:
         _, summary = run(tmp_path, url, "Up", messages=[[{"text": "hello"}] * 3, []], load=one(requests=2))
     assert summary.counts.ok == 2
-    assert heard == [[TEXT] * 3, []]
+    assert received == [[TEXT] * 3, []]
 
 
-def test_both_ways_at_once(tmp_path: Path) -> None:
+def test_bidirectional_stream(tmp_path: Path) -> None:
     def both(messages: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages:
             yield message
@@ -136,15 +136,15 @@ def test_100_megabytes_both_ways(tmp_path: Path, hundred_megabytes: str) -> None
     assert done.records.rows["bytes_in"].tolist() == [100_000_010]
 
 
-def test_too_large_a_message_is_resource_exhausted(tmp_path: Path) -> None:
+def test_message_that_is_too_large_is_resource_exhausted(tmp_path: Path) -> None:
     with grpcio(Unary=lambda message, _: message) as url:
         done, summary = run(tmp_path, url, messages=[{"text": "x" * 5_000_000}], load=one())
     assert summary.counts.by_failure == {"grpc_RESOURCE_EXHAUSTED": 1}
-    assert "larger than max" in said(done).pop()[1].lower()
+    assert "larger than max" in failures_of(done).pop()[1].lower()
 
 
-def test_a_server_that_reads_the_request_late_is_waited_for(tmp_path: Path) -> None:
-    """More is sent than its windows take: the rest goes when it has read; a short call overtakes meanwhile."""
+def test_client_waits_for_a_server_that_reads_the_request_late(tmp_path: Path) -> None:
+    """The request exceeds the flow-control windows: the rest is sent once the server has read; a short call overtakes it."""
     go_on = threading.Event()
     order: list[int] = []
 
@@ -169,18 +169,20 @@ def test_a_server_that_reads_the_request_late_is_waited_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-def test_every_status_is_a_failure_with_its_name_and_the_servers_message(tmp_path: Path, code: grpc.StatusCode) -> None:
+def test_every_error_status_is_a_failure_with_its_name_and_the_servers_message(
+    tmp_path: Path, code: grpc.StatusCode
+) -> None:
     def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(code, "größer als 100 %\nnein")
 
     with grpcio(Unary=fail) as url:
         done, summary = run(tmp_path, url, load=one())
     assert summary.counts.by_failure == {f"grpc_{code.name}": 1}
-    assert said(done) == {(f"grpc_{code.name}", "größer als 100 % nein")}
+    assert failures_of(done) == {(f"grpc_{code.name}", "größer als 100 % nein")}
     assert done.records.rows["status"].tolist() == [200]
 
 
-def test_a_stream_that_fails_halfway_keeps_its_arrivals(tmp_path: Path) -> None:
+def test_stream_that_fails_halfway_keeps_its_arrivals(tmp_path: Path) -> None:
     def down(message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         yield message
         yield message
@@ -192,22 +194,22 @@ def test_a_stream_that_fails_halfway_keeps_its_arrivals(tmp_path: Path) -> None:
     assert done.records.rows["chunk_count"].tolist() == [2]
 
 
-def test_a_method_that_the_server_does_not_have(tmp_path: Path) -> None:
+def test_method_that_the_server_does_not_have_is_unimplemented(tmp_path: Path) -> None:
     with grpcio(Unary=lambda message, _: message) as url:
         _, summary = run(tmp_path, url, "Up", load=one())
     assert summary.counts.by_failure == {"grpc_UNIMPLEMENTED": 1}
 
 
-# --- what is sent along ----------------------------------------------------------------------------------------------
+# --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def test_the_deadline_is_told_to_the_server(tmp_path: Path) -> None:
+def test_deadline_is_sent_to_the_server(tmp_path: Path) -> None:
     remaining: list[float] = []
 
     def slow(message: bytes, context: grpc.ServicerContext) -> bytes:
         remaining.append(context.time_remaining())
         over = threading.Event()
-        if context.add_callback(over.set):  # and it is not over yet
+        if context.add_callback(over.set):  # False: the call is over already
             over.wait(30)
         return b""
 
@@ -219,7 +221,7 @@ def test_the_deadline_is_told_to_the_server(tmp_path: Path) -> None:
     assert (rows["done"] - rows["sent"] >= 250_000_000).all()
 
 
-def test_headers_are_metadata(tmp_path: Path) -> None:
+def test_headers_are_sent_as_metadata(tmp_path: Path) -> None:
     seen: dict[str, str | bytes] = {}
 
     def look(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -234,7 +236,7 @@ def test_headers_are_metadata(tmp_path: Path) -> None:
     assert seen["sent-bin"] == b"\x00\x01\x02\x03"
 
 
-def test_the_key_is_metadata_too_and_stored_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_sent_as_metadata_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str | bytes] = {}
 
     def look(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -249,14 +251,14 @@ def test_the_key_is_metadata_too_and_stored_nowhere(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressed_requests_and_answers(tmp_path: Path, compression: str) -> None:
+def test_compressed_requests_and_responses(tmp_path: Path, compression: str) -> None:
     text = "again and " * 1000
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def echo(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.set_compression(getattr(grpc.Compression, compression.capitalize()))
         for message in messages:
-            heard.append(message)
+            received.append(message)
             yield message
 
     with grpcio(Both=echo) as url:
@@ -264,14 +266,14 @@ def test_compressed_requests_and_answers(tmp_path: Path, compression: str) -> No
             tmp_path, url, "Both", messages=[[{"text": text}] * 2], server={"compression": compression}, load=one()
         )
     assert summary.counts.ok == 1
-    assert heard == [b"\x12\x90\x4e" + text.encode()] * 2
+    assert received == [b"\x12\x90\x4e" + text.encode()] * 2
     rows = done.records.rows
     assert rows["chunk_count"].tolist() == [2]
     assert rows["bytes_in"][0] < 1000
     assert rows["bytes_out"][0] < 1000
 
 
-def test_what_the_server_says_of_its_time_is_in_the_row(tmp_path: Path) -> None:
+def test_server_timing_is_recorded(tmp_path: Path) -> None:
     def timed(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.set_trailing_metadata([("server-timing", "queue;dur=0.25, compute;dur=3.5")])
         return b""
@@ -282,7 +284,7 @@ def test_what_the_server_says_of_its_time_is_in_the_row(tmp_path: Path) -> None:
     assert set(done.records.rows["compute"]) == {3_500_000}
 
 
-def test_a_server_that_does_not_say_leaves_it_open(tmp_path: Path) -> None:
+def test_without_server_timing_the_times_are_unknown(tmp_path: Path) -> None:
     with grpcio(Unary=lambda message, _: message) as url:
         done, _ = run(tmp_path, url)
     assert set(done.records.rows["queue"]) == set(done.records.rows["compute"]) == {-1}

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import grpcio, handler, one, run, said
+from grpc_peers import failures_of, grpcio, handler, one, run
 
 from inferometer.errors import UserError
 
@@ -24,7 +24,7 @@ def echo(message: bytes, _: grpc.ServicerContext) -> bytes:
 
 
 def test_1000_streams_at_once_on_one_connection(tmp_path: Path) -> None:
-    """No call is answered before all 1000 are there, and all come from one address."""
+    """The server responds only once all 1000 calls have arrived, and all come from one address."""
     peers: set[str] = set()
 
     async def serving(ready: threading.Event, stop: threading.Event, ports: list[int]) -> None:
@@ -63,7 +63,7 @@ def test_1000_streams_at_once_on_one_connection(tmp_path: Path) -> None:
     assert sorted(done.records.rows["id"].tolist()) == list(range(2000))
 
 
-def test_where_the_server_allows_few_streams_more_connections_are_opened(tmp_path: Path) -> None:
+def test_more_connections_are_opened_if_the_server_allows_few_streams(tmp_path: Path) -> None:
     peers: set[str] = set()
     gate = threading.Barrier(12)
 
@@ -81,11 +81,11 @@ def test_where_the_server_allows_few_streams_more_connections_are_opened(tmp_pat
     assert len(peers) >= 4
     rows = done.records.rows
     assert (rows["held"] > 0).sum() >= 9
-    assert (rows["held"][rows["attempts"] == 2] > 0).all()  # grpcio counts a stream a little longer than it lasts
+    assert (rows["held"][rows["attempts"] == 2] > 0).all()  # grpcio still counts a stream for a moment after its end
 
 
 def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> tuple[list[int], int]:
-    """How many calls went over each connection, and the most that shared one at a time."""
+    """Return the number of calls over each connection, and the largest number that shared one at a time."""
     counts: dict[str, int] = {}
     under_way: dict[str, int] = {}
     most = 0
@@ -98,7 +98,7 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
             counts[peer] = counts.get(peer, 0) + 1
             under_way[peer] = under_way.get(peer, 0) + 1
             most = max(most, under_way[peer])
-        gate.wait(30)  # so that those that share a connection are there together, and none is overtaken again and again
+        gate.wait(30)  # so that calls that share a connection overlap, and none is overtaken again and again
         with lock:
             under_way[peer] -= 1
         return message
@@ -110,17 +110,17 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
     return sorted(counts.values()), most
 
 
-def test_a_call_goes_over_a_connection_that_is_idle(tmp_path: Path) -> None:
+def test_call_uses_an_idle_connection(tmp_path: Path) -> None:
     counts, most = calls_by_connection(tmp_path, concurrency=4, connections=4)
     assert len(counts) == 4 and most == 1
 
 
-def test_calls_share_connections_evenly_where_there_are_fewer(tmp_path: Path) -> None:
+def test_calls_share_connections_evenly_if_there_are_fewer(tmp_path: Path) -> None:
     counts, most = calls_by_connection(tmp_path, concurrency=6, connections=3)
     assert len(counts) == 3 and 2 <= most <= 4
 
 
-def test_without_a_connection_opened_before_one_is_when_it_is_needed(tmp_path: Path) -> None:
+def test_connection_is_opened_during_the_run_if_none_was_opened_before(tmp_path: Path) -> None:
     with grpcio(Unary=echo) as url:
         done, summary = run(tmp_path, url, client={"connections": 0})
     assert summary.counts.ok == 6
@@ -138,7 +138,7 @@ def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(
         peers.add(context.peer())
         return message
 
-    # Old enough to have been opened before it is sent away, though the client may stand still meanwhile.
+    # Long enough that the connection is open before GOAWAY, even if the client stalls.
     options = [("grpc.max_connection_age_ms", 500), ("grpc.max_connection_age_grace_ms", 30_000)]
     with grpcio(options, Unary=note) as url:
         load = {"type": "closed", "concurrency": 4, "duration": "2500ms", "think": "1ms"}
@@ -149,16 +149,16 @@ def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(
     assert ids == list(range(len(ids)))
 
 
-def test_a_server_that_stops_gracefully_answers_what_it_has_and_takes_nothing_more(tmp_path: Path) -> None:
-    answered = 0
+def test_server_that_stops_gracefully_completes_its_calls_and_accepts_no_more(tmp_path: Path) -> None:
+    completed = 0
     stopping = threading.Event()
 
     def serve(message: bytes, context: grpc.ServicerContext) -> bytes:
-        nonlocal answered
-        answered += 1
-        if answered == 20:
+        nonlocal completed
+        completed += 1
+        if completed == 20:
             threading.Thread(target=stop).start()
-        if answered >= 20:
+        if completed >= 20:
             stopping.wait(30)
         return message
 
@@ -173,9 +173,9 @@ def test_a_server_that_stops_gracefully_answers_what_it_has_and_takes_nothing_mo
         load = {"type": "closed", "concurrency": 4, "requests": 40}
         done, summary = run(tmp_path, f"grpc://127.0.0.1:{port}", client={"connections": 1}, load=load)
         server.stop(0).wait()
-    assert summary.counts.ok == answered
-    assert 20 <= answered <= 23  # the others' calls that were under way when it was told to stop
-    # Until its port is closed the kernel still connects to it, and then ends what the server had not taken.
+    assert summary.counts.ok == completed
+    assert 20 <= completed <= 23  # plus the other users' calls in flight when it was stopped
+    # Until the port is closed, the kernel still accepts connections, and then resets those that the server had not.
     not_sent = {"connect_refused", "connect_failed"}
     assert set(summary.counts.by_failure) <= not_sent | {"grpc_CANCELLED", "grpc_UNAVAILABLE"}
     assert sorted(done.records.rows["id"].tolist()) == list(range(40))
@@ -207,12 +207,12 @@ def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(t
             tmp_path, f"grpc://127.0.0.1:{port}", load={"type": "closed", "concurrency": 4, "requests": 40}
         )
         server.stop(0).wait()
-    assert 6 <= summary.counts.ok <= 13  # what was under way with the tenth call may be answered or not
+    assert 6 <= summary.counts.ok <= 13  # calls in flight together with the tenth may or may not complete
     assert set(summary.counts.by_failure) <= {
         "grpc_CANCELLED",
         "grpc_UNAVAILABLE",
         "connect_refused",
-        "connect_failed",  # the server stopped before it had greeted
+        "connect_failed",  # the server stopped before it had sent its settings
         "closed",
         "reset",
     }
@@ -230,8 +230,8 @@ def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(t
         ({"idle": "1s"}, 1, "idle_timeout"),
     ],
 )
-def test_a_timeout_ends_its_stream_alone(tmp_path: Path, timeouts: dict[str, str], messages: int, code: str) -> None:
-    """Of two kinds of call on one connection one hangs; the server hears that it was given up."""
+def test_timeout_ends_only_its_own_stream(tmp_path: Path, timeouts: dict[str, str], messages: int, code: str) -> None:
+    """One of two kinds of call on one connection hangs; the server is notified when it is given up."""
     cancelled = threading.Event()
     peers: set[str] = set()
 
@@ -298,26 +298,26 @@ def test_over_tls_with_a_client_certificate(tmp_path: Path, authority: trustme.C
         assert run(tmp_path, url, server=server)[1].counts.ok == 6
 
 
-def test_a_client_certificate_that_is_missing_is_one_clear_line(tmp_path: Path, authority: trustme.CA) -> None:
+def test_missing_client_certificate_is_a_clear_error(tmp_path: Path, authority: trustme.CA) -> None:
     with grpcio(credentials=credentials(authority, True), Unary=echo) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url, server=tls(authority, tmp_path))
     assert "it may want a certificate (server.tls.cert)" in caught.value.what
 
 
-def test_a_certificate_of_somebody_else_is_one_clear_line(tmp_path: Path, authority: trustme.CA) -> None:
+def test_certificate_of_another_authority_is_a_clear_error(tmp_path: Path, authority: trustme.CA) -> None:
     with grpcio(credentials=credentials(authority), Unary=echo) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url, server=tls(trustme.CA(), tmp_path))
     assert "certificate is not accepted" in caught.value.what
     assert "server.tls.ca" in caught.value.remedy
 
 
-def test_no_tls_behind_grpcs(tmp_path: Path) -> None:
+def test_plain_server_at_a_grpcs_url_is_a_clear_error(tmp_path: Path) -> None:
     with grpcio(Unary=echo) as url, pytest.raises(UserError, match="the TLS handshake failed") as caught:
         run(tmp_path, url.replace("grpc:", "grpcs:"), server={"timeouts": {"connect": "2s"}})
     assert "grpc:// instead of grpcs://" in caught.value.remedy
 
 
-def test_tls_behind_grpc(tmp_path: Path, authority: trustme.CA) -> None:
+def test_tls_server_at_a_grpc_url_is_a_clear_error(tmp_path: Path, authority: trustme.CA) -> None:
     with grpcio(credentials=credentials(authority), Unary=echo) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url.replace("grpcs:", "grpc:"), server={"timeouts": {"connect": "2s"}})
     assert "127.0.0.1" in caught.value.what
@@ -334,12 +334,12 @@ def test_ipv6(tmp_path: Path) -> None:
         pytest.skip(f"no IPv6 loopback here: {error}")
 
 
-def test_several_urls_are_served_in_turn(tmp_path: Path) -> None:
+def test_calls_go_to_several_urls_in_turn(tmp_path: Path) -> None:
     hits = [0, 0]
 
-    def count(place: int):  # type: ignore[no-untyped-def]
+    def count(index: int):  # type: ignore[no-untyped-def]
         def serve(message: bytes, _: grpc.ServicerContext) -> bytes:
-            hits[place] += 1
+            hits[index] += 1
             return message
 
         return serve
@@ -351,23 +351,23 @@ def test_several_urls_are_served_in_turn(tmp_path: Path) -> None:
     assert np.array_equal(done.records.rows["url"], done.records.rows["id"] % 2)
 
 
-def test_a_port_where_nothing_listens(tmp_path: Path) -> None:
+def test_port_without_a_listener_is_a_clear_error(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match="connection refused"):
             run(tmp_path, f"grpc://127.0.0.1:{unused.getsockname()[1]}")
 
 
-def test_one_of_two_servers_is_not_there(tmp_path: Path) -> None:
+def test_one_of_two_servers_cannot_be_reached(tmp_path: Path) -> None:
     with grpcio(Unary=echo) as url, pytest.raises(UserError, match="connection refused"):
         run(tmp_path, [url, "grpc://127.0.0.1:1"])
 
 
-def test_failures_are_told_apart_by_their_words(tmp_path: Path) -> None:
+def test_failures_with_different_messages_are_kept_apart(tmp_path: Path) -> None:
     def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, message.decode("latin-1")[2:])
 
     with grpcio(Unary=fail) as url:
         done, summary = run(tmp_path, url, messages=[{"text": "one"}, {"text": "two"}], load=one(requests=4))
     assert summary.counts.by_failure == {"grpc_INVALID_ARGUMENT": 4}
-    assert said(done) == {("grpc_INVALID_ARGUMENT", "one"), ("grpc_INVALID_ARGUMENT", "two")}
+    assert failures_of(done) == {("grpc_INVALID_ARGUMENT", "one"), ("grpc_INVALID_ARGUMENT", "two")}

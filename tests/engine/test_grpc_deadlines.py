@@ -1,6 +1,6 @@
-"""Deadlines of gRPC calls: the server is told, and the client keeps them by itself, whatever the server does.
+"""Deadlines of gRPC calls: they are sent to the server, and the client enforces them itself, whatever the server does.
 
-The instant of an answer's last byte decides, and neither when a timer was looked at nor when the bytes were read.
+The instant at which the response's last byte arrived decides, not when a timer fired or when the bytes were read.
 """
 
 import select
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, following, framed, grpcio, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, grpcio, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import measure, polite, scripted
 from waiting import PATIENCE_S, until
@@ -32,89 +32,91 @@ from inferometer.wire.target import parse
 CANCEL = 8
 EXCEEDED = "grpc_DEADLINE_EXCEEDED"
 SHORT = ("50ms", 0.05, "the deadline of 50 ms passed before the response was complete")
-"""As a setting, in seconds, and what is said when it has passed."""
+"""The setting, the same in seconds, and the message of the failure."""
 LONG = {"deadline": "50s", "timeouts": {"total": "60s"}}
-"""One that does not pass by itself."""
+"""A deadline that does not pass during a test."""
 SINGLE = {"client": {"connections": 1}, "load": one()}
 stamped = pytest.mark.skipif(clock.prime() is None, reason="the kernel does not stamp here")
 
 
 def wait_past(seconds: float) -> None:
-    """Until a deadline is over that began before this was called."""
+    """Wait until a deadline has passed that began before this call."""
     end = time.monotonic() + seconds
     until(lambda: time.monotonic() > end)
 
 
 def expire_when(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Shard], bool]) -> None:
-    """A deadline of 50 s has passed for the sweep as soon as it comes to that; the stamps are right all the same."""
+    """Sweep, as soon as the condition holds, with a clock that is past a deadline of 50 s. The kernel's stamps stay right."""
     tick, sweep, real = Shard._tick, Timeouts.sweep, timeouts.now
 
-    def late(of: Timeouts) -> None:
+    def sweep_late(self: Timeouts) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(timeouts, "now", lambda: real() + 100 * NS)
-            sweep(of)
+            sweep(self)
 
-    def looking(of: Shard, due: int) -> None:
-        tick(of, due)
-        if condition(of):
-            of._loop.call_soon(late, of._timeouts)
+    def tick_and_sweep(shard: Shard, due: int) -> None:
+        tick(shard, due)
+        if condition(shard):
+            shard._loop.call_soon(sweep_late, shard._timeouts)
 
-    monkeypatch.setattr(Shard, "_tick", looking)
+    monkeypatch.setattr(Shard, "_tick", tick_and_sweep)
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_is_never_answered_ends_by_its_deadline_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
+def test_call_without_a_response_ends_by_its_deadline_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
     peers: list[GrpcPeer] = []
 
     def script(peer: GrpcPeer) -> None:
         if peer.number:
             peers.append(peer)
             peer.request()
-            while not peer.resets and peer.hear():
+            while not peer.resets and peer.receive():
                 pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         server = {"deadline": SHORT[0], "timeouts": {"total": "30s"}}
         done, _ = run(tmp_path, url, server=server, **SINGLE)
-        until(lambda: bool(peers and peers[0].resets), "the server hears of it")
-    assert said(done) == {(EXCEEDED, SHORT[2])}
+        until(lambda: bool(peers and peers[0].resets), "the server receives the reset")
+    assert failures_of(done) == {(EXCEEDED, SHORT[2])}
     assert peers[0].resets == [(1, CANCEL)]
     (row,) = done.records.rows
     assert row["done"] - row["sent"] >= SHORT[1] * NS
 
 
-def test_the_others_on_the_connection_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_calls_on_the_connection_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def script(peer: GrpcPeer) -> None:
         silent = peer.request()
         for stream in peer.requests():
             assert stream != silent
-            peer.answer(stream)
+            peer.respond(stream)
 
-    expire_when(monkeypatch, lambda of: of.state.ok == 4)
+    expire_when(monkeypatch, lambda shard: shard.state.ok == 4)
     load = {"type": "closed", "concurrency": 2, "requests": 5}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server=LONG, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (4, {EXCEEDED: 1})
     assert set(done.records.rows["attempts"]) == {1}
 
 
-def test_a_stream_that_stops_in_the_middle_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_misses_its_deadline_keeps_the_messages_received(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             peer.head(stream)
             peer.data(stream, framed(b"") * 2)
 
-    expire_when(monkeypatch, lambda of: any(flight.arrivals for _, flight in of._dispatcher.flights()))
-    with following(script) as url:
+    expire_when(monkeypatch, lambda shard: any(flight.arrivals for _, flight in shard._dispatcher.flights()))
+    with scripted_grpc(script) as url:
         done, _ = run(tmp_path, url, "Down", server=LONG, **SINGLE)
-    assert said(done) == {(EXCEEDED, "the deadline of 50 s passed before the response was complete")}
+    assert failures_of(done) == {(EXCEEDED, "the deadline of 50 s passed before the response was complete")}
     assert done.records.rows["chunk_count"].tolist() == [2]
 
 
 @pytest.mark.parametrize("ending", ["answer", "status", "reset", "close"])
-def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
+def test_response_after_the_deadline_is_late_even_if_no_sweep_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(Timeouts, "sweep", lambda self: None)
@@ -123,7 +125,7 @@ def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
         for stream in peer.requests():
             wait_past(SHORT[1])
             if ending == "answer":
-                peer.answer(stream)
+                peer.respond(stream)
             elif ending == "status":
                 peer.head(stream, [*HEAD, ("grpc-status", "14"), ("grpc-message", "no")], end=True)
             elif ending == "reset":
@@ -131,110 +133,112 @@ def test_what_comes_after_the_deadline_is_too_late_though_no_timer_has_said_so(
             else:
                 return
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server={"deadline": SHORT[0]}, client={"connections": 1}, load=one())
-    assert (summary.counts.ok, said(done)) == (0, {(EXCEEDED, SHORT[2])})
+    assert (summary.counts.ok, failures_of(done)) == (0, {(EXCEEDED, SHORT[2])})
 
 
 @stamped
-def test_an_answer_that_came_in_time_is_one_though_it_is_read_when_the_deadline_has_passed(
+def test_response_that_arrived_in_time_counts_even_if_it_is_read_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sweep takes the deadline for past while the answer lies in the socket, where nobody else has read it."""
-    asked, answered = threading.Event(), threading.Event()
-    ready, looked = Reader._ready, 0
+    """The deadline has passed for the sweep while the response is still unread in the socket."""
+    requested, responded = threading.Event(), threading.Event()
+    readable, found = Reader._readable, 0
 
-    def not_yet(inbox: Reader, these: Sequence[tuple[int, int]]) -> None:
-        if not asked.is_set():
-            ready(inbox, these)
+    def read_nothing_more(reader: Reader, ready: Sequence[tuple[int, int]]) -> None:
+        if not requested.is_set():
+            readable(reader, ready)
 
-    def is_there(of: Shard) -> bool:
-        nonlocal looked
-        looked += answered.is_set() and bool(select.select(list(of._reader._sources), [], [], PATIENCE_S)[0])
-        return looked > 0
+    def is_in_the_socket(shard: Shard) -> bool:
+        nonlocal found
+        found += responded.is_set() and bool(select.select(list(shard._reader._sources), [], [], PATIENCE_S)[0])
+        return found > 0
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
-            asked.set()
-            peer.answer(stream)
-            answered.set()
+            requested.set()
+            peer.respond(stream)
+            responded.set()
 
-    monkeypatch.setattr(Reader, "_ready", not_yet)
-    expire_when(monkeypatch, is_there)
-    with following(script) as url:
+    monkeypatch.setattr(Reader, "_readable", read_nothing_more)
+    expire_when(monkeypatch, is_in_the_socket)
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, server=LONG, **SINGLE)
-    assert looked
-    assert (summary.counts.ok, said(done)) == (1, set())
+    assert found
+    assert (summary.counts.ok, failures_of(done)) == (1, set())
 
 
-def test_an_answer_that_is_being_read_when_its_deadline_passes_is_read_in_its_order(
+def test_response_that_is_being_read_when_its_deadline_passes_is_decoded_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep is due when a part of it is read and not yet decoded, and the next part is there."""
-    asked, shards = threading.Event(), list[Shard]()
+    """A sweep comes due when a part of the response is read and not yet decoded, and the next part has arrived."""
+    requested, shards = threading.Event(), list[Shard]()
     start, sweep, catch_up, real, due = Shard.run, Timeouts.sweep, Deadlines.catch_up, timeouts.now, 0
 
-    async def noted(of: Shard) -> None:
-        shards.append(of)
-        await start(of)
+    async def run_shard(shard: Shard) -> None:
+        shards.append(shard)
+        await start(shard)
 
-    def catching_up(agenda: Deadlines) -> None:
+    def catching_up(deadlines: Deadlines) -> None:
         nonlocal due
-        catch_up(agenda)
-        if asked.is_set() and not due:
+        catch_up(deadlines)
+        if requested.is_set() and not due:
             assert select.select(list(shards[0]._reader._sources), [], [], PATIENCE_S)[0]
             due = 1
             shards[0]._timeouts._sweep_soon()
 
-    def late(of: Timeouts) -> None:
+    def sweep_late(self: Timeouts) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(timeouts, "now", lambda: real() + due * 100 * NS)
-            sweep(of)
+            sweep(self)
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
-            asked.set()
-            peer.answer(stream, bytes(1_000_000))
+            requested.set()
+            peer.respond(stream, bytes(1_000_000))
 
-    monkeypatch.setattr(Shard, "run", noted)
-    monkeypatch.setattr(Timeouts, "sweep", late)
+    monkeypatch.setattr(Shard, "run", run_shard)
+    monkeypatch.setattr(Timeouts, "sweep", sweep_late)
     monkeypatch.setattr(Deadlines, "catch_up", catching_up)
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, _ = run(tmp_path, url, server=LONG, **SINGLE)
     assert due
-    assert {code for code, _ in said(done)} <= {EXCEEDED}  # by what had come when the sweep got its turn
+    assert {code for code, _ in failures_of(done)} <= {
+        EXCEEDED
+    }  # or none, depending on what had arrived when the sweep got its turn
 
 
-def test_what_the_server_says_in_time_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_status_that_the_server_sends_in_time_is_kept(tmp_path: Path) -> None:
     def late(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it waited too long in the queue")
 
     with grpcio(Unary=late) as url:
         done, _ = run(tmp_path, url, server={"deadline": "30s"}, load=one())
-    assert said(done) == {(EXCEEDED, "it waited too long in the queue")}
+    assert failures_of(done) == {(EXCEEDED, "it waited too long in the queue")}
 
 
-def test_a_call_that_was_never_sent_has_not_missed_its_deadline(tmp_path: Path) -> None:
+def test_call_that_was_never_sent_has_not_missed_its_deadline(tmp_path: Path) -> None:
     server = {"deadline": "1ms", "timeouts": {"connect": "1s"}}
-    with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(tmp_path, url, server=server, **SINGLE)
     assert summary.counts.by_failure == {"connect_timeout": 1}
 
 
-def test_a_shorter_timeout_of_ours_is_still_that(tmp_path: Path) -> None:
+def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_run(tmp_path: Path) -> None:
     server = {"deadline": "30s", "timeouts": {"total": "50ms"}}
-    with following(lambda peer: list(peer.requests())) as url:
+    with scripted_grpc(lambda peer: list(peer.requests())) as url:
         _, summary = run(tmp_path, url, server=server, **SINGLE)
     assert summary.counts.by_failure == {"total_timeout": 1}
 
 
-def test_over_http_nobody_keeps_it(tmp_path: Path) -> None:
+def test_deadline_is_ignored_over_http(tmp_path: Path) -> None:
     with scripted(polite) as url:
         _, summary = measure(tmp_path, url, server={"deadline": "1us"})
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- a single call ---------------------------------------------------------------------------------------------------
 
 
 class Told:
@@ -260,25 +264,25 @@ def late_once_told(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE_S])
-def test_an_exchange_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout: float) -> None:
+def test_single_call_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout: float) -> None:
     peers: list[GrpcPeer] = []
 
     def script(peer: GrpcPeer) -> None:
         peers.append(peer)
         peer.sock.settimeout(PATIENCE_S)
         peer.request()
-        while not peer.resets and peer.hear():
+        while not peer.resets and peer.receive():
             pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, SHORT[1], timeout)
-        until(lambda: bool(peers and peers[0].resets), "the server hears of it")
+        until(lambda: bool(peers and peers[0].resets), "the server receives the reset")
     assert told.fail == Fail(EXCEEDED, SHORT[2], True)
     assert peers[0].resets == [(1, CANCEL)]
     assert told.instants.done - told.instants.sent >= SHORT[1] * NS
 
 
-def test_an_exchange_of_which_the_server_takes_no_more_bytes_ends_by_its_deadline() -> None:
+def test_single_call_that_the_server_stops_reading_ends_by_its_deadline() -> None:
     over = threading.Event()
 
     def script(peer: GrpcPeer) -> None:
@@ -286,13 +290,13 @@ def test_an_exchange_of_which_the_server_takes_no_more_bytes_ends_by_its_deadlin
         peer.flush()
         over.wait(PATIENCE_S)
 
-    with following(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
+    with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
         told = Told(url, 0.3, body=bytes(64 << 20))
         over.set()
     assert told.fail is not None and told.fail.code == EXCEEDED
 
 
-def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_call_keeps_messages_received_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     late_once_told(monkeypatch)
 
     def script(peer: GrpcPeer) -> None:
@@ -300,31 +304,31 @@ def test_what_an_exchange_was_told_before_its_deadline_is_kept(monkeypatch: pyte
             peer.head(stream)
             peer.data(stream, framed(b"abc"))
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, 50)
     assert told.fail is not None and told.fail.code == EXCEEDED
     assert told.kept == [b"abc"]
 
 
-def test_an_answer_that_comes_after_an_exchanges_deadline_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_call_ignores_a_response_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # as if the timer were late
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             wait_past(SHORT[1])
-            peer.answer(stream, b"abc")
+            peer.respond(stream, b"abc")
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, SHORT[1])
     assert told.fail == Fail(EXCEEDED, SHORT[2], True)
     assert told.kept == []
 
 
 @stamped
-def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_read_after_it(
+def test_single_call_accepts_a_response_that_arrived_in_time_and_is_read_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # the rest is still on its way
+    monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # the rest of the response is still on its way
     late = late_once_told(monkeypatch)
 
     def script(peer: GrpcPeer) -> None:
@@ -334,15 +338,15 @@ def test_an_answer_that_came_before_an_exchanges_deadline_is_one_though_it_is_re
             late.wait(PATIENCE_S)
             peer.head(stream, OK, end=True)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         told = Told(url, 50)
     assert told.fail is None
     assert told.kept == [b"abc"]
 
 
-def test_a_timeout_that_is_shorter_than_the_deadline_is_still_that() -> None:
+def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_single_call() -> None:
     with (
-        following(lambda peer: list(peer.requests())) as url,
+        scripted_grpc(lambda peer: list(peer.requests())) as url,
         pytest.raises(roundtrip.UserError, match="did not respond within 100 ms"),
     ):
         Told(url, 20, timeout=0.1)

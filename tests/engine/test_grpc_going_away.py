@@ -1,4 +1,4 @@
-"""gRPC servers that go away: what they have seen is answered or failed, what they have not goes elsewhere."""
+"""gRPC servers that send GOAWAY: calls that they have seen complete or fail, the others are sent over another connection."""
 
 import socket
 import struct
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, following, framed, hard_close, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, hard_close, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 
@@ -15,8 +15,8 @@ from inferometer.errors import UserError
 from inferometer.records import MISSING
 
 
-def test_what_lies_above_the_last_stream_goes_elsewhere_and_the_rest_is_answered(tmp_path: Path) -> None:
-    """Four calls under way; the server goes away having looked at two of them, which it answers afterwards."""
+def test_calls_above_the_last_stream_are_resent_and_the_others_complete(tmp_path: Path) -> None:
+    """Of four calls in flight, the server has processed two when it sends GOAWAY; it completes them afterwards."""
     seen: list[tuple[int, int]] = []
 
     def script(peer: GrpcPeer) -> None:
@@ -24,16 +24,16 @@ def test_what_lies_above_the_last_stream_goes_elsewhere_and_the_rest_is_answered
         for stream in peer.requests():
             seen.append((peer.number, stream))
             if peer.number != 1:
-                peer.answer(stream)
+                peer.respond(stream)
                 continue
             streams.append(stream)
             if len(streams) == 4:
                 peer.go_away(streams[1])
-                peer.answer(streams[1])
-                peer.answer(streams[0])
+                peer.respond(streams[1])
+                peer.respond(streams[0])
 
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (12, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -42,7 +42,7 @@ def test_what_lies_above_the_last_stream_goes_elsewhere_and_the_rest_is_answered
     assert len(seen) == 14
 
 
-def test_a_server_that_goes_away_is_closed_when_its_last_answer_came(tmp_path: Path) -> None:
+def test_connection_is_closed_after_goaway_and_the_last_response(tmp_path: Path) -> None:
     gone = threading.Event()
     was_gone: list[bool] = []
 
@@ -52,18 +52,18 @@ def test_a_server_that_goes_away_is_closed_when_its_last_answer_came(tmp_path: P
                 peer.go_away(stream)
             elif not was_gone:
                 was_gone.append(gone.wait(30))
-            peer.answer(stream)
+            peer.respond(stream)
         if peer.number == 1:
             gone.set()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=30))
     assert was_gone == [True]
     assert summary.counts.ok == 30
     assert set(done.records.rows["attempts"]) == {1}
 
 
-def test_a_channel_that_closes_after_its_last_call_was_given_up(tmp_path: Path) -> None:
+def test_connection_is_closed_after_goaway_when_its_last_call_was_given_up(tmp_path: Path) -> None:
     gone = threading.Event()
 
     def script(peer: GrpcPeer) -> None:
@@ -72,11 +72,11 @@ def test_a_channel_that_closes_after_its_last_call_was_given_up(tmp_path: Path) 
                 peer.go_away(stream)
             else:
                 gone.wait(30)
-                peer.answer(stream)
+                peer.respond(stream)
         if peer.number == 1:
             gone.set()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(
             tmp_path,
             url,
@@ -88,7 +88,7 @@ def test_a_channel_that_closes_after_its_last_call_was_given_up(tmp_path: Path) 
     assert (summary.counts.ok, summary.counts.by_failure) == (1, {"total_timeout": 1})
 
 
-def test_a_server_that_goes_away_as_soon_as_it_is_connected_to(tmp_path: Path) -> None:
+def test_goaway_right_after_the_settings_is_a_clear_error(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         settings = struct.pack(">HBBBI", 0, 0, 4, 0, 0)
         client.send(settings + struct.pack(">HBBBIII", 0, 8, 7, 0, 0, 0, 0))
@@ -96,10 +96,12 @@ def test_a_server_that_goes_away_as_soon_as_it_is_connected_to(tmp_path: Path) -
 
     with scripted(script) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url.replace("http", "grpc", 1))
-    assert "goes away" in caught.value.what
+    assert "the server sent GOAWAY" in caught.value.what
 
 
-def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections(tmp_path: Path) -> None:
+def test_goaway_right_after_the_settings_during_a_run_is_a_failure_and_not_a_storm_of_connections(
+    tmp_path: Path,
+) -> None:
     connections = 0
 
     def script(peer: GrpcPeer) -> None:
@@ -111,9 +113,9 @@ def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections
             return
         for stream in peer.requests():
             peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.failed) == (1, 3)
     assert set(summary.counts.by_failure) <= {"connect_failed", "stream_reset"}
@@ -121,13 +123,13 @@ def test_the_same_in_the_middle_of_a_run_is_a_failure_not_a_storm_of_connections
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: Path, hard: bool) -> None:
-    """The server goes away, and ends every connection after it without a word: as one that stops does to those that it has
-    not taken yet. Nothing was sent over them, so it is not said that the server reset or closed what it may have seen."""
+def test_calls_that_were_never_sent_report_that_no_connection_could_be_opened(tmp_path: Path, hard: bool) -> None:
+    """The server sends GOAWAY and then ends every new connection immediately, as a server that stops does with connections that it
+    has not accepted yet. Nothing was sent over them, so the failure is not `reset` or `closed`, which the server may have seen."""
 
     def script(client: Client) -> None:
         if client.number > 1:
-            client.sock.recv(65536)  # the client's preface: it is connected
+            client.sock.recv(65536)  # the client's preface: the connection is established
             if hard:
                 client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sock.close()
@@ -135,7 +137,7 @@ def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: 
         peer = GrpcPeer(client, {})
         for stream in peer.requests():
             peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
     with scripted(script) as url:
         done, summary = run(
@@ -143,24 +145,26 @@ def test_calls_that_never_left_say_that_no_connection_could_be_opened(tmp_path: 
         )
     assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_failed": 3})
     word = "reset" if hard else "closed"
-    assert said(done) == {("connect_failed", f"the server {word} the connection before it was ready for a request")}
+    assert failures_of(done) == {
+        ("connect_failed", f"the server {word} the connection before it was ready for a request")
+    }
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert rows["attempts"].tolist() == [1, 0, 0, 0]
     assert (rows["sent"] == MISSING).tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_lies_above(
+def test_goaway_and_close_fail_the_calls_up_to_the_last_stream_and_resend_the_others(
     tmp_path: Path, hard: bool
 ) -> None:
-    """Four calls under way; it may have begun with two of them, which have failed. The two others go elsewhere."""
+    """Of four calls in flight, the server may have begun two, which fail. The two others are sent over another connection."""
     seen: list[int] = []
 
     def script(peer: GrpcPeer) -> None:
         if peer.number != 1:
             for stream in peer.requests():
                 seen.append(stream)
-                peer.answer(stream)
+                peer.respond(stream)
             return
         streams = [peer.request() for _ in range(4)]
         assert streams[1] is not None
@@ -169,7 +173,7 @@ def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_l
             hard_close(peer)
 
     load = {"type": "closed", "concurrency": 4, "requests": 4}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {"reset" if hard else "closed": 2})
     rows = np.asarray(done.records.rows)
@@ -178,8 +182,8 @@ def test_a_server_that_goes_away_and_ends_the_connection_has_refused_only_what_l
     assert len(seen) == 2
 
 
-def test_an_answer_and_the_going_away_in_the_same_bytes_let_nothing_go_over_that_connection(tmp_path: Path) -> None:
-    """One stream at a time, and a second connection that says nothing: a call waits for the first one's answer."""
+def test_no_call_is_sent_over_a_connection_after_a_response_and_goaway_in_the_same_bytes(tmp_path: Path) -> None:
+    """The server allows one stream at a time, and the second connection stays silent: a call waits for the first one's response."""
     over = threading.Event()
 
     def script(client: Client) -> None:
@@ -195,7 +199,7 @@ def test_an_answer_and_the_going_away_in_the_same_bytes_let_nothing_go_over_that
                 peer.h2.send_headers(stream, OK, end_stream=True)
                 peer.sock.sendall(peer.h2.data_to_send() + struct.pack(">HBBBIII", 0, 8, 7, 0, 0, stream, 0))
             else:
-                peer.answer(stream)
+                peer.respond(stream)
 
     with scripted(script) as url:
         _, summary = run(

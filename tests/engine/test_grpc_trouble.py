@@ -1,4 +1,4 @@
-"""Servers that do with an HTTP/2 connection what servers do: refuse, reset, close, change their limits."""
+"""Servers that refuse or reset streams, close HTTP/2 connections, or change their limits."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grpc_peers import HEAD, OK, GrpcPeer, following, framed, hard_close, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, hard_close, one, run, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, scripted
 from waiting import until
@@ -24,7 +24,7 @@ SINGLE = {"client": {"connections": 1}, "load": one()}
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_stream_is_sent_again_once(tmp_path: Path) -> None:
+def test_refused_stream_is_resent_once(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def script(peer: GrpcPeer) -> None:
@@ -33,9 +33,9 @@ def test_a_refused_stream_is_sent_again_once(tmp_path: Path) -> None:
             if len(seen) == 1:
                 peer.reset(stream, REFUSED_STREAM)
             else:
-                peer.answer(stream)
+                peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 2}, load=one(requests=3))
     assert summary.counts.ok == 3
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -44,7 +44,7 @@ def test_a_refused_stream_is_sent_again_once(tmp_path: Path) -> None:
     assert seen[0][0] != seen[1][0]
 
 
-def test_a_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
+def test_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
     count = 0
 
     def script(peer: GrpcPeer) -> None:
@@ -53,48 +53,48 @@ def test_a_stream_that_is_refused_twice_is_a_failure(tmp_path: Path) -> None:
             count += 1
             peer.reset(stream, REFUSED_STREAM)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"stream_reset": 1}
     assert count == 2
-    assert "REFUSED_STREAM" in said(done).pop()[1]
+    assert "REFUSED_STREAM" in failures_of(done).pop()[1]
 
 
 @pytest.mark.parametrize(
     ("code", "name"), [(INTERNAL_ERROR, "INTERNAL_ERROR"), (ENHANCE_YOUR_CALM, "ENHANCE_YOUR_CALM")]
 )
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stream_that_is_reset_says_by_which_code_and_the_others_go_on(
+def test_reset_stream_reports_its_code_and_the_others_continue(
     tmp_path: Path, code: int, name: str, begun: bool
 ) -> None:
     def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count != 1:
-                peer.answer(stream)
+                peer.respond(stream)
                 continue
             if begun:
                 peer.head(stream)
             peer.reset(stream, code)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=4))
     assert (summary.counts.ok, summary.counts.by_failure) == (3, {"stream_reset": 1})
-    assert name in said(done).pop()[1]
+    assert name in failures_of(done).pop()[1]
     rows = np.sort(np.asarray(done.records.rows), order="id")
     assert (rows["first_byte"][1] != MISSING) == begun
     assert rows["attempts"].tolist() == [1] * 4
 
 
-def test_what_we_give_up_is_cancelled_at_the_server(tmp_path: Path) -> None:
+def test_calls_that_the_client_gives_up_are_cancelled_at_the_server(tmp_path: Path) -> None:
     peers: dict[int, GrpcPeer] = {}
 
     def script(peer: GrpcPeer) -> None:
         peers[peer.number] = peer
         peer.request()
-        while not peer.resets and peer.hear():
+        while not peer.resets and peer.receive():
             pass
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, server={"timeouts": {"total": "80ms"}}, **SINGLE)
         until(lambda: 1 in peers and bool(peers[1].resets), "the server hears of it")
     assert summary.counts.by_failure == {"total_timeout": 1}
@@ -105,8 +105,8 @@ def test_what_we_give_up_is_cancelled_at_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_connection_that_was_closed_while_idle_costs_no_call(tmp_path: Path) -> None:
-    """The server takes the calls in and closes without a word: they were all sent into a connection that had been idle."""
+def test_no_call_is_lost_on_a_connection_that_was_closed_while_idle(tmp_path: Path) -> None:
+    """The server reads the calls and closes without a response: they were all sent over a connection that had been idle."""
     seen: list[int] = []
 
     def script(peer: GrpcPeer) -> None:
@@ -116,10 +116,10 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call(tmp_path: Path) -
                 for _ in range(2):
                     peer.request()
                 return
-            peer.answer(stream)
+            peer.respond(stream)
 
     load = {"type": "closed", "concurrency": 3, "requests": 6}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
     rows = np.sort(np.asarray(done.records.rows), order="id")
@@ -128,7 +128,7 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_call_that_is_cut_off_twice_is_a_failure(tmp_path: Path) -> None:
+def test_call_whose_connection_closes_twice_is_a_failure(tmp_path: Path) -> None:
     count = 0
 
     def script(peer: GrpcPeer) -> None:
@@ -136,15 +136,15 @@ def test_a_call_that_is_cut_off_twice_is_a_failure(tmp_path: Path) -> None:
         if peer.request() is not None:
             count += 1
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"closed": 1}
     assert count == 2
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_connection_that_ends_in_the_middle_ends_all_its_calls(tmp_path: Path, hard: bool) -> None:
-    """One is half answered, one not at all; a third had been answered, so nobody takes the connection for stale."""
+def test_connection_that_ends_during_calls_fails_all_of_them(tmp_path: Path, hard: bool) -> None:
+    """One response is half complete, one has not begun; a third was complete, so the connection does not count as stale."""
 
     def script(peer: GrpcPeer) -> None:
         if peer.number != 1:
@@ -153,25 +153,25 @@ def test_a_connection_that_ends_in_the_middle_ends_all_its_calls(tmp_path: Path,
         first, second, third = (peer.request() for _ in range(3))
         if first is None or second is None or third is None:
             return
-        peer.answer(first)
+        peer.respond(first)
         peer.head(second)
         peer.data(second, framed(b"abc")[:6])
-        hear_until_quiet(peer)
+        receive_until_quiet(peer)
         if hard:
             hard_close(peer)
 
-    def hear_until_quiet(peer: GrpcPeer) -> None:
+    def receive_until_quiet(peer: GrpcPeer) -> None:
         peer.request()
 
     load = {"type": "closed", "concurrency": 3, "requests": 4}
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert summary.counts.ok == 1
     assert summary.counts.by_failure == ({"reset": 3} if hard else {"cut_short": 1, "closed": 2})
     assert set(done.records.rows["attempts"]) == {1}
 
 
-def test_bytes_that_break_http2_end_the_connection_but_not_what_was_answered_before_them(tmp_path: Path) -> None:
+def test_malformed_http2_ends_the_connection_but_responses_before_it_count(tmp_path: Path) -> None:
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
             if peer.number == 1:
@@ -182,48 +182,48 @@ def test_bytes_that_break_http2_end_the_connection_but_not_what_was_answered_bef
                 peer.sock.sendall(data + struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))  # RST_STREAM of stream 0
                 peer.request()
                 return
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.failed) == (3, 0)
     assert set(done.records.rows["attempts"]) <= {1, 2}
 
 
-def test_what_was_under_way_then_is_malformed(tmp_path: Path) -> None:
+def test_calls_in_flight_when_http2_is_malformed_fail(tmp_path: Path) -> None:
     def script(peer: GrpcPeer) -> None:
         for _ in peer.requests():
             peer.sock.sendall(struct.pack(">HBBBI", 0, 4, 3, 0, 0) + bytes(4))
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, **SINGLE)
     assert summary.counts.by_failure == {"malformed_http2": 1}
-    assert "RST_STREAM" in said(done).pop()[1]
+    assert "RST_STREAM" in failures_of(done).pop()[1]
 
 
 # --- limits that change ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_allows_no_streams_yet_is_waited_for_on_the_connection_there_is(tmp_path: Path) -> None:
+def test_calls_wait_on_the_open_connection_for_a_server_that_allows_no_streams_yet(tmp_path: Path) -> None:
     connections = 0
 
     def script(peer: GrpcPeer) -> None:
         nonlocal connections
         connections += 1
         if peer.number:
-            peer.hear()
+            peer.receive()
             peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 5})
             threading.Event().wait(0.1)
             peer.flush()
         peer.polite()
 
-    with following(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(tmp_path, url, client={"connections": 1})
     assert summary.counts.ok == 6
     assert connections <= 3
 
 
-def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: Path) -> None:
+def test_calls_fail_in_time_if_the_server_never_allows_a_stream(tmp_path: Path) -> None:
     connections = 0
 
     def script(peer: GrpcPeer) -> None:
@@ -231,7 +231,7 @@ def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: P
         connections += 1
         peer.polite()
 
-    with following(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+    with scripted_grpc(script, settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         _, summary = run(
             tmp_path, url, server={"timeouts": {"connect": "200ms"}}, client={"connections": 1}, load=one(requests=2)
         )
@@ -240,7 +240,7 @@ def test_a_server_that_never_allows_a_stream_fails_the_calls_in_time(tmp_path: P
 
 
 def interrupt_when_running(folder: Path) -> None:
-    """Ctrl-C as soon as the users have asked."""
+    """Send Ctrl-C as soon as the users have sent."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for path in folder.rglob("0.control"):
@@ -250,8 +250,8 @@ def interrupt_when_running(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def test_what_waits_for_a_stream_when_the_run_is_ended_is_cancelled(tmp_path: Path) -> None:
-    with following(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
+def test_calls_that_wait_for_a_stream_are_cancelled_when_the_run_ends(tmp_path: Path) -> None:
+    with scripted_grpc(lambda peer: peer.polite(), settings={SettingCodes.MAX_CONCURRENT_STREAMS: 0}) as url:
         threading.Thread(target=interrupt_when_running, args=(tmp_path,)).start()
         done, summary = run(
             tmp_path,
@@ -265,8 +265,8 @@ def test_what_waits_for_a_stream_when_the_run_is_ended_is_cancelled(tmp_path: Pa
     assert {failure.code for failure in done.records.failures} == {"cancelled"}
 
 
-def test_what_waits_is_not_sent_when_those_before_it_are_cancelled(tmp_path: Path) -> None:
-    """One stream at a time, and a second connection that says nothing: when the grace is over, nothing new is sent."""
+def test_waiting_calls_are_not_sent_when_those_before_them_are_cancelled(tmp_path: Path) -> None:
+    """The server allows one stream at a time, and the second connection stays silent: after the grace period, nothing is sent."""
     asked: list[int] = []
     heard_all = threading.Event()
 
@@ -293,8 +293,8 @@ def test_what_waits_is_not_sent_when_those_before_it_are_cancelled(tmp_path: Pat
     assert asked == [1]
 
 
-def test_an_answer_that_comes_before_the_connection_breaks_under_our_writing_is_heard(tmp_path: Path) -> None:
-    """The server has allowed all of a large request, answers after its headers, and closes with the rest unread."""
+def test_response_that_arrives_before_a_write_fails_is_read(tmp_path: Path) -> None:
+    """The server's windows allow all of a large request; it responds after the headers, and closes with the rest unread."""
 
     def script(peer: GrpcPeer) -> None:
         if not peer.number:
@@ -302,12 +302,12 @@ def test_an_answer_that_comes_before_the_connection_breaks_under_our_writing_is_
         peer.h2.increment_flow_control_window(2**31 - 1 - 65_535)
         peer.flush()
         while not peer.heads:
-            if not peer.hear():
+            if not peer.receive():
                 return
         peer.head(1, [*HEAD, ("grpc-status", "8"), ("grpc-message", "too much")], end=True)
 
     large = tmp_path / "large.bin"
     large.write_bytes(b"\x0a\x80\x80\x80\x0a" + bytes(10 << 21))
-    with following(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
+    with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
         done, _ = run(tmp_path, url, data={"type": "messages", "path": str(large)}, **SINGLE)
-    assert said(done) == {("grpc_RESOURCE_EXHAUSTED", "too much")}
+    assert failures_of(done) == {("grpc_RESOURCE_EXHAUSTED", "too much")}

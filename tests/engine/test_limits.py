@@ -1,4 +1,4 @@
-"""When sockets run out: the limit and the remedy are named, before the run where that can be known."""
+"""Running out of sockets: messages name the limit and the remedy, before the run if that can be known."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import GrpcPeer, descriptors, following
+from grpc_peers import GrpcPeer, descriptors, scripted_grpc
 from h2.settings import SettingCodes
 from helpers import Client, measure, scripted
 
@@ -35,7 +35,7 @@ from inferometer.wire.target import parse
 
 @pytest.fixture
 def low_limit() -> Iterator[int]:
-    """One that leaves room for 100 files beyond those that other tests may have left open."""
+    """A soft limit with room for 100 files beyond those that other tests may have left open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = min(max(int(path.name) for path in Path("/dev/fd").iterdir()) + 100, soft)
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
@@ -43,13 +43,13 @@ def low_limit() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_soft_limit_is_raised_to_the_hard_one(low_limit: int) -> None:
+def test_soft_limit_is_raised_to_the_hard_limit(low_limit: int) -> None:
     open_files.raise_file_limit(10)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard > low_limit
 
 
-def test_more_connections_than_files_is_said_before_the_run() -> None:
+def test_more_connections_than_files_is_an_error_before_the_run() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with pytest.raises(UserError) as caught:
         open_files.raise_file_limit(hard + 1)
@@ -58,7 +58,7 @@ def test_more_connections_than_files_is_said_before_the_run() -> None:
 
 
 @pytest.mark.parametrize(("scheme", "files"), [("grpc", 4), ("http", 500)])
-def test_requests_that_share_connections_need_no_file_each(
+def test_requests_that_share_connections_do_not_need_a_file_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, files: int
 ) -> None:
     needed: list[int] = []
@@ -80,7 +80,7 @@ def test_requests_that_share_connections_need_no_file_each(
     ("number", "words"),
     [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.EADDRNOTAVAIL, "ip_local_port_range")],
 )
-def test_each_limit_has_its_remedy(number: int, words: str) -> None:
+def test_each_limit_has_its_own_remedy(number: int, words: str) -> None:
     assert words in out_of_sockets(OSError(number, ""))
 
 
@@ -88,7 +88,7 @@ def test_each_limit_has_its_remedy(number: int, words: str) -> None:
 
 
 def silent(client: Client) -> None:
-    """Takes requests in and says nothing."""
+    """Reads requests and never responds."""
     while client.request():
         pass
 
@@ -99,8 +99,8 @@ def silent_peer(peer: GrpcPeer) -> None:
 
 
 def one_stream_each(context: ssl.SSLContext | None = None) -> contextlib.AbstractContextManager[str]:
-    """A gRPC server that wants a connection for each call."""
-    return following(silent_peer, context, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    """A gRPC server that allows one call per connection."""
+    return scripted_grpc(silent_peer, context, {SettingCodes.MAX_CONCURRENT_STREAMS: 1})
 
 
 def inferometer(config: dict[str, Any], folder: Path, already_open: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -116,8 +116,8 @@ def inferometer(config: dict[str, Any], folder: Path, already_open: int = 0) -> 
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL)
 
 
-def asking(url: str, folder: Path, processes: int) -> dict[str, Any]:
-    """500 requests in a second, each given up after 700 ms."""
+def config_for(url: str, folder: Path, processes: int) -> dict[str, Any]:
+    """500 requests within a second, each given up after 700 ms."""
     timeouts = {"timeouts": {"total": "700ms"}, "tls": {"verify": False}}
     text: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | timeouts,
@@ -152,10 +152,10 @@ def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
     context = own_certificate(alpn="h2" if scheme == "grpcs" else "http/1.1") if scheme.endswith("s") else None
     server = one_stream_each(context) if scheme.startswith("grpc") else scripted(silent, context)
     with server as url:
-        said = inferometer(asking(url, tmp_path, processes), tmp_path)
-    assert (said.returncode, said.stderr) == (1, "")
-    assert "INVALID" in said.stdout
-    assert "the limit of 100 open files (ulimit -n) is hit: raise it" in " ".join(said.stdout.split())
+        result = inferometer(config_for(url, tmp_path, processes), tmp_path)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "INVALID" in result.stdout
+    assert "the limit of 100 open files (ulimit -n) is reached: raise it" in " ".join(result.stdout.split())
     run = store.read(str(tmp_path / "runs" / "LATEST"))
     assert run.manifest.outcome.errors == ()
     assert {sample.shard for sample in run.records.samples} == set(range(processes or 1))
@@ -167,7 +167,9 @@ def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
     tried = np.where(sent, rows["sent"], rows["done"])
     for shard in range(processes or 1):
         own = rows["shard"] == shard
-        after = own & (tried > rows["done"][own & sent].min())  # nobody, where a busy machine sent all at the end
+        after = own & (
+            tried > rows["done"][own & sent].min()
+        )  # may be empty if a busy machine sent everything at the end
         assert not after.any() or (sent & after).any(), "who comes after that finds a socket that has become free"
 
 
@@ -178,31 +180,31 @@ def own_certificate(alpn: str) -> ssl.SSLContext:
     return context
 
 
-def test_sockets_that_run_out_before_the_start_are_one_clear_line(tmp_path: Path) -> None:
+def test_running_out_of_sockets_before_the_start_is_a_clear_error(tmp_path: Path) -> None:
     with scripted(silent) as url:
-        config = asking(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30}}
-        said = inferometer(config, tmp_path, already_open=40)
-    assert said.returncode == 2
-    assert "the limit of 100 open files" in said.stderr
-    assert "client.connections" in said.stderr
-    assert "Traceback" not in said.stderr
+        config = config_for(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30}}
+        result = inferometer(config, tmp_path, already_open=40)
+    assert result.returncode == 2
+    assert "the limit of 100 open files" in result.stderr
+    assert "client.connections" in result.stderr
+    assert "Traceback" not in result.stderr
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
+def test_connections_leave_files_for_the_client_itself(low_limit: int) -> None:
     async def open_all() -> list[Fail]:
         with socket.create_server(("127.0.0.1", 0), backlog=low_limit) as listener:
             loop, clock = asyncio.get_running_loop(), StampClock(0, False)
-            inbox = Reader(loop, clock, lambda: None, lambda: None)
-            users = [Opening() for _ in range(low_limit)]
-            links = [Transport(loop, inbox, user) for user in users]
-            for link in links:
-                link.connect(socket.AF_INET, listener.getsockname())
+            reader = Reader(loop, clock, lambda: None, lambda: None)
+            owners = [Owner() for _ in range(low_limit)]
+            transports = [Transport(loop, reader, owner) for owner in owners]
+            for transport in transports:
+                transport.connect(socket.AF_INET, listener.getsockname())
             for _ in range(RESERVED_FILES):
                 kept.callback(os.close, os.dup(listener.fileno()))
-            for link in links:
-                link.shut()
-            return [user.fail for user in users if user.fail is not None]
+            for transport in transports:
+                transport.close()
+            return [owner.fail for owner in owners if owner.fail is not None]
 
     with contextlib.ExitStack() as kept:
         failed = asyncio.run(open_all())
@@ -210,8 +212,8 @@ def test_links_leave_files_for_the_client_itself(low_limit: int) -> None:
     assert {fail.code for fail in failed} == {"no_sockets"}
 
 
-class Opening:
-    """A link's user that hears what becomes of it."""
+class Owner:
+    """A transport's owner that records whether it could be opened."""
 
     fail: Fail | None = None
 
@@ -225,7 +227,7 @@ class Opening:
     def drained(self) -> None: ...
 
 
-def test_more_processes_than_files_is_said_before_any_is_started(tmp_path: Path, low_limit: int) -> None:
+def test_more_processes_than_files_is_an_error_before_any_is_started(tmp_path: Path, low_limit: int) -> None:
     load = {"type": "closed", "concurrency": low_limit, "requests": low_limit}
     with scripted(silent) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url, client={"processes": low_limit}, load=load)

@@ -1,4 +1,4 @@
-"""Sockets with something to read are named together, and no longer once they are forgotten; of either kind of watcher alike."""
+"""Both pollers report all sockets that can be read together, and none that are no longer watched."""
 
 import asyncio
 import contextlib
@@ -12,21 +12,21 @@ from typing import Any, cast
 
 import pytest
 
-from inferometer.engine.poller import EpollPoller, LoopPoller, watcher
+from inferometer.engine.poller import EpollPoller, LoopPoller, new_poller
 from inferometer.timing.loop import new_loop
 
 KINDS = [LoopPoller, pytest.param(EpollPoller, marks=pytest.mark.skipif(sys.platform != "linux", reason="no epoll"))]
 
 
-class Room:
-    """Pairs of sockets, of which one end is watched, and what was named in each round."""
+class Sockets:
+    """Pairs of sockets, one end of which is watched, and the descriptors reported in each round."""
 
     def __init__(self, kind: Callable[..., EpollPoller | LoopPoller], stack: contextlib.ExitStack) -> None:
         loop_factory = new_loop if kind is EpollPoller else asyncio.new_event_loop
         self.loop = stack.enter_context(contextlib.closing(loop_factory()))
-        self.named: list[list[int]] = []
-        self.watcher = kind(self.loop, self._ready)
-        stack.callback(self.watcher.close)
+        self.reported: list[list[int]] = []
+        self.poller = kind(self.loop, self._ready)
+        stack.callback(self.poller.close)
         self.ends: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._stack = stack
 
@@ -36,88 +36,88 @@ class Room:
             near = self._stack.enter_context(listener.accept()[0])
         near.setblocking(False)
         self.ends[near.fileno()] = near, far
-        self.watcher.watch(near.fileno())
+        self.poller.watch(near.fileno())
         return near.fileno()
 
-    def tell(self, descriptor: int) -> None:
-        """Have a byte there."""
+    def send_to(self, descriptor: int) -> None:
+        """Send a byte to this socket."""
         near, far = self.ends[descriptor]
         far.send(b"x")
         assert select.select([near], [], [], 30)[0]
 
     def _ready(self, ready: object) -> None:
-        self.named.append(sorted(descriptor for descriptor, _ in ready))  # type: ignore[attr-defined]
+        self.reported.append(sorted(descriptor for descriptor, _ in ready))  # type: ignore[attr-defined]
 
     def rounds(self, count: int = 3) -> list[list[int]]:
-        """What is named while the loop goes round so often."""
-        self.named.clear()
+        """Run this many rounds of the loop, and return the descriptors reported in each."""
+        self.reported.clear()
 
-        async def turn() -> None:
+        async def go_round() -> None:
             for _ in range(count):
                 await asyncio.sleep(0.002)
 
-        self.loop.run_until_complete(turn())
-        return self.named
+        self.loop.run_until_complete(go_round())
+        return self.reported
 
 
 @pytest.fixture(params=KINDS)
-def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
     with contextlib.ExitStack() as stack:
-        yield Room(request.param, stack)
+        yield Sockets(request.param, stack)
 
 
-def test_all_that_have_bytes_are_named_together_until_they_are_read(room: Room) -> None:
-    first, _quiet, third = room.add(), room.add(), room.add()
-    assert not room.rounds()
+def test_all_sockets_with_bytes_are_reported_together_until_they_are_read(sockets: Sockets) -> None:
+    first, _quiet, third = sockets.add(), sockets.add(), sockets.add()
+    assert not sockets.rounds()
     for each in (first, third):
-        room.tell(each)
-    named = room.rounds()
-    assert len(named) > 1 and all(each == sorted((first, third)) for each in named)
-    room.ends[first][0].recv(1)
-    assert room.rounds()[-1] == [third]
+        sockets.send_to(each)
+    reported = sockets.rounds()
+    assert len(reported) > 1 and all(each == sorted((first, third)) for each in reported)
+    sockets.ends[first][0].recv(1)
+    assert sockets.rounds()[-1] == [third]
 
 
-def test_a_close_and_a_reset_are_named_again_and_again(room: Room) -> None:
-    """The second after the bytes in front of it were read: uvloop's own readers are called once only for a failed socket."""
-    closed, reset = room.add(), room.add()
-    room.ends[closed][1].close()
-    room.ends[reset][1].send(b"x")
-    room.rounds()
-    room.ends[reset][1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    room.ends[reset][1].close()
-    assert room.rounds()[-1] == sorted((closed, reset))
-    room.watcher.forget(closed)
-    assert room.rounds()[-1] == [reset]
+def test_closed_and_reset_sockets_are_reported_in_every_round(sockets: Sockets) -> None:
+    """The reset one too, after the bytes before it were read: uvloop calls its own readers only once for a failed socket."""
+    closed, reset = sockets.add(), sockets.add()
+    sockets.ends[closed][1].close()
+    sockets.ends[reset][1].send(b"x")
+    sockets.rounds()
+    sockets.ends[reset][1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sockets.ends[reset][1].close()
+    assert sockets.rounds()[-1] == sorted((closed, reset))
+    sockets.poller.forget(closed)
+    assert sockets.rounds()[-1] == [reset]
     with pytest.raises(ConnectionResetError):
-        while room.ends[reset][0].recv(1):
+        while sockets.ends[reset][0].recv(1):
             pass
 
 
-def test_what_is_forgotten_is_not_named(room: Room) -> None:
-    one, other = room.add(), room.add()
+def test_forgotten_sockets_are_not_reported(sockets: Sockets) -> None:
+    one, other = sockets.add(), sockets.add()
     for each in (one, other):
-        room.tell(each)
-    room.watcher.forget(one)
-    assert set(map(tuple, room.rounds())) == {(other,)}
-    room.watcher.forget(other)
-    room.rounds(1)  # it may have been named already: the inbox knows better
-    assert not room.rounds()
+        sockets.send_to(each)
+    sockets.poller.forget(one)
+    assert set(map(tuple, sockets.rounds())) == {(other,)}
+    sockets.poller.forget(other)
+    sockets.rounds(1)  # it may have been collected already: the reader skips it
+    assert not sockets.rounds()
 
 
-def test_what_the_loop_named_is_not_told_after_the_end() -> None:
+def test_collected_sockets_are_not_reported_after_close() -> None:
     soon: list[Callable[[], None]] = []
-    told: list[object] = []
+    reported: list[object] = []
     loop = SimpleNamespace(call_soon=soon.append)
-    watcher = LoopPoller(cast("Any", loop), told.append)
-    watcher._name(3)
-    watcher.close()
-    (tell,) = soon
-    tell()
-    assert not told
+    poller = LoopPoller(cast("Any", loop), reported.append)
+    poller._collect(3)
+    poller.close()
+    (report,) = soon
+    report()
+    assert not reported
 
 
-def test_this_platforms_own() -> None:
+def test_new_poller_uses_epoll_on_linux() -> None:
     with contextlib.closing(new_loop()) as loop:
-        found = watcher(loop, lambda ready: None)
-        assert isinstance(found, EpollPoller if sys.platform == "linux" else LoopPoller)
-        found.close()
+        poller = new_poller(loop, lambda ready: None)
+        assert isinstance(poller, EpollPoller if sys.platform == "linux" else LoopPoller)
+        poller.close()

@@ -1,4 +1,4 @@
-"""What was read is decoded in its order, all of it before anything is settled; what is due never waits for long."""
+"""The reader decodes in the order of reading, everything before anything is settled; work that is due never waits for long."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,27 +10,27 @@ from inferometer.engine.reader import Reader, StampClock
 from inferometer.timing.clock import now
 
 STAMPED = 1_700_000_000_000_000_000
-"""Of the wall clock, which the monotonic one is taken to be equal to here."""
+"""A wall-clock time; here the monotonic clock is taken to be equal to it."""
 
 
 class World:
-    """An inbox whose sockets are ready when it is told, and a log of what happened."""
+    """A reader whose sockets are ready when a test says so, and a log of what happened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
         self.watched: list[int] = []
         self.clock = StampClock(0, True)
-        self.between: Callable[[], None] = lambda: None
-        monkeypatch.setattr(reader, "watcher", self._watcher)
-        self.inbox = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._between)
+        self.catch_up: Callable[[], None] = lambda: None
+        monkeypatch.setattr(reader, "new_poller", self._new_poller)
+        self.reader = Reader(cast("Any", None), self.clock, lambda: self.log.append("settle"), self._catch_up)
 
-    def _watcher(self, loop: object, ready: Any) -> "World":
+    def _new_poller(self, loop: object, ready: Any) -> "World":
         self._ready = ready
         return self
 
-    def _between(self) -> None:
-        self.log.append("due?")
-        self.between()
+    def _catch_up(self) -> None:
+        self.log.append("catch up")
+        self.catch_up()
 
     def watch(self, descriptor: int) -> None:
         self.watched.append(descriptor)
@@ -38,21 +38,21 @@ class World:
     def forget(self, descriptor: int) -> None:
         self.watched.remove(descriptor)
 
-    def wires(self, count: int) -> "list[Wire]":
-        wires = [Wire(self, number) for number in range(count)]
-        for wire in wires:
-            self.inbox.watch(wire.number, wire)
-        return wires
+    def sources(self, count: int) -> "list[FakeSource]":
+        sources = [FakeSource(self, number) for number in range(count)]
+        for source in sources:
+            self.reader.watch(source.number, source)
+        return sources
 
     def read(self, *descriptors: int) -> None:
         self._ready([(descriptor, 1) for descriptor in descriptors])
 
     def happened(self) -> list[str]:
-        return [what for what in self.log if what != "due?"]
+        return [what for what in self.log if what != "catch up"]
 
 
-class Wire:
-    """Where bytes come from."""
+class FakeSource:
+    """A source of bytes; `comes` is what the next read returns or raises, `then` what the reads after it do."""
 
     def __init__(self, world: World, number: int) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class Wire:
         self.comes: bytes | OSError = b"x%d" % number
         self.then: list[bytes | OSError] = []
         self.stamp: int | None = None
-        self.heard: list[tuple[int, int]] = []
+        self.delivered: list[tuple[int, int]] = []
         self._world = world
 
     def receive(self, size: int, ancillary_size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
@@ -81,7 +81,7 @@ class Wire:
 
     def deliver(self, data: bytes, at: int, delay: int) -> None:
         self._world.log.append(f"decode {data.decode()}")
-        self.heard.append((at, delay))
+        self.delivered.append((at, delay))
 
 
 @pytest.fixture
@@ -89,51 +89,49 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_all_is_read_then_decoded_in_its_order_then_settled_once(world: World) -> None:
-    world.wires(3)
+def test_everything_is_read_then_decoded_in_order_then_settled_once(world: World) -> None:
+    world.sources(3)
     world.read(2, 0, 1)
     assert world.happened() == ["read 2", "read 0", "read 1", "decode x2", "decode x0", "decode x1", "settle"]
 
 
-def test_nothing_of_a_source_that_another_closed(world: World) -> None:
-    first, second = world.wires(2)
+def test_nothing_is_delivered_to_a_source_that_another_one_closed(world: World) -> None:
+    first, second = world.sources(2)
     first.deliver = lambda *_: setattr(second, "is_open", False)  # type: ignore[method-assign]
     world.read(0, 1)
     assert world.happened() == ["read 0", "read 1", "settle"]
 
 
-def test_a_source_is_not_read_after_what_was_due_has_closed_it(world: World) -> None:
-    world.wires(3)
-    world.between = lambda: world.inbox.forget(2)
+def test_source_is_not_read_after_catch_up_has_closed_it(world: World) -> None:
+    world.sources(3)
+    world.catch_up = lambda: world.reader.forget(2)
     world.read(0, 1, 2)
     assert world.happened() == ["read 0", "read 1", "decode x0", "decode x1", "settle"]
     assert world.watched == [0, 1]
 
 
-def test_a_source_that_has_nothing_after_all_is_passed_over(world: World) -> None:
-    world.wires(2)[0].comes = BlockingIOError()
+def test_source_without_bytes_is_skipped(world: World) -> None:
+    world.sources(2)[0].comes = BlockingIOError()
     world.read(0, 1)
     assert world.happened() == ["read 0", "read 1", "decode x1", "settle"]
 
 
-def test_an_error_is_the_end_and_is_kept(world: World) -> None:
-    (wire,) = world.wires(1)
-    wire.comes = ConnectionResetError()
+def test_error_is_delivered_as_the_end_and_kept(world: World) -> None:
+    (source,) = world.sources(1)
+    source.comes = ConnectionResetError()
     world.read(0)
     assert world.happened() == ["read 0", "decode ", "settle"]
-    assert wire.error is wire.comes
+    assert source.error is source.comes
 
 
 @pytest.mark.parametrize("end", [b"", BlockingIOError(), ConnectionResetError()])
-def test_one_that_broke_is_read_to_its_end_and_all_of_that_is_settled_together(
-    world: World, end: bytes | OSError
-) -> None:
-    (wire,) = world.wires(1)
-    wire.then = [b"more", end]
-    broke = BrokenPipeError()
-    world.inbox.read_out(0, broke)
+def test_remaining_bytes_of_a_broken_source_are_read_and_settled_together(world: World, end: bytes | OSError) -> None:
+    (source,) = world.sources(1)
+    source.then = [b"more", end]
+    error = BrokenPipeError()
+    world.reader.read_remaining(0, error)
     assert world.happened() == ["read 0"] * 3 + ["decode x0", "decode more", "decode ", "settle"]
-    assert wire.error is broke
+    assert source.error is error
 
 
 @pytest.mark.parametrize(
@@ -145,67 +143,67 @@ def test_one_that_broke_is_read_to_its_end_and_all_of_that_is_settled_together(
     ],
     ids=["empty", "closed", "broken"],
 )
-def test_what_lies_unread_is_read_on_demand_and_settled_together(
+def test_unread_bytes_are_read_on_demand_and_settled_together(
     world: World, then: list[bytes | OSError], decoded: list[str]
 ) -> None:
-    (wire,) = world.wires(1)
-    wire.then = then
-    world.inbox.read_until(0, now() + 10**12)
+    (source,) = world.sources(1)
+    source.then = then
+    world.reader.read_until(0, now() + 10**12)
     assert world.happened() == ["read 0"] * (len(decoded) + (decoded[-1] != "")) + [
         *(f"decode {data}" for data in decoded),
         "settle",
     ]
 
 
-def test_on_demand_nothing_is_read_after_what_came_too_late(world: World) -> None:
-    (wire,) = world.wires(1)
-    wire.stamp = now() - 1_000
-    world.inbox.read_until(0, wire.stamp - 1)
+def test_reading_on_demand_stops_after_bytes_that_came_too_late(world: World) -> None:
+    (source,) = world.sources(1)
+    source.stamp = now() - 1_000
+    world.reader.read_until(0, source.stamp - 1)
     assert world.happened() == ["read 0", "decode x0", "settle"]
-    assert wire.heard[0][0] == wire.stamp
+    assert source.delivered[0][0] == source.stamp
 
 
-def test_on_demand_there_may_be_nothing(world: World) -> None:
-    world.wires(1)[0].comes = BlockingIOError()
-    world.inbox.read_until(0, now())
-    world.inbox.read_until(5, now())
+def test_reading_on_demand_without_bytes_does_nothing(world: World) -> None:
+    world.sources(1)[0].comes = BlockingIOError()
+    world.reader.read_until(0, now())
+    world.reader.read_until(5, now())
     assert world.happened() == ["read 0"]
 
 
-def test_bytes_count_from_the_kernels_stamp_on_our_timeline(world: World) -> None:
-    (wire,) = world.wires(1)
+def test_bytes_get_the_kernels_stamp_converted_to_the_monotonic_clock(world: World) -> None:
+    (source,) = world.sources(1)
     world.clock.offset = STAMPED - now()
-    wire.stamp = STAMPED
+    source.stamp = STAMPED
     before = now()
     world.read(0)
-    ((at, delay),) = wire.heard
+    ((at, delay),) = source.delivered
     assert at == STAMPED - world.clock.offset
     assert before - at <= delay <= now() - at
 
 
 @pytest.mark.parametrize("stamp", [None, 1 << 62])
-def test_bytes_without_a_stamp_or_with_one_to_come_count_from_when_they_were_read(world: World, stamp: int) -> None:
-    (wire,) = world.wires(1)
-    wire.stamp = stamp
+def test_bytes_without_a_stamp_or_with_a_future_one_get_the_time_of_the_read(world: World, stamp: int) -> None:
+    (source,) = world.sources(1)
+    source.stamp = stamp
     before = now()
     world.read(0)
-    ((at, delay),) = wire.heard
+    ((at, delay),) = source.delivered
     assert before <= at <= now() and delay == -1
 
 
-def test_no_three_steps_follow_each_other_without_a_look_at_what_is_due(world: World) -> None:
+def test_catch_up_is_called_at_least_after_every_two_steps(world: World) -> None:
     """Reading, decoding and settling are the steps."""
-    world.wires(7)
+    world.sources(7)
     world.read(*range(7))
-    steps = "".join("." if what == "due?" else "s" for what in world.log)
+    steps = "".join("." if what == "catch up" else "s" for what in world.log)
     assert steps.count("s") == 7 + 7 + 1
     assert "sss" not in steps
-    assert steps.endswith(".s"), "what is settled may be long: it is looked before it"
+    assert steps.endswith(".s"), "settling may take long, so catch_up comes before it"
 
 
-def test_it_is_known_whether_it_is_being_decoded(world: World) -> None:
-    (wire,) = world.wires(1)
+def test_is_decoding_is_true_only_while_decoding(world: World) -> None:
+    (source,) = world.sources(1)
     seen: list[bool] = []
-    wire.deliver = lambda *_: seen.append(world.inbox.is_decoding)  # type: ignore[method-assign]
+    source.deliver = lambda *_: seen.append(world.reader.is_decoding)  # type: ignore[method-assign]
     world.read(0)
-    assert seen == [True] and not world.inbox.is_decoding
+    assert seen == [True] and not world.reader.is_decoding

@@ -1,17 +1,17 @@
-"""A reset that comes right behind the last bytes is seen, and does not spoil a whole answer in front of it."""
+"""A reset right after the last bytes is noticed, and does not fail a response that was complete before it."""
 
 import socket
 import struct
 from pathlib import Path
 
 import pytest
-from helpers import STREAM, Client, answer, measure, scripted
+from helpers import STREAM, Client, http_response, measure, scripted
 
 FIRST_HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + STREAM[:200]
 
 
 def then_reset(data: bytes):  # type: ignore[no-untyped-def]
-    """Answers with `data` and resets in the same breath, so that the client finds both at once."""
+    """Send `data` and reset immediately, so that the client finds both at once."""
 
     def script(client: Client) -> None:
         client.request()
@@ -23,14 +23,14 @@ def then_reset(data: bytes):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(FIRST_HALF)])
-def test_a_reset_right_behind_part_of_an_answer(tmp_path: Path, cut: int) -> None:
+def test_reset_right_after_part_of_a_response_is_a_failure(tmp_path: Path, cut: int) -> None:
     with scripted(then_reset(FIRST_HALF[:cut])) as url:
         _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 12})
     assert summary.counts.by_failure == {"reset": 12}
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_reset_right_behind_a_whole_answer_does_not_spoil_it(tmp_path: Path) -> None:
-    with scripted(then_reset(answer())) as url:
+def test_reset_right_after_a_complete_response_does_not_fail_it(tmp_path: Path) -> None:
+    with scripted(then_reset(http_response())) as url:
         _, summary = measure(tmp_path, url, load={"type": "closed", "concurrency": 4, "requests": 40})
     assert (summary.counts.ok, summary.counts.by_failure) == (40, {})

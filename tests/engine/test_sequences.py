@@ -1,4 +1,4 @@
-"""Sequences of a KServe model in a run: nobody is in one at the same time as another, and each that is begun is ended."""
+"""Sequences of a KServe model in a run: no two users share one at the same time, and each that is begun is ended."""
 
 import json
 import os
@@ -17,28 +17,28 @@ from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.fleet.supervisor import Supervisor
 
-ANSWER = b'{"model_name":"pair","model_version":"1","outputs":[]}'
-TOLD = {"/v2": {"name": "t"}, "/v2/models/pair": metadata("pair"), "/v2/models/pair/config": config("pair")}
+RESPONSE = b'{"model_name":"pair","model_version":"1","outputs":[]}'
+METADATA = {"/v2": {"name": "t"}, "/v2/models/pair": metadata("pair"), "/v2/models/pair/config": config("pair")}
 
 
 Inferred = Callable[[dict[str, Any]], int | None]
-"""Hears each inference's parameters, and as `sent` the first number (JSON), before it is answered; may say with which status."""
+"""Called with each inference's parameters and, as `sent`, its first number (JSON) before the response; may return the status."""
 
 
-def serving(inferred: Inferred, told: dict[str, Any] = TOLD) -> Callable[[Client], None]:
+def serving(inferred: Inferred, metadata: dict[str, Any] = METADATA) -> Callable[[Client], None]:
     """A script for helpers.scripted."""
 
     def script(client: Client) -> None:
         while request := client.request():
             first, headers, body = request
             path = first.split()[1]
-            content = json.dumps(told.get(path, {})).encode()
+            content = json.dumps(metadata.get(path, {})).encode()
             status = 404 if path.endswith("/stats") else 200
             if path.endswith("/infer"):
-                heard = json.loads(body[: int(headers.get("inference-header-content-length", len(body)))])
-                sent = heard["inputs"][0].get("data", [None])[0]
-                status = inferred(heard["parameters"] | {"sent": sent}) or 200
-                content = ANSWER
+                tree = json.loads(body[: int(headers.get("inference-header-content-length", len(body)))])
+                sent = tree["inputs"][0].get("data", [None])[0]
+                status = inferred(tree["parameters"] | {"sent": sent}) or 200
+                content = RESPONSE
             client.send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
 
     return script
@@ -61,30 +61,30 @@ def sequences(
     return summary
 
 
-def test_a_slow_sequence_is_its_users_alone_however_many_the_others_run_meanwhile(tmp_path: Path) -> None:
-    """With two users there are eight sequences: the other one comes round to the slow one's, and has to pass it over."""
-    lock, others_are_through = threading.Lock(), threading.Event()
+def test_slow_sequence_belongs_to_one_user_however_many_the_others_run(tmp_path: Path) -> None:
+    """Two users have eight sequences: the other user comes round to the slow one's sequence, and has to skip it."""
+    lock, others_are_done = threading.Lock(), threading.Event()
     seen: list[dict[str, Any]] = []
 
     def inferred(parameters: dict[str, Any]) -> None:
         with lock:
             seen.append(parameters)
-            is_slow = parameters["sequence_id"] == seen[0]["sequence_id"] and not others_are_through.is_set()
+            is_slow = parameters["sequence_id"] == seen[0]["sequence_id"] and not others_are_done.is_set()
             if len(seen) == 30:
-                others_are_through.set()
+                others_are_done.set()
         if is_slow and parameters["sequence_start"]:
-            others_are_through.wait(30)
+            others_are_done.wait(30)
 
     sequences(tmp_path, inferred, 2, {"concurrency": 2, "requests": 40})
-    under_way: set[int] = set()
+    open_sequences: set[int] = set()
     for parameters in seen:
         number = parameters["sequence_id"]
-        assert (number in under_way) != parameters["sequence_start"]
-        under_way ^= {number}
-    assert len(seen) == 40 and not under_way
+        assert (number in open_sequences) != parameters["sequence_start"]
+        open_sequences ^= {number}
+    assert len(seen) == 40 and not open_sequences
 
 
-def test_a_sequence_is_ended_though_its_user_thinks_when_the_stage_is_over(tmp_path: Path) -> None:
+def test_sequence_is_ended_even_if_its_user_thinks_when_the_stage_is_over(tmp_path: Path) -> None:
     ends: list[tuple[bool, bool]] = []
 
     def inferred(parameters: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def test_a_sequence_is_ended_though_its_user_thinks_when_the_stage_is_over(tmp_p
 # --- ended early -----------------------------------------------------------------------------------------------------
 
 
-def test_at_the_first_ctrl_c_each_open_sequence_is_ended_by_one_request(tmp_path: Path) -> None:
+def test_first_ctrl_c_ends_each_open_sequence_with_one_request(tmp_path: Path) -> None:
     lock = threading.Lock()
     seen: list[dict[str, Any]] = []
 
@@ -113,32 +113,32 @@ def test_at_the_first_ctrl_c_each_open_sequence_is_ended_by_one_request(tmp_path
     ends = [parameters["sequence_id"] for parameters in seen if parameters["sequence_end"]]
     assert len(seen) < 60_000 and len(starts) >= 3 and sorted(ends) == sorted(starts)
     assert [check.name for check in summary.checks if check.status == "fail"][:1] == ["interrupted"]
-    assert summary.counts.ok == len(seen)  # those that end sequences are rows like others
+    assert summary.counts.ok == len(seen)  # requests that end sequences are recorded like others
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_second_ctrl_c_ends_the_run_and_not_the_sequences_unless_it_is_one_with_the_first(
+def test_second_ctrl_c_ends_the_run_without_ending_sequences_unless_it_comes_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     seen: list[dict[str, Any]] = []
-    is_heard, is_over = threading.Event(), threading.Event()
+    is_received, is_over = threading.Event(), threading.Event()
     stop = Supervisor.stop
     monkeypatch.setattr(conduct, "_TOGETHER", 60 if together else 0)
 
-    def heard(crew: Supervisor) -> None:
-        stop(crew)
-        is_heard.set()
+    def stop_and_note(supervisor: Supervisor) -> None:
+        stop(supervisor)
+        is_received.set()
 
     def inferred(parameters: dict[str, Any]) -> None:
         seen.append(parameters)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            is_heard.wait(30)
+            is_received.wait(30)
             os.kill(os.getpid(), signal.SIGINT)
             if not together:
                 is_over.wait(30)
 
-    monkeypatch.setattr(Supervisor, "stop", heard)
+    monkeypatch.setattr(Supervisor, "stop", stop_and_note)
     sequences(
         tmp_path, inferred, 100, {"concurrency": 1, "requests": 100}, failed=int(not together), client={"grace": "10m"}
     )
@@ -150,12 +150,12 @@ def test_a_second_ctrl_c_ends_the_run_and_not_the_sequences_unless_it_is_one_wit
 
 
 def steps(seen: list[dict[str, Any]]) -> list[tuple[int, bool, bool]]:
-    """Which sequence (the first is 0), start and end of each request."""
+    """Return the sequence (the first is 0), start and end of each request."""
     ids = list(dict.fromkeys(parameters["sequence_id"] for parameters in seen))
     return [(ids.index(one["sequence_id"]), one["sequence_start"], one["sequence_end"]) for one in seen]
 
 
-def test_after_a_start_that_failed_another_sequence_is_begun(tmp_path: Path) -> None:
+def test_another_sequence_is_begun_after_a_failed_start(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
 
     def inferred(parameters: dict[str, Any]) -> int:
@@ -166,7 +166,7 @@ def test_after_a_start_that_failed_another_sequence_is_begun(tmp_path: Path) -> 
     assert steps(seen) == [(0, True, False), (1, True, False), (1, False, False), (1, False, True)]
 
 
-def test_after_a_later_failure_the_sequence_is_ended_and_another_begun(tmp_path: Path) -> None:
+def test_sequence_is_ended_and_another_begun_after_a_later_failure(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
 
     def inferred(parameters: dict[str, Any]) -> int:
@@ -180,7 +180,7 @@ def test_after_a_later_failure_the_sequence_is_ended_and_another_begun(tmp_path:
 
 # --- a sequence is a stream of a file --------------------------------------------------------------------------------
 
-KEEPS = TOLD | {"/v2/models/pair/config": config("pair") | {"sequence_batching": {}}}
+KEEPS = METADATA | {"/v2/models/pair/config": config("pair") | {"sequence_batching": {}}}
 NAMES = [one["name"] for one in metadata("pair")["inputs"]]
 
 
@@ -192,15 +192,15 @@ def from_file(
     folder: Path,
     data: object,
     load: dict[str, Any],
-    told: dict[str, Any] = KEEPS,
+    metadata: dict[str, Any] = KEEPS,
     client: dict[str, Any] | None = None,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """What the server hears of a run with this file."""
+    """Run with this file; return the parameters of the inferences that the server received."""
     seen: list[dict[str, Any]] = []
     path = folder / "data.json"
     path.write_text(json.dumps({"data": data}))
-    with scripted(serving(seen.append, told)) as url:
+    with scripted(serving(seen.append, metadata)) as url:
         measure(
             folder,
             url,
@@ -231,20 +231,20 @@ def test_processes_have_different_streams(tmp_path: Path) -> None:
     assert sorted(by_sequence.values()) == [[1, 2], [3, 4, 5]]
 
 
-def test_requests_in_no_list_are_one_stream(tmp_path: Path) -> None:
+def test_requests_outside_a_list_are_one_stream(tmp_path: Path) -> None:
     seen = from_file(tmp_path, [entry(1), entry(2)], {"concurrency": 1, "requests": 4})
     assert steps(seen) == [(0, True, False), (0, False, True), (1, True, False), (1, False, True)]
 
 
-def test_streams_can_be_asked_for_where_the_server_does_not_say_that_the_model_keeps_sequences(tmp_path: Path) -> None:
-    seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 5}, TOLD, sequence="streams")
+def test_streams_can_be_configured_if_the_server_does_not_report_that_the_model_keeps_sequences(tmp_path: Path) -> None:
+    seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 5}, METADATA, sequence="streams")
     assert steps(seen) == TWO_AND_THREE
 
 
-def test_a_length_that_is_given_wins_over_the_streams_own(tmp_path: Path) -> None:
+def test_configured_length_overrides_the_streams_lengths(tmp_path: Path) -> None:
     seen = from_file(tmp_path, STREAMS, {"concurrency": 1, "requests": 8}, sequence=4)
     assert [one["sequence_end"] for one in seen] == [False, False, False, True] * 2
-    assert [one["sent"] for one in seen] == [1, 2, 1, 2, 3, 4, 5, 3]  # from its start again where a stream is shorter
+    assert [one["sent"] for one in seen] == [1, 2, 1, 2, 3, 4, 5, 3]  # a shorter stream starts again
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_length_that_is_given_wins_over_the_streams_own(tmp_path: Path) -> Non
         ([[entry(1)], []], {"concurrency": 1, "requests": 5}, {}, "is not JSON in the format", "data"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_with_streams_is_refused(
+def test_settings_that_do_not_fit_streams_are_errors(
     tmp_path: Path, data: object, load: dict[str, Any], more: dict[str, Any], problem: str, remedy: str
 ) -> None:
     with pytest.raises(UserError) as raised:
@@ -265,10 +265,10 @@ def test_what_does_not_go_with_streams_is_refused(
     assert problem in raised.value.what and remedy in raised.value.remedy
 
 
-# --- what the server may have, and what is not sent ------------------------------------------------------------------
+# --- sequences that the server may hold, and requests that are not sent ----------------------------------------------
 
 
-def test_a_sequence_whose_start_timed_out_is_ended(tmp_path: Path) -> None:
+def test_sequence_whose_start_timed_out_is_ended(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     is_ended = threading.Event()
 
@@ -308,7 +308,7 @@ def test_users_of_several_processes_are_spread_over_the_urls(tmp_path: Path) -> 
     assert [len(heard) for heard in seen] == [4, 4]
 
 
-def test_the_report_says_how_many_requests_no_sequence_had_room_for(tmp_path: Path) -> None:
+def test_report_says_how_many_requests_were_too_few_for_another_sequence(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[entry(1)] * 2, [entry(2)] * 5]}))
 

@@ -1,4 +1,4 @@
-"""What is looked at now and then: deadlines and timeouts at a cost that has a bound, and up to when all is recorded."""
+"""Sweeps for deadlines and timeouts have a bounded cost; and the instant up to which everything is recorded is right."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from grpc_peers import GrpcPeer, following, one, run
+from grpc_peers import GrpcPeer, one, run, scripted_grpc
 from waiting import until
 
-from inferometer.engine import http2_connection as channel_module
-from inferometer.engine import timeouts
+from inferometer.engine import http2_connection, timeouts
 from inferometer.engine.http1_pool import NEVER
 from inferometer.engine.http2_connection import Http2Connection, StreamCall
 from inferometer.engine.http2_pool import Http2Pool
@@ -26,30 +25,30 @@ MS = 1_000_000
 NO_TIMEOUT_NEAR = {"connect": "60s", "first_token": "60s", "idle": "60s", "total": "60s"}
 
 
-def noting(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
-    """The shards that have begun to run."""
+def running_shards(monkeypatch: pytest.MonkeyPatch) -> list[Shard]:
+    """Return a list to which every shard is added when it starts to run."""
     shards: list[Shard] = []
     start = Shard.run
 
-    async def noted(of: Shard) -> None:
-        shards.append(of)
-        await start(of)
+    async def run(shard: Shard) -> None:
+        shards.append(shard)
+        await start(shard)
 
-    monkeypatch.setattr(Shard, "run", noted)
+    monkeypatch.setattr(Shard, "run", run)
     return shards
 
 
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 
-class Counted(dict[int, StreamCall]):
-    """Calls, and how many of them were looked at."""
+class CountedCalls(dict[int, StreamCall]):
+    """Calls, and how many of them were visited."""
 
-    looks = 0
+    visits = 0
 
     def _counted(self, these: Iterable[Any]) -> Iterator[Any]:
         for each in these:
-            self.looks += 1
+            self.visits += 1
             yield each
 
     def items(self) -> Any:
@@ -59,8 +58,8 @@ class Counted(dict[int, StreamCall]):
         return self._counted(super().values())
 
 
-class Wire:
-    """A link that takes all, and has nothing to read."""
+class FakeTransport:
+    """A transport that accepts everything, and has nothing to read."""
 
     is_open = is_ready = True
     is_writing = False
@@ -77,150 +76,150 @@ class Wire:
 
 
 class World:
-    """Two channels with calls that were sent one a millisecond, in turn; their deadline is a second."""
+    """Two connections with calls that were sent alternately, one per millisecond, with a deadline of 1 s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         self.ended: list[tuple[int, str]] = []
         self.time = 0
-        monkeypatch.setattr(channel_module, "now", lambda: self.time)
-        dial = cast("Any", SimpleNamespace(loop=None))
-        self.channels = Http2Pool(dial, b"head", lambda: cast("Any", None), self._ended, 1.0)
+        monkeypatch.setattr(http2_connection, "now", lambda: self.time)
+        connector = cast("Any", SimpleNamespace(loop=None))
+        self.pool = Http2Pool(connector, b"head", lambda: cast("Any", None), self._ended, 1.0)
         self.pair = [self._open(), self._open()]
         for number in range(count):
             self.time = (number + 1) * MS
             self.pair[number % 2].start(Flight(id=number, intended=0), b"head", cast("Any", None))
             self.pair[number % 2].flush()
-        for wire, calls in zip(self.wires, self.calls, strict=True):
-            wire.written.clear()
-            calls.looks = 0
+        for transport, calls in zip(self.transports, self.calls, strict=True):
+            transport.written.clear()
+            calls.visits = 0
 
     def _open(self) -> Http2Connection:
-        channel = Http2Connection(self.channels)
-        channel.link = cast("Any", Wire())
-        channel.calls = Counted()
-        self.channels._ready.append(channel)
-        return channel
+        connection = Http2Connection(self.pool)
+        connection.transport = cast("Any", FakeTransport())
+        connection.calls = CountedCalls()
+        self.pool._ready.append(connection)
+        return connection
 
-    def _ended(self, flight: Flight, at: int, event: Any, answer: object) -> None:
+    def _ended(self, flight: Flight, at: int, event: Any, response: object) -> None:
         self.ended.append((flight.id, event.code))
 
     def expire(self, at: int) -> int:
         self.time = at
-        return self.channels.expire(at)
+        return self.pool.expire(at)
 
     @property
-    def wires(self) -> list[Wire]:
-        return [cast("Any", each.link) for each in self.pair]
+    def transports(self) -> list[FakeTransport]:
+        return [cast("Any", each.transport) for each in self.pair]
 
     @property
-    def calls(self) -> list[Counted]:
+    def calls(self) -> list[CountedCalls]:
         return [cast("Any", each.calls) for each in self.pair]
 
 
-def test_for_deadlines_no_call_is_looked_at_that_is_behind_one_that_is_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_sweep_visits_no_call_behind_one_that_is_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1000)
     assert world.expire(NS) == NS + MS
-    assert [calls.looks for calls in world.calls] == [2, 2]
+    assert [calls.visits for calls in world.calls] == [2, 2]
     assert world.ended == []
-    assert [wire.read for wire in world.wires] == [[], []]
+    assert [transport.read for transport in world.transports] == [[], []]
 
 
-def test_those_that_are_due_end_together_and_the_next_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_past_their_deadline_end_together_and_the_next_deadline_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, late = World(monkeypatch, 1000), deadline_passed(1.0).code
     assert world.expire(NS + 5 * MS) == NS + 6 * MS
     assert world.ended == [(0, late), (2, late), (4, late), (1, late), (3, late)]
-    assert [wire.read for wire in world.wires] == [[NS + 5 * MS]] * 2
-    assert [len(wire.written) for wire in world.wires] == [1, 1]
-    assert max(calls.looks for calls in world.calls) <= 6
+    assert [transport.read for transport in world.transports] == [[NS + 5 * MS]] * 2
+    assert [len(transport.written) for transport in world.transports] == [1, 1]
+    assert max(calls.visits for calls in world.calls) <= 6
 
 
-def test_with_nothing_under_way_no_deadline_passes_before_one_can_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_calls_the_next_sweep_is_one_deadline_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World(monkeypatch, 0).expire(7 * NS) == 8 * NS
 
 
-def test_deadlines_that_pass_let_nobody_look_for_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
+def test_deadline_sweeps_do_not_sweep_for_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visited: list[int] = []
     real = Timeouts._expiry
 
-    def looking(of: Timeouts, carrier: Any, flight: Flight) -> tuple[int, str]:
-        looked.append(flight.id)
-        return real(of, carrier, flight)
+    def expiry(self: Timeouts, connection: Any, flight: Flight) -> tuple[int, str]:
+        visited.append(flight.id)
+        return real(self, connection, flight)
 
-    monkeypatch.setattr(Timeouts, "_expiry", looking)
+    monkeypatch.setattr(Timeouts, "_expiry", expiry)
     server = {"deadline": "20ms", "timeouts": NO_TIMEOUT_NEAR}
     load = {"type": "closed", "concurrency": 4, "requests": 12}
-    with following(lambda peer: list(peer.requests())) as url:
+    with scripted_grpc(lambda peer: list(peer.requests())) as url:
         _, summary = run(tmp_path, url, server=server, client={"connections": 1}, load=load)
     assert summary.counts.by_failure == {"grpc_DEADLINE_EXCEEDED": 12}
-    assert looked == []
+    assert visited == []
 
 
 # --- timeouts --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("over", [0, 3])
-def test_looks_for_timeouts_are_the_wider_apart_the_longer_they_take(
-    monkeypatch: pytest.MonkeyPatch, over: int
-) -> None:
-    """By a clock on which a look at one request takes 10 us, and giving one up 1 s, which is no part of the look."""
+def test_timeout_sweeps_are_further_apart_the_longer_they_take(monkeypatch: pytest.MonkeyPatch, over: int) -> None:
+    """On the fake clock, visiting a request takes 10 us, and giving one up takes 1 s, which does not count."""
     time, given_up, begun = 100 * NS, list[int](), 100 * NS
 
-    def pass_by(span: int) -> None:
+    def advance(span: int) -> None:
         nonlocal time
         time += span
 
-    def expiry(carrier: object, flight: Flight) -> tuple[int, str]:
-        pass_by(10_000)
+    def expiry(connection: object, flight: Flight) -> tuple[int, str]:
+        advance(10_000)
         return begun + (0 if flight.id < over else 1), "total_timeout"
 
     def give_up(flight: Flight, code: str) -> None:
-        pass_by(NS)
+        advance(NS)
         given_up.append(flight.id)
 
     monkeypatch.setattr(timeouts, "now", lambda: time)
-    carrier = SimpleNamespace(give_up=give_up)
-    flights = [(carrier, Flight(id=number, intended=0)) for number in range(1000)]
+    connection = SimpleNamespace(give_up=give_up)
+    flights = [(connection, Flight(id=number, intended=0)) for number in range(1000)]
     dispatcher = SimpleNamespace(flights=lambda: iter(flights))
     of = cast("Any", SimpleNamespace(_limits=(NEVER, NEVER, NEVER, NS), _dispatcher=dispatcher, _expiry=expiry))
-    assert Timeouts._time_out(of, begun) == begun + 20 * 1000 * 10_000
+    assert Timeouts._sweep_timeouts(of, begun) == begun + 20 * 1000 * 10_000
     assert given_up == list(range(over))
 
 
-# --- up to when all is recorded --------------------------------------------------------------------------------------
+# --- the instant up to which everything is recorded -------------------------------------------------------------------
 
 
-def test_what_is_read_and_not_decoded_is_not_said_to_be_recorded_however_many_ticks_pass(
+def test_bytes_read_but_not_decoded_are_not_reported_as_recorded_however_many_ticks_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards, decode = noting(monkeypatch), Reader._decode
+    shards, decode = running_shards(monkeypatch), Reader._decode
     seen: list[tuple[int, int]] = []
 
-    def long(inbox: Reader, items: Any) -> None:
+    def decode_slowly(reader: Reader, items: Any) -> None:
         if not seen and shards and shards[0].state.sent:
             for _ in range(10):
                 shards[0]._tick(now())
             seen.append((shards[0]._spool.control["recorded"], items[0][2]))
-        decode(inbox, items)
+        decode(reader, items)
 
-    monkeypatch.setattr(Reader, "_decode", long)
-    with following(lambda peer: peer.polite()) as url:
+    monkeypatch.setattr(Reader, "_decode", decode_slowly)
+    with scripted_grpc(lambda peer: peer.polite()) as url:
         run(tmp_path, url, client={"connections": 1}, load=one())
-    ((recorded, came),) = seen
-    assert recorded < came
+    ((recorded, arrived),) = seen
+    assert recorded < arrived
 
 
-def test_with_nothing_more_to_read_all_is_soon_said_to_be_recorded(
+def test_everything_is_soon_reported_as_recorded_when_there_is_nothing_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards, waited = noting(monkeypatch), list[int]()
+    shards, waited = running_shards(monkeypatch), list[int]()
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
-            asked = now()
-            until(lambda asked=asked: shards[0]._spool.control["recorded"] > asked)
+            received = now()
+            until(lambda received=received: shards[0]._spool.control["recorded"] > received)
             waited.append(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=2))
     assert summary.counts.ok == len(waited) == 2

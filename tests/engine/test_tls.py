@@ -1,4 +1,4 @@
-"""TLS through memory buffers: own CA, client certificate, no check, and what goes wrong."""
+"""TLS: a private CA, client certificates, no verification, and failures."""
 
 import socket
 import ssl
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from helpers import STREAM, Client, answer, measure, polite, scripted
+from helpers import STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.errors import UserError
 
@@ -31,7 +31,7 @@ def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_run_over_tls_with_ones_own_ca(tmp_path: Path, context: ssl.SSLContext, ca_file: str) -> None:
+def test_run_over_tls_with_a_private_ca(tmp_path: Path, context: ssl.SSLContext, ca_file: str) -> None:
     with scripted(polite, context) as url:
         run, summary = measure(tmp_path, url, server={"tls": {"ca": ca_file}})
     assert summary.counts.ok == 6
@@ -45,7 +45,7 @@ def test_without_verification(tmp_path: Path, context: ssl.SSLContext, version: 
         assert measure(tmp_path, url, server={"tls": {"verify": False}})[1].counts.ok == 6
 
 
-def test_a_certificate_that_nobody_vouches_for_is_one_clear_line(tmp_path: Path, context: ssl.SSLContext) -> None:
+def test_certificate_of_an_unknown_authority_is_a_clear_error(tmp_path: Path, context: ssl.SSLContext) -> None:
     with scripted(polite, context) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url)
     assert "certificate is not accepted" in caught.value.what
@@ -53,7 +53,7 @@ def test_a_certificate_that_nobody_vouches_for_is_one_clear_line(tmp_path: Path,
     assert not list(tmp_path.glob("*/spool"))
 
 
-def test_a_client_certificate(tmp_path: Path, authority: trustme.CA, context: ssl.SSLContext, ca_file: str) -> None:
+def test_client_certificate(tmp_path: Path, authority: trustme.CA, context: ssl.SSLContext, ca_file: str) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
     authority.configure_trust(context)
     mine = authority.issue_cert("me@example.org")
@@ -69,14 +69,16 @@ def test_plain_http_behind_an_https_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_answer_is_over_when_tls_says_so_though_the_socket_stays_open(
+def test_response_ends_with_close_notify_even_if_the_socket_stays_open(
     tmp_path: Path, context: ssl.SSLContext, ca_file: str, version: ssl.TLSVersion
 ) -> None:
     context.maximum_version = version
 
     def script(client: Client) -> None:
         if client.request():
-            client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)  # no length: it lasts until the server closes
+            client.send(
+                b"HTTP/1.1 200 OK\r\n\r\n" + STREAM
+            )  # without a length, the response lasts until the server closes
             client.sock.unwrap()  # type: ignore[attr-defined]
             client.sock.recv(1)
 
@@ -86,16 +88,16 @@ def test_an_answer_is_over_when_tls_says_so_though_the_socket_stays_open(
 
 
 @pytest.mark.parametrize(("linger", "did"), [(0, "reset"), (None, "closed")])
-def test_a_server_that_ends_the_handshake(
+def test_connection_that_ends_during_the_handshake_is_a_tls_failure(
     tmp_path: Path, context: ssl.SSLContext, ca_file: str, linger: int | None, did: str
 ) -> None:
-    """It takes the connections that are opened before the start, for one answer each, and none after that."""
+    """The server accepts the connections opened before the start, for one response each, and none after that."""
 
     def script(client: Client) -> None:
         if client.number < 3:
             encrypted = Client(context.wrap_socket(client.sock, server_side=True), client.number)
             if encrypted.request():
-                encrypted.send(answer(extra="Connection: close\r\n"))
+                encrypted.send(http_response(extra="Connection: close\r\n"))
             encrypted.sock.close()
             return
         client.sock.recv(65_536)
@@ -111,6 +113,6 @@ def test_a_server_that_ends_the_handshake(
 
 
 @pytest.mark.parametrize("tls", [{"ca": "/nowhere.pem"}, {"cert": "/nowhere.pem"}])
-def test_missing_files_are_named(tmp_path: Path, tls: dict[str, str]) -> None:
+def test_missing_files_are_named_in_the_error(tmp_path: Path, tls: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"/nowhere\.pem"):
         measure(tmp_path, "https://127.0.0.1:1", server={"tls": tls})

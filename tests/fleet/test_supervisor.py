@@ -1,4 +1,4 @@
-"""Client processes that die, hang or cannot start: the run ends, says so, and keeps what was recorded."""
+"""Client processes that die, hang or cannot start: the run ends, reports it, and keeps what was recorded."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from command import cli
-from helpers import Client, answer, measure, polite, scripted
+from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
 from inferometer import conduct
@@ -29,24 +29,24 @@ LONG = {"type": "closed", "concurrency": 4, "duration": "30s"}
 
 
 def slow(client: Client) -> None:
-    """Five milliseconds an answer."""
+    """Take 5 ms per response."""
     while client.request():
         time.sleep(0.005)
-        client.send(answer())
+        client.send(http_response())
 
 
 def workers() -> list[psutil.Process]:
-    """This process's client processes, in the order of their shards."""
+    """Return this process's client processes, in the order of their shards."""
     found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
     return sorted(found, key=lambda child: child.pid)
 
 
-def once_under_way(folder: Path, act: Callable[[], object]) -> threading.Thread:
+def when_recording(folder: Path, act: Callable[[], object]) -> threading.Thread:
     """Call `act` when both client processes have recorded something."""
 
     def wait() -> None:
         while True:
-            with contextlib.suppress(ValueError):  # a file that is made and still empty
+            with contextlib.suppress(ValueError):  # the file exists but is still empty
                 controls = [Control(path, create=False) for path in folder.glob("*/spool/*.control")]
                 if len(controls) == 2 and all(control["rows"] > 3 for control in controls):
                     act()
@@ -58,10 +58,10 @@ def once_under_way(folder: Path, act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_when_a_process_is_killed_the_others_finish_and_its_requests_are_lost(tmp_path: Path) -> None:
+def test_other_processes_finish_when_one_is_killed_and_its_requests_are_lost(tmp_path: Path) -> None:
     plan = {"type": "constant", "rate": 100, "duration": "1.2s"}
     with scripted(slow) as url:
-        once_under_way(tmp_path, lambda: workers()[1].send_signal(signal.SIGKILL))
+        when_recording(tmp_path, lambda: workers()[1].send_signal(signal.SIGKILL))
         run, summary = measure(tmp_path, url, client=TWO, load=plan)
     assert run.manifest.outcome.errors[0].startswith("client process 1 was killed by signal 9")
     assert not run.manifest.outcome.interrupted
@@ -80,9 +80,9 @@ def test_when_a_process_is_killed_the_others_finish_and_its_requests_are_lost(tm
     assert not workers()
 
 
-def test_the_command_says_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
+def test_command_reports_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
     with scripted(slow) as url:
-        once_under_way(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
+        when_recording(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
         said = cli(
             "run", url, "--model", "m", "--concurrency", "4", "--duration", "1s", "--prompt", "hi", "--set",
             f"output={tmp_path}", "--set", "client.processes=2", "--set", "client.grace=1s",
@@ -103,7 +103,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
         Control(path, create=False)["heartbeat"] -= 60 * NS  # as if it had hung for a minute
 
     with scripted(slow) as url:
-        once_under_way(tmp_path, hang)
+        when_recording(tmp_path, hang)
         run, summary = measure(tmp_path, url, client=TWO, load=LONG | {"duration": "1s"})
     assert "client process 0 gave no sign of life" in run.manifest.outcome.errors[0]
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
@@ -111,7 +111,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
     assert not workers()
 
 
-def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
+def test_process_that_dies_before_the_start_is_a_clear_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -119,7 +119,7 @@ def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
     def start(*arguments: Any, **more: Any) -> "subprocess.Popen[bytes]":
         started.append(subprocess.Popen(*arguments, **more))
         if len(started) == 1:
-            started[0].kill()  # before it is given its job
+            started[0].kill()  # before it gets its job
         return started[-1]
 
     monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
@@ -129,7 +129,7 @@ def test_a_process_that_dies_before_the_start_is_one_line_and_leaves_nothing(
     assert not workers()
 
 
-def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
+def test_process_that_dies_while_the_other_is_starting_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -141,7 +141,7 @@ def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
         return started[-1]
 
     def control(shard: int, name: str) -> object:
-        with contextlib.suppress(ValueError):  # a file that is made and still empty
+        with contextlib.suppress(ValueError):  # the file exists but is still empty
             for path in tmp_path.glob(f"*/spool/{shard}.control"):
                 found = Control(path, create=False)
                 return found.state if name == "state" else found[name]
@@ -163,10 +163,10 @@ def test_a_process_that_dies_while_the_other_is_still_starting_is_the_same(
 
 
 @pytest.mark.parametrize("processes", [0, 1, 2])
-def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
+def test_errors_in_a_shards_setup_that_the_user_can_fix_are_reported(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server takes the first look and then nothing more: the shards cannot open their connections."""
+    """The server accepts the probe and nothing more: the shards cannot open their connections."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(8)
@@ -182,7 +182,7 @@ def test_what_a_user_can_mend_in_a_shards_set_up_reaches_the_user(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_this_process_nothing_is_started(tmp_path: Path) -> None:
+def test_no_process_is_started_with_processes_0(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     with scripted(polite) as url:
         run, summary = measure(tmp_path, url, client={"processes": 0})
@@ -191,7 +191,7 @@ def test_in_this_process_nothing_is_started(tmp_path: Path) -> None:
     assert run.manifest.host["processes"] == 1
 
 
-def test_a_shard_that_breaks_in_this_process_is_reported_like_a_process_that_died(
+def test_shard_that_fails_in_this_process_is_reported_like_a_process_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -203,16 +203,16 @@ def test_a_shard_that_breaks_in_this_process_is_reported_like_a_process_that_die
     assert list(tmp_path.iterdir()) == []
 
 
-def test_client_processes_do_not_see_the_terminals_ctrl_c(tmp_path: Path) -> None:
-    """Even while they still start: Ctrl-C is the parent's to handle. They are in a process group of their own."""
+def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) -> None:
+    """Not even while they start: they are in process groups of their own, and only the parent handles Ctrl-C."""
     groups: list[int] = []
 
     def look() -> None:
         groups.extend(os.getpgid(child.pid) for child in workers())
-        os.kill(os.getpid(), signal.SIGINT)  # that was all: the run may end
+        os.kill(os.getpid(), signal.SIGINT)  # end the run: the test has what it needs
 
     with scripted(slow) as url:
-        once_under_way(tmp_path, look)
+        when_recording(tmp_path, look)
         measure(tmp_path, url, client=TWO, load=LONG)
     assert len(groups) == 2
     assert os.getpgid(0) not in groups

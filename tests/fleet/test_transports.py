@@ -1,4 +1,4 @@
-"""What a parent and its shards say to each other, over every transport: barriers, Ctrl-C, the loss of a shard, sessions."""
+"""The messages between a parent and its shards, over every transport: barriers, Ctrl-C, the loss of a shard, sessions."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from helpers import Client, answer, polite, scripted
+from helpers import Client, http_response, polite, scripted
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
@@ -59,7 +59,7 @@ def when_recorded(folder: Path, rows: int, act: Callable[[], object]) -> threadi
 
 
 def workers() -> list[psutil.Process]:
-    """The client processes of this one, in the order in which they were started."""
+    """Return this process's client processes, in the order in which they were started."""
     found = [child for child in psutil.Process().children() if "inferometer.fleet.worker" in child.cmdline()]
     return sorted(found, key=lambda child: child.pid)
 
@@ -81,11 +81,11 @@ def slow(client: Client) -> None:
     """Takes 150 ms per response: what one stage sends is still in flight when the next could start."""
     while client.request():
         time.sleep(0.15)
-        client.send(answer())
+        client.send(http_response())
 
 
 @EITHER
-def test_a_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path, transport: str) -> None:
+def test_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: Path, transport: str) -> None:
     with scripted(slow) as url:
         run, summary = measure(tmp_path, url, transport, 2, load=SLOW_THEN_FAST)
     rows = run.records.rows
@@ -101,7 +101,7 @@ def test_a_stage_behind_a_barrier_starts_when_all_shards_have_drained(tmp_path: 
 @EITHER
 def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transport: str) -> None:
     with scripted(slow) as url:
-        when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - it is not there yet
+        when_recorded(tmp_path, 1, lambda: workers()[1].kill())  # noqa: PLW0108 - the workers have not been started yet
         run, summary = measure(tmp_path, url, transport, 2, load=SLOW_THEN_FAST)
     rows = run.records.rows
     assert set(rows["stage"][(rows["shard"] == 0) & (rows["failure"] == 0)].tolist()) == {0, 1, 2}
@@ -141,7 +141,7 @@ conduct.measure(from_mapping({
 
 
 def processes_of(marker: str) -> list[psutil.Process]:
-    """All processes that were started with this word in their environment."""
+    """Return all processes that were started with this word in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -189,7 +189,7 @@ def test_no_process_outlives_a_parent_that_is_killed_at_any_moment(tmp_path: Pat
 
 
 def echo(client: Client) -> None:
-    """Answers `N turns heard: LAST TEXT`, in two chunks."""
+    """Respond with `N turns heard: LAST TEXT`, in two chunks."""
     while request := client.request():
         messages = json.loads(request[2])["messages"]
         text = f"{len(messages)} heard: {messages[-1]['content']}"
@@ -199,7 +199,7 @@ def echo(client: Client) -> None:
             "usage": {"prompt_tokens": 5, "completion_tokens": 2},
         }
         client.send(
-            answer(
+            http_response(
                 b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (*chunks, end)) + b"data: [DONE]\n\n"
             )
         )
@@ -209,7 +209,7 @@ def echo(client: Client) -> None:
 @pytest.mark.parametrize(
     "load", [{"type": "closed", "concurrency": 3, "requests": 12}, {"type": "constant", "rate": 60, "requests": 12}]
 )
-def test_the_second_turn_of_a_session_contains_the_response_to_the_first(
+def test_second_turn_of_a_session_contains_the_response_to_the_first(
     tmp_path: Path, transport: str, load: dict[str, Any]
 ) -> None:
     bodies: list[Any] = []
@@ -252,9 +252,7 @@ def test_the_second_turn_of_a_session_contains_the_response_to_the_first(
 
 
 @given(st.integers(-(10**15), 10**15), st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1))
-def test_the_offset_of_another_clock_is_known_within_half_the_quickest_round_trip(
-    offset: int, ways: list[tuple[int, int]]
-) -> None:
+def test_clock_offset_is_accurate_to_half_the_quickest_round_trip(offset: int, ways: list[tuple[int, int]]) -> None:
     samples, at = [], 0
     for there, back in ways:
         samples.append((at, at + there + offset, at + there + back))

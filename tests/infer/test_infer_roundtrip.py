@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from command import cli
-from helpers import STREAM, Client, answer, polite, scripted
+from helpers import STREAM, Client, http_response, polite, scripted
 from kserve_peers import over_grpc
 
 from inferometer.errors import UserError
@@ -40,7 +40,7 @@ def test_instants_are_in_order_and_bytes_counted() -> None:
         instants, fail, told = asked(url)
     assert fail is None
     assert in_order(instants)
-    assert instants.bytes_in == len(answer())
+    assert instants.bytes_in == len(http_response())
     assert [event.n for _, event in told if isinstance(event, Tokens)] == [1, 1]
     assert all(instants.connected <= at <= instants.done for at, _ in told)
 

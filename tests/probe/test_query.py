@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from grpc_peers import BIG, HEAD, OK, GrpcPeer, following, framed, grpcio
-from helpers import Client, answer, scripted
+from grpc_peers import BIG, HEAD, OK, GrpcPeer, framed, grpcio, scripted_grpc
+from helpers import Client, http_response, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
@@ -55,7 +55,7 @@ def test_one_request_over_http() -> None:
     def script(client: Client) -> None:
         if request := client.request():
             asked.append(request)
-            client.send(answer(b'{"a": 1}', "X-Other: Yes\r\n"))
+            client.send(http_response(b'{"a": 1}', "X-Other: Yes\r\n"))
 
     with scripted(script) as url:
         reply = query.http(peer(url + "/prefix"), "POST", "/v2/x", {"X-Mine": "1"}, b"question")
@@ -73,8 +73,8 @@ def test_one_request_over_http() -> None:
         ((b"HTTP/1.1 200 OK\r\n\r\nall of it", b" until the end"), b"all of it until the end"),
         ((b"HTTP/1.0 200 OK\r\n\r\n",), b""),
         ((b"HTTP/1.1 204 No Content\r\n\r\n",), b""),
-        ((b"HTTP/1.1 100 Continue\r\n\r\n", answer(b"abc")), b"abc"),
-        ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"abc"),), b"abc"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n", http_response(b"abc")), b"abc"),
+        ((b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + http_response(b"abc"),), b"abc"),
     ],
 )
 def test_bodies_may_be_chunked_or_end_with_the_connection_or_follow_early_hints(
@@ -91,7 +91,7 @@ def test_bodies_may_be_chunked_or_end_with_the_connection_or_follow_early_hints(
 def test_big_bodies_over_http() -> None:
     def script(client: Client) -> None:
         if request := client.request():
-            client.send(answer(request[2]))
+            client.send(http_response(request[2]))
 
     body = bytes(range(256)) * 16_000
     with scripted(script) as url:
@@ -317,7 +317,7 @@ def test_a_stream_that_is_reset_is_a_reply() -> None:
             peer.reset(stream, 2)
             peer.request()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         reply = query.grpc(peer(url), ECHO, [b""], {})
     assert reply.fail is not None
     assert reply.fail.code == "stream_reset"
@@ -352,7 +352,7 @@ def nothing(peer: GrpcPeer) -> None:
     ],
 )
 def test_invalid_responses_over_grpc_are_errors(script, what: str) -> None:  # type: ignore[no-untyped-def]
-    with following(script) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(script) as url, pytest.raises(UserError) as caught:
         query.grpc(peer(url), ECHO, [b""], {})
     assert what in caught.value.what
 
@@ -367,7 +367,7 @@ def test_a_server_that_goes_away_may_still_respond() -> None:
             peer.head(stream, OK, end=True)
             peer.request()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         assert query.grpc(peer(url), ECHO, [b""], {}).body == b"abc"
 
 
@@ -402,6 +402,6 @@ def test_over_tls_with_and_without_the_required_certificate(tmp_path: Path) -> N
     authority.configure_trust(wanting)
     wanting.verify_mode = ssl.CERT_REQUIRED
     wanting.set_alpn_protocols(["h2"])
-    with following(lambda peer: peer.polite(), wanting) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(lambda peer: peer.polite(), wanting) as url, pytest.raises(UserError) as caught:
         query.grpc(peer(url, context=context), ECHO, [b""], {})
     assert "127.0.0.1" in caught.value.what

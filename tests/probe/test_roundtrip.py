@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import trustme
-from grpc_peers import HEAD, OK, GrpcPeer, following, framed
-from helpers import Client, answer, polite, scripted
+from grpc_peers import HEAD, OK, GrpcPeer, framed, scripted_grpc
+from helpers import Client, http_response, polite, scripted
 
 from inferometer.errors import UserError
 from inferometer.probe import query, roundtrip
@@ -51,7 +51,7 @@ def test_a_response_that_was_complete_before_a_protocol_error_counts() -> None:
             )  # CONTINUATION of nothing
             peer.request()
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         _, fail, kept = over_grpc(url)
     assert fail is None
     assert kept == [b"abc"]
@@ -67,7 +67,7 @@ def test_events_before_a_protocol_error_are_passed_on() -> None:
             peer.request()
 
     kept: list[bytes] = []
-    with following(script) as url, pytest.raises(UserError, match="CONTINUATION"):
+    with scripted_grpc(script) as url, pytest.raises(UserError, match="CONTINUATION"):
         peer = Peer(parse(url), timeout=30)
         roundtrip.over_grpc(
             peer, header_block("/t.S/Down", "x", False, {}), framed(b""), GrpcResponse(True, None, kept), ignore
@@ -82,7 +82,7 @@ def test_a_stream_that_closes_in_the_middle() -> None:
             peer.head(stream, HEAD)
             peer.data(stream, framed(b"abc"))
 
-    with following(script) as url, pytest.raises(UserError, match="closed in the middle of the response"):
+    with scripted_grpc(script) as url, pytest.raises(UserError, match="closed in the middle of the response"):
         over_grpc(url)
 
 
@@ -114,7 +114,7 @@ def test_a_server_that_stops_in_the_middle_of_a_response(kind: str, monkeypatch:
             with scripted(http) as url:
                 over_http(url, timeout=0.1)
         else:
-            with following(grpc) as url:
+            with scripted_grpc(grpc) as url:
                 over_grpc(url, timeout=0.1)
     assert "server.timeouts.connect" in caught.value.remedy
 
@@ -153,7 +153,7 @@ def test_the_timeout_applies_to_each_write_not_to_the_whole_request() -> None:
         while left > 0:
             left -= len(client.sock.recv(1 << 20))
             threading.Event().wait(0.05)
-        client.send(answer())
+        client.send(http_response())
 
     with scripted(script) as url:
         instants, fail = over_http(url, REQUEST + body, timeout=1)
@@ -215,7 +215,7 @@ def test_no_socket_is_leaked_if_the_connection_is_refused(monkeypatch: pytest.Mo
 def test_bytes_after_a_complete_response_are_ignored() -> None:
     def script(client: Client) -> None:
         client.request()
-        client.send(answer(b"abc", "Connection: close\r\n") + b"garbage")
+        client.send(http_response(b"abc", "Connection: close\r\n") + b"garbage")
 
     with scripted(script) as url:
         reply = query.http(Peer(parse(url)), "GET", "/", {})

@@ -1,4 +1,4 @@
-"""Rows and chunks through the spool's files and back: growth, several shards, a crash in the middle."""
+"""Rows and chunks through the spool's files and back: growth, several shards, crashes, full disks."""
 
 import errno
 from itertools import pairwise
@@ -47,13 +47,13 @@ def sample(shard: int = 0, at: int = 1) -> Sample:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for next to nothing, so that the files must grow, and merging in blocks of next to nothing."""
+    """Use tiny initial files, so that they must grow, and tiny blocks when merging."""
     monkeypatch.setattr(module, "_FIRST_ROWS", 2)
     monkeypatch.setattr(module, "_FIRST_CHUNKS", 2)
     monkeypatch.setattr(module, "_BLOCK", 3)
 
 
-def test_rows_and_chunks_come_back_with_times_since_the_start(tmp_path: Path) -> None:
+def test_rows_and_chunks_are_read_back_with_times_since_the_start(tmp_path: Path) -> None:
     spool = start(tmp_path)
     add(spool, 7, [T0 + 10, T0 + 30], [1, 65_535], intended=T0, sent=T0 + 1, first_token=T0 + 10, n_out=3)
     add(spool, 8, [], first_byte=0, first_token=0, last_token=0)
@@ -68,7 +68,7 @@ def test_rows_and_chunks_come_back_with_times_since_the_start(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("tiny")
-def test_files_grow_as_they_must_and_end_as_long_as_what_they_hold(tmp_path: Path) -> None:
+def test_files_grow_as_needed_and_are_truncated_at_the_end(tmp_path: Path) -> None:
     spool = start(tmp_path)
     for id in range(50):
         add(spool, id, [T0 + id * 100 + place for place in range(id % 7)])
@@ -89,7 +89,7 @@ def test_files_grow_as_they_must_and_end_as_long_as_what_they_hold(tmp_path: Pat
     st.lists(st.lists(st.tuples(st.integers(T0, 2**62), st.integers(0, 65_535)), max_size=9), max_size=12),
     st.sets(st.integers(0, 12)),
 )
-def test_any_rows_come_back_as_they_were_however_many_are_added_at_a_time(
+def test_any_rows_are_read_back_however_many_are_added_at_a_time(
     tmp_path_factory: pytest.TempPathFactory, answers: list[list[tuple[int, int]]], cuts: set[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
@@ -110,7 +110,7 @@ def test_any_rows_come_back_as_they_were_however_many_are_added_at_a_time(
         assert chunks.tokens[part].tolist() == [count for _, count in answer]
 
 
-def test_shards_are_put_one_behind_the_other_and_keep_pointing_at_their_own_chunks_and_failures(tmp_path: Path) -> None:
+def test_merged_rows_refer_to_their_own_shards_chunks_and_failures(tmp_path: Path) -> None:
     one, two = start(tmp_path, 0), start(tmp_path, 1, t0=9_000)
     add(one, 0, [T0 + 1, T0 + 2], shard=0)
     add(one, 2, [], failure=one.failure("reset", ""), shard=0)
@@ -129,7 +129,7 @@ def test_shards_are_put_one_behind_the_other_and_keep_pointing_at_their_own_chun
 
 
 @pytest.mark.usefixtures("tiny")
-def test_shards_of_several_blocks_are_merged_whole(tmp_path: Path) -> None:
+def test_shards_of_several_blocks_are_merged_completely(tmp_path: Path) -> None:
     for shard, count in enumerate((7, 0, 4)):
         spool = start(tmp_path, shard, t0=T0 + shard)
         failures = [0, spool.failure("reset", str(shard)), spool.failure("closed", "")]
@@ -153,7 +153,7 @@ def test_shards_of_several_blocks_are_merged_whole(tmp_path: Path) -> None:
     assert named == [None, "0", "", None, "0", "", None, None, "2", "", None]
 
 
-def test_a_shard_that_recorded_nothing_takes_nothing_away_from_the_others(tmp_path: Path) -> None:
+def test_shard_that_recorded_nothing_does_not_affect_the_others(tmp_path: Path) -> None:
     start(tmp_path, 0)
     two = start(tmp_path, 1)
     add(two, 1, [T0 + 5])
@@ -163,15 +163,15 @@ def test_a_shard_that_recorded_nothing_takes_nothing_away_from_the_others(tmp_pa
     assert chunks_of(tmp_path, 2).arrival.tolist() == [5]
 
 
-def test_a_shard_that_never_opened_its_files_is_an_empty_one(tmp_path: Path) -> None:
+def test_shard_that_never_opened_its_files_counts_as_empty(tmp_path: Path) -> None:
     Control(tmp_path / "0.control", create=True)
     records, _ = merge(tmp_path, 1)
     assert len(records.rows) == 0
     assert records.failures == records.samples == ()
 
 
-def test_a_process_that_dies_leaves_what_it_had_published(tmp_path: Path) -> None:
-    """Nothing is closed or cut to length here, as after SIGKILL: the reader goes by the numbers of the control file."""
+def test_process_that_dies_leaves_what_it_had_published(tmp_path: Path) -> None:
+    """Nothing is closed or truncated, as after SIGKILL: the reader relies on the numbers in the control file."""
     spool = start(tmp_path)
     add(spool, 0, [T0 + 1], failure=spool.failure("reset", ""))
     spool.publish()
@@ -188,7 +188,7 @@ def test_a_process_that_dies_leaves_what_it_had_published(tmp_path: Path) -> Non
     assert records.samples == (sample(),)
 
 
-def test_a_row_is_never_published_before_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_is_never_published_before_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = start(tmp_path)
     add(spool, 0, [T0 + 1])
     written: list[str] = []
@@ -197,7 +197,7 @@ def test_a_row_is_never_published_before_its_chunks(tmp_path: Path, monkeypatch:
     assert written.index("chunks") < written.index("rows")
 
 
-def test_the_same_failure_has_one_entry_and_too_many_different_ones_lose_their_message(
+def test_equal_failures_share_an_entry_and_too_many_different_ones_lose_their_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_FAILURES", 3)
@@ -212,18 +212,18 @@ def test_the_same_failure_has_one_entry_and_too_many_different_ones_lose_their_m
     ]  # fmt: skip
 
 
-def test_tokens_that_were_counted_after_the_run_are_put_into_their_rows(tmp_path: Path) -> None:
+def test_tokens_counted_after_the_run_are_stored_in_their_rows(tmp_path: Path) -> None:
     spool = start(tmp_path)
     for id in (7, 5, 6, 4):
         add(spool, id, [], n_out=-1)
-    spool.set_tokens({5: 42, 9: 1, 4: 43}, 2)  # there was no room for 9
+    spool.set_tokens({5: 42, 9: 1, 4: 43}, 2)  # 9 has no row
     spool.close()
     rows = merge(tmp_path, 1)[0].rows
     assert rows["n_out"].tolist() == [-1, 42, -1, 43]
     assert rows["counted_by"].tolist() == [0, 2, 0, 2]
 
 
-def test_rows_can_be_read_from_where_one_left_off(tmp_path: Path) -> None:
+def test_rows_can_be_read_from_a_given_index(tmp_path: Path) -> None:
     spool = start(tmp_path)
     for id in range(10):
         add(spool, id, [])
@@ -231,7 +231,7 @@ def test_rows_can_be_read_from_where_one_left_off(tmp_path: Path) -> None:
     assert rows_of(tmp_path, 0, 10, 7)["id"].tolist() == [7, 8, 9]
 
 
-def test_the_control_file_is_shared_and_holds_numbers_of_64_bits(tmp_path: Path) -> None:
+def test_control_file_is_shared_and_holds_64_bit_numbers(tmp_path: Path) -> None:
     mine = Control(tmp_path / "c", create=True)
     theirs: Any = Control(tmp_path / "c", create=False)
     for place, name in enumerate(CONTROL):
@@ -241,21 +241,21 @@ def test_the_control_file_is_shared_and_holds_numbers_of_64_bits(tmp_path: Path)
     assert mine.state == "running"
 
 
-def test_a_line_that_the_disk_cuts_off_is_taken_back_and_nothing_refers_to_it(
+def test_line_that_a_full_disk_cuts_off_is_removed_and_nothing_refers_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = start(tmp_path)
     spool.failure("reset", "")
     with pytest.raises(OSError, match="No space"), monkeypatch.context() as full:
-        full.setattr(spool._failures, "_file", Full(spool._failures._file, 5))
+        full.setattr(spool._failures, "_file", FileOnFullDisk(spool._failures._file, 5))
         spool.failure("closed", "")
     assert spool.failure("http_503", "") == 2
     spool.close()
     assert [each.code for each in module.failures_of(tmp_path, 0)] == ["reset", "http_503"]
 
 
-class Full:
-    """A file on a disk with room for so many bytes more."""
+class FileOnFullDisk:
+    """A file on a disk with room for only `room` more bytes."""
 
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room = file, room
@@ -266,7 +266,7 @@ class Full:
         return count
 
 
-def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later(
+def test_column_that_could_not_grow_does_not_keep_the_other_from_growing_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FIRST_CHUNKS", 2)
@@ -287,7 +287,7 @@ def test_a_column_that_could_not_grow_does_not_stop_the_other_from_growing_later
 @pytest.mark.parametrize(
     ("column", "kept", "arrivals"), [("_rows", [0, 1], [0, 10, 11, 20]), ("_tokens", [0, 2, 3], [0, 20])]
 )
-def test_of_many_at_a_time_those_are_kept_that_a_full_disk_has_room_for(
+def test_rows_that_a_full_disk_has_room_for_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kept: list[int], arrivals: list[int]
 ) -> None:
     """There is room for two rows and two chunks."""
@@ -305,7 +305,7 @@ def test_of_many_at_a_time_those_are_kept_that_a_full_disk_has_room_for(
     assert chunks_of(tmp_path, 1).arrival.tolist() == arrivals
 
 
-def test_a_failure_that_two_shards_had_is_one_and_one_that_no_row_names_is_none(tmp_path: Path) -> None:
+def test_equal_failures_of_two_shards_are_merged_and_unused_ones_removed(tmp_path: Path) -> None:
     first, second = start(tmp_path, 0), start(tmp_path, 1)
     first.failure("cancelled", "")
     for spool, messages in ((first, ("busy", "gone")), (second, ("gone", "busy"))):

@@ -1,4 +1,4 @@
-"""How to reach one base URL, and the opening of several connections to it before t=0."""
+"""Opens connections to one base URL, several at a time before t=0."""
 
 import asyncio
 import ssl
@@ -8,11 +8,11 @@ import msgspec
 
 from inferometer.engine.reader import Reader
 from inferometer.engine.tls_transport import TlsTransport
-from inferometer.engine.transport import Transport, User
+from inferometer.engine.transport import Transport, TransportOwner
 from inferometer.types import Fail
 from inferometer.wire.target import Target
 
-AT_ONCE = 64
+OPENED_AT_ONCE = 64
 """Connections opened at the same time before t=0: servers' listen queues are short."""
 
 
@@ -20,43 +20,44 @@ class Connector(msgspec.Struct, frozen=True):
     loop: asyncio.AbstractEventLoop
     target: Target
     address: tuple[int, tuple[object, ...]]
-    inbox: Reader
+    reader: Reader
     context: ssl.SSLContext | None
 
-    def link(self, user: User) -> Transport:
-        """A link of `user`'s, not yet opened."""
+    def new_transport(self, owner: TransportOwner) -> Transport:
+        """Return a transport for `owner`, not yet open."""
         if self.context is None:
-            return Transport(self.loop, self.inbox, user)
-        return TlsTransport(self.loop, self.inbox, user, self.context, self.target.host)
+            return Transport(self.loop, self.reader, owner)
+        return TlsTransport(self.loop, self.reader, owner, self.context, self.target.host)
 
-    def open(self, link: Transport) -> None:
-        link.connect(*self.address)
+    def open(self, transport: Transport) -> None:
+        transport.connect(*self.address)
 
 
 class Countdown:
-    """Waits until so many things have happened, or one has failed."""
+    """Waits until a number of things have happened, or one has failed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiter: asyncio.Future[Fail | None] | None = None
         self._left = 0
 
-    async def all(self, count: int, begin: Callable[[], None], patience: float) -> Fail | None:
-        """Begin `count` times; why not, if one fails or all take longer than `patience` seconds (0: no limit)."""
+    async def wait(self, count: int, begin: Callable[[], None], timeout: float) -> Fail | None:
+        """Call `begin` `count` times and wait for all of them. Return the failure if one fails, or if they take longer than
+        `timeout` seconds (0: no limit)."""
         if not count:
             return None
         self._waiter, self._left = self._loop.create_future(), count
         for _ in range(count):
             begin()
         try:
-            return await asyncio.wait_for(self._waiter, patience or None)
+            return await asyncio.wait_for(self._waiter, timeout or None)
         except TimeoutError:
-            return Fail("connect_timeout", f"no answer on {self._left} of {count} connections within {patience:g} s")
+            return Fail("connect_timeout", f"no response on {self._left} of {count} connections within {timeout:g} s")
         finally:
             self._waiter = None
 
-    def one_less(self, fail: Fail | None = None) -> None:
-        """One has happened, or failed."""
+    def count_down(self, fail: Fail | None = None) -> None:
+        """Note that one has happened, or failed."""
         self._left -= 1
         if self._waiter is not None and not self._waiter.done() and (fail is not None or self._left == 0):
             self._waiter.set_result(fail)

@@ -1,4 +1,4 @@
-"""The stages of a plan, one after the other: each starts when the one before hands over, or when all shards are ready for it."""
+"""Runs the stages of a plan in order: each starts when the stage before hands over or, at a barrier, when all shards are ready."""
 
 from collections.abc import Callable
 
@@ -21,11 +21,11 @@ class Course:
 
     @property
     def is_planned(self) -> bool:
-        """There is more to send, or may be."""
+        """Whether there is, or may be, more to send."""
         return self._state.stage < len(self._drivers) and not self._state.stopping
 
     def start(self, at: int) -> None:
-        """Start the next stage; after the last one there is nothing more to start."""
+        """Start the next stage. After the last one, call `on_last`."""
         state = self._state
         state.stage += 1
         if state.stage >= len(self._drivers) or state.stopping:
@@ -37,7 +37,7 @@ class Course:
             self._drivers[state.stage].start(at, self.start)
 
     def obey(self, is_idle: bool) -> None:
-        """Do what the parent asks for: end a stage early, or start the one that waits at a barrier."""
+        """Do what the parent requests: end a stage early, or start the one that waits at a barrier."""
         stage = self._state.stage
         if self._state.stopping or not 0 <= stage < len(self._drivers):
             return
@@ -52,15 +52,15 @@ class Course:
             self._drivers[stage].end()
 
     def may_continue(self, flight: Flight) -> bool:
-        """Whether the request's session may go on with its next turn."""
+        """Return whether the request's session may continue with its next turn."""
         return not self._state.stopping and self._drivers[flight.stage].may_continue()
 
     def cap_of(self, flight: Flight) -> tuple[int, bool]:
-        """Return the cap on requests in flight that holds for the request (0: none), and whether it drops."""
+        """Return the cap on requests in flight that applies to the request (0: none), and whether requests above it are dropped."""
         return self._drivers[flight.stage].cap
 
     def freed(self, ended: list[Ended]) -> None:
-        """Let the drivers send what may follow these."""
+        """Let the drivers send the requests that may follow these."""
         if len(self._drivers) == 1:
             self._drivers[0].freed(ended)
             return

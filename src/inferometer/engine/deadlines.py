@@ -1,4 +1,4 @@
-"""What is due when: callbacks at absolute deadlines, in order, on one timer that does not round."""
+"""Runs callbacks at absolute deadlines, in order, on one timer that does not round."""
 
 import asyncio
 import heapq
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 
-_JUST = 1_000_000
-"""ns"""
+_JUST_DUE = 1_000_000
+"""Nanoseconds for which a callback counts as having just come due."""
 
 
 class Deadlines:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = deadline_timer(loop, self._due)
+        self._timer = deadline_timer(loop, self._fired)
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
         self._running = False
@@ -28,14 +28,16 @@ class Deadlines:
             self._arm()
 
     def catch_up(self) -> None:
-        """Call what has just come due, if anything has: for long work to ask now and then. What is late already waits for
-        its turn in the loop: a client that falls behind and does not read answers would open a connection for each request.
-        The timer is not set again for each, which is a system call: that is left to `wait`, which has to follow."""
-        if self._heap and not self._running and 0 <= now() - self._heap[0][0] <= _JUST:
-            self._call_due()
+        """Run the callbacks that have just come due, if any: long work calls this now and then.
 
-    def wait(self) -> None:
-        """The long work is over: see to it that what is next comes by itself, whatever was caught up on."""
+        Callbacks that are late already wait for their turn in the loop: a client that falls behind and does not read responses
+        would open a connection for each request. The timer is not set again each time, because that is a system call: `resume`
+        must be called afterwards."""
+        if self._heap and not self._running and 0 <= now() - self._heap[0][0] <= _JUST_DUE:
+            self._run_due()
+
+    def resume(self) -> None:
+        """Set the timer again after long work, whatever `catch_up` has run, so that the next callback comes by itself."""
         if self._heap and self._heap[0][0] != self._armed_for:
             self._arm()
 
@@ -47,13 +49,13 @@ class Deadlines:
         self._armed_for = self._heap[0][0]
         self._timer.arm(self._armed_for)
 
-    def _due(self) -> None:
-        self._call_due()
+    def _fired(self) -> None:
+        self._run_due()
         if self._heap:
             self._arm()
 
-    def _call_due(self) -> None:
-        """Call what is due now. What the callbacks add waits for the next round, so that sockets are read in between."""
+    def _run_due(self) -> None:
+        """Run the callbacks that are due now. Those that they add wait for the next round, so that sockets are read in between."""
         heap, at = self._heap, now()
         due = []
         while heap and heap[0][0] <= at:

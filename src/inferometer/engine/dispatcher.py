@@ -1,4 +1,4 @@
-"""Sends requests over the pools of connections, one pool per base URL, and keeps to the cap on requests in flight."""
+"""Sends requests over the connection pools, one per base URL, and enforces the cap on requests in flight."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from inferometer.types import Fail
 
 
 class Dispatcher:
-    """What the drivers send through (drivers.Launcher)."""
+    """Implements drivers.Launcher, through which the drivers send."""
 
     def __init__(
         self, pools: Sequence[Pool], requests: Requests, deadlines: Deadlines, state: RunState, recorder: Recorder
@@ -25,10 +25,10 @@ class Dispatcher:
         self.sequences = requests.sequences
         self.pools = pools
         self.holds_sends = False
-        """Requests are taken by their connections and sent at the next `flush`, all in one go."""
+        """While true, connections take requests and send them at the next `flush`, all in one go."""
         self._requests = requests
         self._recorder = recorder
-        self._queue: deque[tuple[Flight, int, int]] = deque()  # held back by the cap: the request, the cap, since when
+        self._queue: deque[tuple[Flight, int, int]] = deque()  # held back by the cap: the request, its cap, since when
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         return self._requests.make(stage, ids, due)
@@ -44,12 +44,12 @@ class Dispatcher:
         self.launch([flight])
 
     def launch(self, flights: Sequence[Flight]) -> None:
-        """Send requests, whatever the cap."""
+        """Send requests, ignoring the cap."""
         self.state.in_flight += len(flights)
         self.state.sent += len(flights)
         for url, pool in enumerate(self.pools):
             own = flights if len(self.pools) == 1 else [flight for flight in flights if flight.url == url]
-            pool.carry(own)
+            pool.send(own)
             if not self.holds_sends:
                 pool.flush()
 
@@ -58,10 +58,11 @@ class Dispatcher:
             pool.flush()
 
     def is_awaiting(self) -> bool:
+        """Return whether a request has been sent whose response is not complete."""
         return any(flight.sent for _, flight in self.flights())
 
     def flights(self) -> Iterator[tuple[Connection, Flight]]:
-        """Return the requests in flight, with what carries each."""
+        """Return the requests in flight, with the connection of each."""
         for pool in self.pools:
             yield from pool.flights()
 
@@ -72,7 +73,7 @@ class Dispatcher:
         return len(self._queue)
 
     def release_queued(self) -> None:
-        """Send what the cap has held back, as far as there is room now."""
+        """Send requests that the cap has held back, as far as there is room now."""
         while self._queue and self.state.in_flight < self._queue[0][1]:
             flight, cap, since = self._queue.popleft()
             flight.held += now() - since
@@ -88,9 +89,8 @@ class Dispatcher:
     def cancel_all(self) -> None:
         """Give up everything in flight."""
         for pool in self.pools:
-            for connection, flight in reversed(
-                list(pool.flights())
-            ):  # waiting ones first: others' ends make room for them
+            # Waiting requests first: ending one that is in flight would make room and send them.
+            for connection, flight in reversed(list(pool.flights())):
                 connection.give_up(flight, CANCELLED)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What decides when the next request goes: the plan's instants (open loop), or users who wait for answers (closed loop).
+"""Decide when the next request is sent: at the plan's instants (open loop), or when a user's response has arrived (closed loop).
 
-A stage is started with the instant it starts at and with what to call when the next one may start. It asks for requests
-through `Launcher`, which is the shard.
+A driver is started with the instant at which its stage starts, and with a callback for when the next stage may start. It makes and
+sends requests through `Launcher`, which is the shard's dispatcher.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.inflight import Ended, Flight
-from inferometer.engine.requests import NOBODY, Due
+from inferometer.engine.requests import NO_USER, Due
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
 from inferometer.records import UNREACHED
@@ -19,35 +19,35 @@ from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
 from inferometer.units import NS
 
-Then = Callable[[int], None]
+OnOver = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
 
-_AT_ONCE = 32
-"""Late requests sent in one go before answers are looked at again."""
+_MAX_BURST = 32
+"""Late requests sent in one go before responses are read again."""
 _EARLY = 80_000
-"""An open loop wakes this long before an instant and spins up to it, because a sleeping processor wakes late by about as
-much; but for at most a fifth of the mean gap, so that it does not spend its time on that."""
+"""An open loop wakes this long before an instant and spins until then, because a sleeping processor wakes up about this much too
+late. It spins for at most a fifth of the mean gap, so that it does not spend most of its time on that."""
 _AHEAD = 8
-"""Requests that an open loop makes before they are due, when it has the time."""
+"""Requests that an open loop makes in advance when it has the time."""
 _TIME_TO_MAKE = 30_000
 _BACKOFF = 10_000_000
 _MAX_BACKOFF = 1_000_000_000
-"""A closed loop's user whose request failed waits 10 ms, then twice that, up to 1 s, until one succeeds: a server that
-refuses everything at once is not asked a million times."""
+"""A closed loop's user whose request failed waits 10 ms, then twice as long each time, up to 1 s, until a request succeeds. Otherwise
+a server that refuses everything immediately would be sent millions of requests."""
 _NO_CONNECTION = frozenset(("connect_refused", "connect_failed", "connect_timeout", "tls"))
-"""The failures of requests that did not get to the server."""
+"""The failures of requests that did not reach the server."""
 _REFUSED = ("http_", "grpc_", "error_body", "error_frame")
-_UNTOLD = frozenset(("http_502", "http_504", "grpc_DEADLINE_EXCEEDED", "grpc_CANCELLED"))
-"""A server's answer says that it refused the request, but for these: whoever gives them may not know what became of it."""
+_OUTCOME_UNKNOWN = frozenset(("http_502", "http_504", "grpc_DEADLINE_EXCEEDED", "grpc_CANCELLED"))
+"""An error response means that the server refused the request, except for these: whoever sends them may not know its outcome."""
 
 
 class Launcher(Protocol):
-    """What the drivers send through (dispatcher.py)."""
+    """Makes and sends requests for the drivers (dispatcher.py)."""
 
     deadlines: Deadlines
     state: RunState
     sequences: Sequences | None
-    """Users send requests in sequences, each from its first to its last; None: every request stands alone."""
+    """Set if users send requests in sequences, each from its first to its last. None: requests are independent."""
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]: ...
 
@@ -56,11 +56,11 @@ class Launcher(Protocol):
     def launch(self, flights: Sequence[Flight]) -> None: ...
 
     def is_awaiting(self) -> bool:
-        """A request has been sent whose response is not complete."""
+        """Return whether a request has been sent whose response is not complete."""
 
 
 class OpenLoop:
-    """Sends at the plan's instants, whatever the server does."""
+    """Sends requests at the plan's instants, whatever the server does."""
 
     def __init__(self, launcher: Launcher, index: int, plan: OpenStage) -> None:
         self._launcher = launcher
@@ -68,16 +68,16 @@ class OpenLoop:
         self._plan = plan
         self._instants: list[int] = plan.instants.tolist()
         self._next = 0
-        self._ready: deque[Flight] = deque()  # made while there was time, so that they only have to be sent
+        self._ready: deque[Flight] = deque()  # made in advance, so that they only have to be sent
         self._start = 0
         self._early = min(_EARLY, plan.duration // max(5 * len(self._instants), 1))
         self._is_over = False
         self._is_past = False
-        self._then: Then = lambda at: None
+        self._on_over: OnOver = lambda at: None
 
-    def start(self, at: int, then: Then) -> None:
+    def start(self, at: int, on_over: OnOver) -> None:
         self._start = at
-        self._then = then
+        self._on_over = on_over
         deadlines = self._launcher.deadlines
         if self._instants:
             deadlines.at(at + self._instants[0] - self._early, self._send)
@@ -91,58 +91,58 @@ class OpenLoop:
     def _hand_over(self, at: int) -> None:
         if not self._is_past:
             self._is_past = True
-            self._then(at)
+            self._on_over(at)
 
     def _time_is_up(self) -> None:
-        """Hand over to the next stage, once all that was due is sent: a client that is late still owes it."""
+        """Hand over to the next stage, but only once all requests are sent: a client that is late still has to send them."""
         self._is_over = True
         if self._next == len(self._instants):
             self._hand_over(self._start + self._plan.duration)
 
     def _send(self) -> None:
-        """Send what is due, or nearly; when late, all of it, each charged with its own lateness."""
+        """Send the requests that are due, or nearly. A late client sends all of them, each charged with its own lateness."""
         if self._is_past:
             return
         launcher, plan, instants, start = self._launcher, self._plan, self._instants, self._start
-        place = self._next
-        stop = min(place + _AT_ONCE, len(instants))
-        while place < stop and (intended := start + instants[place]) - now() <= self._early:
+        index = self._next
+        stop = min(index + _MAX_BURST, len(instants))
+        while index < stop and (intended := start + instants[index]) - now() <= self._early:
             if launcher.state.stopping:
                 return
-            flight = self._ready.popleft() if self._ready else self._make(place)
-            place += 1
+            flight = self._ready.popleft() if self._ready else self._make(index)
+            index += 1
             spin_until(intended)
             launcher.release(flight, plan.cap, plan.drop)
-        self._next = place
-        if place < len(instants):
-            due = start + instants[place] - self._early
+        self._next = index
+        if index < len(instants):
+            due = start + instants[index] - self._early
             launcher.deadlines.at(due, self._send)
             self._make_ahead(due)
         elif self._is_over:
             self._time_is_up()
 
-    def _make(self, place: int) -> Flight:
-        id = self._plan.first_id + place * self._plan.id_step
-        return self._launcher.make(self._index, [id], [(NOBODY, self._start + self._instants[place])])[0]
+    def _make(self, index: int) -> Flight:
+        id = self._plan.first_id + index * self._plan.id_step
+        return self._launcher.make(self._index, [id], [(NO_USER, self._start + self._instants[index])])[0]
 
     def _make_ahead(self, due: int) -> None:
-        """Make the next requests while nothing is due: what comes in a burst is then sent as close together as it should be."""
+        """Make the next requests while nothing is due, so that those of a burst can be sent as close together as planned."""
         ready = self._ready
         last = min(self._next + _AHEAD, len(self._instants))
         while self._next + len(ready) < last and due - now() > _TIME_TO_MAKE:
             ready.append(self._make(self._next + len(ready)))
 
     def freed(self, ended: Sequence[Ended]) -> None:
-        """Answers came: nothing to send, the plan decides."""
+        """Send nothing: the plan decides. Only note whether the server was reached."""
         launcher = self._launcher
-        if launcher.state.unreached_since and any(_got_through(event) for _, event, _ in ended):
+        if launcher.state.unreached_since and any(_reached_server(event) for _, event, _ in ended):
             launcher.state.unreached_since = 0
 
     def close_sequences(self) -> None:
-        """There are none: their requests wait for answers."""
+        """Do nothing: there are no sequences in an open loop, since their requests wait for responses."""
 
     def may_continue(self) -> bool:
-        """Sessions that were started run to their end, as requests in flight do."""
+        """Return True: sessions that were started run to their end, as requests in flight do."""
         return True
 
     @property
@@ -151,7 +151,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Keeps so many requests in flight."""
+    """Keeps a fixed number of requests in flight: each user sends the next request when the response to the last has arrived."""
 
     def __init__(self, launcher: Launcher, index: int, plan: ClosedStage) -> None:
         self._launcher = launcher
@@ -160,15 +160,15 @@ class ClosedLoop:
         self._issued = 0
         self._limit = plan.requests or 1 << 62
         self._active = 0
-        self._over = False
-        self._then: Then = lambda at: None
+        self._is_over = False
+        self._on_over: OnOver = lambda at: None
         self._failures = [0] * plan.concurrency
-        self._pausing: set[int] = set()  # users
-        self._begun = 0  # sequences: requests sent, and those that sequences under way still hold
+        self._pausing: set[int] = set()  # users who wait before their next request
+        self._committed = 0  # sequences: requests sent, plus those still to come in open sequences
 
-    def start(self, at: int, then: Then) -> None:
+    def start(self, at: int, on_over: OnOver) -> None:
         plan, deadlines = self._plan, self._launcher.deadlines
-        self._then = then
+        self._on_over = on_over
         if plan.duration:
             deadlines.at(at + plan.duration, lambda: self._finish(at + plan.duration))
         users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
@@ -177,63 +177,63 @@ class ClosedLoop:
         self._active = users
         for user in range(users):
             ready = at + plan.ramp_offset + plan.ramp_up * user // plan.concurrency
-            deadlines.at(ready, lambda user=user, ready=ready: self._ask([(user, ready)]))  # type: ignore[misc]
+            deadlines.at(ready, lambda user=user, ready=ready: self._send([(user, ready)]))  # type: ignore[misc]
 
     def end(self) -> None:
-        """Nobody asks again; hand over to the next stage now."""
+        """Let no user send again, and hand over to the next stage now."""
         self._finish(now())
 
     def _finish(self, at: int) -> None:
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self.close_sequences()
-            self._then(at)
+            self._on_over(at)
 
     def close_sequences(self) -> None:
-        """The stage or the run ends: whoever pauses within a sequence closes it now, the others when their answers are there."""
+        """Close open sequences, as the stage or the run ends: users who pause do so now, the others when their response arrives."""
         sequences = self._launcher.sequences
         if sequences is not None:
             at = now()
-            asking = [(user, at) for user in sorted(self._pausing) if sequences.is_within((self._index, user))]
-            self._pausing.difference_update(user for user, _ in asking)
-            if asking:
-                self._ask(asking)
+            due = [(user, at) for user in sorted(self._pausing) if sequences.is_within((self._index, user))]
+            self._pausing.difference_update(user for user, _ in due)
+            if due:
+                self._send(due)
 
-    def _ask(self, asking: Sequence[Due]) -> None:
-        """Send the next request of each, as long as the stage goes on."""
+    def _send(self, due: Sequence[Due]) -> None:
+        """Send the next request of each user, as long as the stage continues."""
         plan, launcher = self._plan, self._launcher
         if launcher.sequences is not None:
-            may: Sequence[Due] = [each for each in asking if self._may_in_sequence(each[0], launcher.sequences)]
+            allowed: Sequence[Due] = [each for each in due if self._may_continue_sequence(each[0], launcher.sequences)]
         else:
-            may = asking[: 0 if launcher.state.stopping or self._over else self._limit - self._issued]
-        if may:
+            allowed = due[: 0 if launcher.state.stopping or self._is_over else self._limit - self._issued]
+        if allowed:
             first = plan.first_id + self._issued * plan.id_step
-            self._issued += len(may)
-            ids = range(first, first + len(may) * plan.id_step, plan.id_step)
-            launcher.launch(launcher.make(self._index, ids, may))
-        self._active -= len(asking) - len(may)
+            self._issued += len(allowed)
+            ids = range(first, first + len(allowed) * plan.id_step, plan.id_step)
+            launcher.launch(launcher.make(self._index, ids, allowed))
+        self._active -= len(due) - len(allowed)
         if not self._active:
             self._finish(now())
 
-    def _may_in_sequence(self, user: int, sequences: Sequences) -> bool:
-        """Whether the user goes on: with its sequence (when the stage or the run ends, to its END at once), or with another."""
+    def _may_continue_sequence(self, user: int, sequences: Sequences) -> bool:
+        """Return whether the user may send another request: of its sequence (the END, if the run is ending), or of a new one."""
         if self._launcher.state.halted:
             return False
         own = (self._index, user)
         if sequences.is_within(own):
             if self._is_ending:
-                self._begun -= sequences.close(own)
+                self._committed -= sequences.close(own)
             return True
         length = sequences.next_length
-        if self._is_ending or self._begun + length > self._limit:
+        if self._is_ending or self._committed + length > self._limit:
             return False
-        self._begun += length
+        self._committed += length
         sequences.begin(own)
         return True
 
     def may_continue(self) -> bool:
-        """A user's session ends with the stage, at its next turn."""
-        return not self._over
+        """Return whether sessions may send another turn: they end with the stage."""
+        return not self._is_over
 
     @property
     def cap(self) -> tuple[int, bool]:
@@ -241,68 +241,68 @@ class ClosedLoop:
 
     @property
     def _is_ending(self) -> bool:
-        return self._over or self._launcher.state.stopping
+        return self._is_over or self._launcher.state.stopping
 
     def freed(self, ended: Sequence[Ended]) -> None:
-        """Users' answers came: they ask again, after a pause if they think or the server fails."""
+        """Let users whose requests ended send again, after a pause if they think or their request failed."""
         launcher = self._launcher
         sequences = launcher.sequences
-        asking: list[Due] = []
+        due: list[Due] = []
         for flight, event, _ in ended:
             user, pause = flight.user, self._plan.think
             failed = event.__class__ is Fail
             if failed:
                 pause = max(pause, self._backoff(user))
                 launcher.state.unreached_since = (
-                    0 if _got_through(event) else launcher.state.unreached_since or flight.done
+                    0 if _reached_server(event) else launcher.state.unreached_since or flight.done
                 )
             else:
                 self._failures[user] = launcher.state.unreached_since = 0
             if sequences is not None:
-                self._begun -= sequences.answered((self._index, user), failed, _may_be_taken(flight, event))
+                self._committed -= sequences.ended((self._index, user), failed, _may_be_accepted(flight, event))
             if pause and not self._is_ending:
-                self._ask_after(pause, flight)
+                self._send_after(pause, flight)
             else:
-                asking.append((user, flight.done))
-        if asking:
-            self._ask(asking)
+                due.append((user, flight.done))
+        if due:
+            self._send(due)
         if launcher.state.unreached_since:
-            self._look_for_server(ended[-1][0].done)
+            self._give_up_if_unreached(ended[-1][0].done)
 
     def _backoff(self, user: int) -> int:
         failures = self._failures[user]
         self._failures[user] = min(failures + 1, 10)
         return min(_BACKOFF << failures, _MAX_BACKOFF)
 
-    def _look_for_server(self, at: int) -> None:
-        """Give a stage up that has no end but a number of requests, once nothing has got to the server for long: with every
-        user asking once a second, it would go on for hours. A stage that follows does not wait for as long again."""
+    def _give_up_if_unreached(self, at: int) -> None:
+        """Give up a stage that only a number of requests ends, once no request has reached the server for UNREACHED seconds: with
+        each user trying once per second, it would last for hours. A stage that follows does not wait for as long again."""
         launcher = self._launcher
         has_waited = at - launcher.state.unreached_since >= UNREACHED * NS
-        if has_waited and not self._plan.duration and not self._over and not launcher.is_awaiting():
+        if has_waited and not self._plan.duration and not self._is_over and not launcher.is_awaiting():
             launcher.state.given_up.append(self._index)
             self._finish(now())
 
-    def _ask_after(self, pause: int, flight: Flight) -> None:
+    def _send_after(self, pause: int, flight: Flight) -> None:
         user, at = flight.user, flight.done + pause
         self._pausing.add(user)
         self._launcher.deadlines.at(at, lambda: self._resume(user, at))
 
     def _resume(self, user: int, at: int) -> None:
-        if user in self._pausing:  # and has not closed its sequence meanwhile
+        if user in self._pausing:  # it may have closed its sequence in the meantime
             self._pausing.discard(user)
-            self._ask([(user, at)])
+            self._send([(user, at)])
 
 
-def _got_through(event: End | Fail) -> bool:
+def _reached_server(event: End | Fail) -> bool:
     return not isinstance(event, Fail) or event.code not in _NO_CONNECTION
 
 
-def _may_be_taken(flight: Flight, event: End | Fail) -> bool:
-    """The server may have taken the request: it was sent, and no answer says that it was refused."""
+def _may_be_accepted(flight: Flight, event: End | Fail) -> bool:
+    """Return whether the server may have accepted the request: it was sent, and no response says that it was refused."""
     if not isinstance(event, Fail):
         return True
-    return bool(flight.sent) and (event.code in _UNTOLD or not event.code.startswith(_REFUSED))
+    return bool(flight.sent) and (event.code in _OUTCOME_UNKNOWN or not event.code.startswith(_REFUSED))
 
 
 Driver = OpenLoop | ClosedLoop

@@ -1,64 +1,64 @@
-"""HTTP/1.1: a link, its decoder and the one request that it carries at a time.
+"""An HTTP/1.1 connection: a transport, its decoder, and the one request that it carries at a time.
 
-The hot path is `received`, which lets the decoder say what the bytes mean and notes when they arrived.
+The hot path is `received`, which lets the decoder interpret the bytes and records when they arrived.
 """
 
 from typing import Protocol
 
-from inferometer.engine.inflight import Flight, note
+from inferometer.engine.inflight import Flight, apply_events
 from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 from inferometer.wire.failures import bounded
 
 STALE_WITHIN = 500_000_000
-"""ns after a send in which the news must come that the server had closed the connection before. Later than that, it has
-looked at the request and closed without an answer."""
+"""Nanoseconds after a send within which a close means that the server had closed the idle connection before the request arrived.
+A later close means that the server saw the request and closed without a response."""
 
 
 class Http1ConnectionOwner(Protocol):
-    """Who is told what became of a connection (http1_pool.py)."""
+    """The pool that a connection reports to (http1_pool.py)."""
 
     def opened(self, connection: "Http1Connection") -> None:
-        """It is connected and carries nothing yet."""
+        """The connection is established and carries no request yet."""
 
     def ended(self, connection: "Http1Connection", flight: Flight, at: int, event: End | Fail) -> None:
-        """The answer is complete, or failed."""
+        """The response is complete, or has failed."""
 
     def stale(self, connection: "Http1Connection", flight: Flight) -> None:
-        """The server had closed it before the request came: send that again elsewhere."""
+        """The server had closed the connection before the request arrived: send the request again over another one."""
 
     def closed(self, connection: "Http1Connection", fail: Fail | None) -> None:
-        """It is gone, and carried nothing."""
+        """The connection closed while it carried no request."""
 
 
 class Http1Connection:
-    __slots__ = ("_kept", "_owner", "answers", "decoder", "flight", "link")
+    __slots__ = ("_owner", "_was_idle", "decoder", "flight", "responses", "transport")
 
     def __init__(self, owner: Http1ConnectionOwner, decoder: Decoder) -> None:
         self._owner = owner
         self.decoder = decoder
-        self._kept = False  # it has been idle: the server may have closed it without our knowing
-        self.link: Transport  # set by the pool
+        self._was_idle = False  # if so, the server may have closed it without our knowing
+        self.transport: Transport  # set by the pool
         self.flight: Flight | None = None
-        self.answers = 0
+        self.responses = 0
 
     def established(self) -> None:
         flight = self.flight
         if flight is None:
-            self._kept = True
+            self._was_idle = True
             self._owner.opened(self)
         else:
-            flight.held += now() - self.link.connect_from
+            flight.held += now() - self.transport.connect_started
             self.start(flight)
 
     def start(self, flight: Flight) -> None:
-        """Send a request; the connection carries it until the owner hears of its end."""
+        """Send a request. The connection carries it until it reports its end to the owner."""
         self.take(flight)
         self.send(flight)
 
     def take(self, flight: Flight) -> None:
-        """Be ready for a request, and carry it from now on."""
+        """Prepare for a request, and carry it from now on."""
         self.flight = flight
         self.decoder.reset()
         flight.attempts += 1
@@ -66,72 +66,72 @@ class Http1Connection:
 
     def send(self, flight: Flight) -> None:
         flight.sent = now()
-        self.link.write(flight.data)
+        self.transport.write(flight.data)
 
     def received(self, data: bytes, at: int, delay: int) -> None:
-        """Bytes of the answer as they came; none: the server closed, or the connection broke."""
+        """Process bytes of the response. If there are none, the server closed, or the connection broke."""
         flight = self.flight
         if flight is None or not data:
-            self._over(flight, data, at)
+            self._handle_end_of_stream(flight, data, at)
             return
         if not flight.first_byte:
             flight.first_byte = at
         flight.bytes_in += len(data)
         if delay > flight.read_delay:
             flight.read_delay = delay
-        ending = note(flight, self.decoder.feed(data), at)
+        ending = apply_events(flight, self.decoder.feed(data), at)
         if ending is not None:
             self._ended(flight, at, ending)
 
-    def _over(self, flight: Flight | None, data: bytes, at: int) -> None:
-        """Nothing more comes, or something that nobody asked for."""
-        if not data and self.link.error is not None:
-            self.lost(self.link.error)
+    def _handle_end_of_stream(self, flight: Flight | None, data: bytes, at: int) -> None:
+        """Handle the end of the stream, or bytes that belong to no request."""
+        if not data and self.transport.error is not None:
+            self._lost(self.transport.error)
         elif flight is None:  # the server closes an idle connection, or breaks the protocol
-            self.link.shut()
+            self.transport.close()
             self._owner.closed(self, None)
-        elif flight.first_byte or not self._is_stale(flight):
-            ending = note(flight, self.decoder.eof(), at)
+        elif flight.first_byte or not self._return_if_stale(flight):
+            ending = apply_events(flight, self.decoder.eof(), at)
             if ending is not None:
                 self._ended(flight, at, ending)
 
     def _ended(self, flight: Flight, at: int, ending: End | Fail) -> None:
         self.flight = None
-        self._kept = True
-        self.answers += 1
-        if not ending.keep_alive or self.link.is_writing:
-            self.link.shut()
+        self._was_idle = True
+        self.responses += 1
+        if not ending.keep_alive or self.transport.is_writing:
+            self.transport.close()
         self._owner.ended(self, flight, at, ending)
 
     def drained(self) -> None:
-        """The request is with the kernel: nothing to do."""
+        """Do nothing: the whole request has reached the kernel."""
 
-    # --- trouble ---
+    # --- failures ---
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
-        """End the request that it carries as a failure, and close."""
+        """End the request in flight as a failure, and close the connection."""
         self.broken(Fail(code, message))
 
-    def lost(self, error: OSError) -> None:
+    def _lost(self, error: OSError) -> None:
         flight = self.flight
-        if flight is not None and not flight.first_byte and self._is_stale(flight):
+        if flight is not None and not flight.first_byte and self._return_if_stale(flight):
             return
         self.broken(
             Fail("reset", "") if isinstance(error, ConnectionError) else Fail("connect_failed", bounded(str(error)))
         )
 
-    def _is_stale(self, flight: Flight) -> bool:
-        """The server closed it while it was idle, before this request reached it: hand it back to be sent again."""
-        if not self._kept or flight.attempts > 1 or now() - flight.sent > STALE_WITHIN:
+    def _return_if_stale(self, flight: Flight) -> bool:
+        """If the server closed the idle connection before this request arrived, return the request to the owner to be sent again."""
+        if not self._was_idle or flight.attempts > 1 or now() - flight.sent > STALE_WITHIN:
             return False
         self.flight = None
-        self.link.shut()
+        self.transport.close()
         self._owner.stale(self, flight)
         return True
 
     def broken(self, fail: Fail) -> None:
         flight, self.flight = self.flight, None
-        self.link.shut()
+        self.transport.close()
         if flight is None:
             self._owner.closed(self, fail)
         else:

@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from inferometer.engine.connector import AT_ONCE, Connector, Countdown
+from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_connection import Http1Connection
 from inferometer.engine.inflight import Flight
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 
 NEVER = 1 << 62
-"""An instant that does not come."""
-_STALE_IN_A_ROW = 3
-"""After so many reused connections that had gone stale, with no reuse that worked between, none are reused any more."""
+"""An instant that never comes."""
+_MAX_STALE_IN_A_ROW = 3
+"""After this many stale connections in a row, with no successful reuse in between, connections are no longer reused."""
 
 
 class ResponseState(Protocol):
-    """What is known of an answer once it ended."""
+    """What is known about a response once it has ended."""
 
     @property
     def status(self) -> int: ...
@@ -28,79 +28,80 @@ class ResponseState(Protocol):
 OnEnded = Callable[[Flight, int, End | Fail, ResponseState], None]
 
 
-class Openness(Protocol):
-    """Whether a link is open, and since when that is tried."""
+class ConnectState(Protocol):
+    """Whether a transport is ready, and when it started to connect."""
 
     @property
     def is_ready(self) -> bool: ...
 
     @property
-    def connect_from(self) -> int: ...
+    def connect_started(self) -> int: ...
 
 
 class Connection(Protocol):
-    """What carries a flight: a connection, or a channel."""
+    """What carries a request: an HTTP/1.1 or HTTP/2 connection, or the queue for one."""
 
     @property
-    def link(self) -> Openness: ...
+    def transport(self) -> ConnectState: ...
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None: ...
 
 
 class Pool(Protocol):
-    """All that lead to one base URL: connections (here), or channels (http2_pool.py)."""
+    """The connections to one base URL: HTTP/1.1 (here) or HTTP/2 (http2_pool.py)."""
 
-    async def open(self, count: int, patience: float) -> Fail | None:
-        """Open `count`; why not, if one fails or takes longer than `patience` seconds (0: no limit)."""
+    async def open(self, count: int, timeout: float) -> Fail | None:
+        """Open `count` connections; return the failure if one fails or takes longer than `timeout` seconds (0: no limit)."""
 
-    async def warm(self, request: bytes, patience: float) -> Fail | None:
-        """Use each of them once; what is answered does not matter."""
+    async def warm(self, request: bytes, timeout: float) -> Fail | None:
+        """Use each connection once; the response does not matter."""
 
-    def carry(self, flights: Sequence[Flight]) -> None:
-        """Send them, at the latest at the next `flush`."""
+    def send(self, flights: Sequence[Flight]) -> None:
+        """Send requests now, or at the next `flush`."""
 
     def flush(self) -> None:
-        """Send what `carry` has taken."""
+        """Send the requests that `send` has taken."""
 
     def flights(self) -> Iterator[tuple[Connection, Flight]]:
-        """What is under way."""
+        """Return the requests in flight, with the connection of each."""
 
     def expire(self, at: int) -> int:
-        """End what has missed its deadline by an instant; when the next may."""
+        """End the requests that have missed their deadline by this instant; return when the next one may."""
 
     def close(self) -> None: ...
 
 
 class Http1Pool:
-    def __init__(self, dial: Connector, decoder: Callable[[], Decoder], on_ended: OnEnded) -> None:
-        self._dial = dial
-        self._decoder = decoder
+    def __init__(self, connector: Connector, decoder: Callable[[], Decoder], on_ended: OnEnded) -> None:
+        self._connector = connector
+        self._new_decoder = decoder
         self._on_ended = on_ended
         self._idle: list[Http1Connection] = []
         self._unsent: list[tuple[Http1Connection, Flight]] = []
-        self._stale = 0
+        self._stale_in_a_row = 0
         self._reuse = True
-        self._begun = Countdown(dial.loop)
+        self._countdown = Countdown(connector.loop)
         self._connections: set[Http1Connection] = set()
 
     # --- before t=0 ---
 
-    async def open(self, count: int, patience: float) -> Fail | None:
-        for first in range(0, count, AT_ONCE):
-            failed = await self._begun.all(min(AT_ONCE, count - first), lambda: self._open(None), patience)
+    async def open(self, count: int, timeout: float) -> Fail | None:
+        for first in range(0, count, OPENED_AT_ONCE):
+            failed = await self._countdown.wait(min(OPENED_AT_ONCE, count - first), lambda: self._open(None), timeout)
             if failed is not None:
                 return failed
         return None
 
-    async def warm(self, request: bytes, patience: float) -> Fail | None:
+    async def warm(self, request: bytes, timeout: float) -> Fail | None:
         ready = list(self._idle)
         self._idle.clear()
-        for first in range(0, len(ready), AT_ONCE):
-            batch = [each for each in ready[first : first + AT_ONCE] if each.link.is_open]  # and not closed meanwhile
-            failed = await self._begun.all(
+        for first in range(0, len(ready), OPENED_AT_ONCE):
+            # Some may have been closed by the server in the meantime.
+            batch = [each for each in ready[first : first + OPENED_AT_ONCE] if each.transport.is_open]
+            failed = await self._countdown.wait(
                 len(batch),
                 lambda batch=batch: batch.pop().start(_warming(request)),  # type: ignore[misc]
-                patience,
+                timeout,
             )
             if failed is not None:
                 return failed
@@ -108,13 +109,13 @@ class Http1Pool:
 
     # --- the run ---
 
-    def carry(self, flights: Sequence[Flight]) -> None:
-        """Send each over a connection that is free, or over a new one."""
+    def send(self, flights: Sequence[Flight]) -> None:
+        """Send each request over an idle connection, or over a new one."""
         idle, unsent = self._idle, self._unsent
         for flight in flights:
             while idle:
                 connection = idle.pop()
-                if connection.link.is_open:
+                if connection.transport.is_open:
                     connection.take(flight)
                     unsent.append((connection, flight))
                     break
@@ -122,62 +123,62 @@ class Http1Pool:
                 self._open(flight)
 
     def flush(self) -> None:
-        """One send after the other, with nothing in between: the kernel's code stays in the processor's cache."""
+        """Send one request after the other, with nothing in between: the kernel's code stays in the processor's cache."""
         unsent, self._unsent = self._unsent, []
         for connection, flight in unsent:
-            if connection.flight is flight:  # and not given up meanwhile
+            if connection.flight is flight:  # it may have been given up in the meantime
                 flight.sent = now()
-                connection.link.write(flight.data)
+                connection.transport.write(flight.data)
 
     def flights(self) -> Iterator[tuple[Http1Connection, Flight]]:
         return ((each, each.flight) for each in list(self._connections) if each.flight is not None)
 
     def expire(self, at: int) -> int:
-        """Deadlines are gRPC's."""
+        """Do nothing: only gRPC calls have deadlines."""
         return NEVER
 
     def close(self) -> None:
         for connection in self._connections:
-            connection.link.shut()
+            connection.transport.close()
         self._connections.clear()
 
     def _open(self, flight: Flight | None) -> None:
-        connection = Http1Connection(self, self._decoder())
-        connection.link = self._dial.link(connection)
+        connection = Http1Connection(self, self._new_decoder())
+        connection.transport = self._connector.new_transport(connection)
         connection.flight = flight
         self._connections.add(connection)
-        self._dial.open(connection.link)
+        self._connector.open(connection.transport)
 
-    # --- told by connections ---
+    # --- called by connections ---
 
     def opened(self, connection: Http1Connection) -> None:
         self._idle.append(connection)
-        self._begun.one_less()
+        self._countdown.count_down()
 
     def closed(self, connection: Http1Connection, fail: Fail | None) -> None:
         self._connections.discard(connection)
-        if fail is not None and self._begun.is_awaited:
-            self._begun.one_less(fail)
+        if fail is not None and self._countdown.is_awaited:
+            self._countdown.count_down(fail)
 
     def ended(self, connection: Http1Connection, flight: Flight, at: int, event: End | Fail) -> None:
-        if not connection.link.is_open:
+        if not connection.transport.is_open:
             self._connections.discard(connection)
         elif self._reuse:
             self._idle.append(connection)
-            if connection.answers > 1:  # the first answer says nothing about reuse
-                self._stale = 0
+            if connection.responses > 1:  # the first response says nothing about reuse
+                self._stale_in_a_row = 0
         else:
-            connection.link.shut()
+            connection.transport.close()
             self._connections.discard(connection)
         if flight.id == _WARMING:
-            self._begun.one_less()
+            self._countdown.count_down()
         else:
             self._on_ended(flight, at, event, connection.decoder)
 
     def stale(self, connection: Http1Connection, flight: Flight) -> None:
         self._connections.discard(connection)
-        self._stale += 1
-        if self._stale >= _STALE_IN_A_ROW:
+        self._stale_in_a_row += 1
+        if self._stale_in_a_row >= _MAX_STALE_IN_A_ROW:
             self._reuse = False
         flight.held += now() - flight.sent
         self._open(flight)

@@ -1,7 +1,7 @@
-"""HTTP/2: a link that carries many requests at a time, each on a stream of its own.
+"""An HTTP/2 connection: a transport that carries many requests at a time, each on a stream of its own.
 
-The hot path is `received`: the codec takes the bytes apart into frames, each stream's answer says what its frames mean, and
-all of them have the stamp of the bytes they came in.
+The hot path is `received`: the codec splits the bytes into frames, each stream's response interprets its own frames, and all of
+them get the stamp of the bytes they arrived in.
 """
 
 from collections.abc import Sequence
@@ -12,50 +12,50 @@ import msgspec
 
 from inferometer.engine.http1_connection import STALE_WITHIN
 from inferometer.engine.http1_pool import NEVER
-from inferometer.engine.inflight import Flight, note
+from inferometer.engine.inflight import Flight, apply_events
 from inferometer.engine.transport import Transport
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamResponse
 from inferometer.wire.failures import bounded
 from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Error, Layout, Reset, code_name
 
-_AT_ONCE = 1 << 20
-"""Bytes of bodies handed to the kernel in one go."""
+_MAX_WRITE = 1 << 20
+"""Maximum bytes of bodies handed to the kernel in one go."""
 
 
 class Http2ConnectionOwner(Protocol):
-    """Who is told what became of a channel (http2_pool.py)."""
+    """The pool that a connection reports to (http2_pool.py)."""
 
-    def opened(self, channel: "Http2Connection") -> None:
-        """The server has said that it speaks HTTP/2."""
+    def opened(self, connection: "Http2Connection") -> None:
+        """The server's settings have arrived: the connection takes requests."""
 
     def ended(
-        self, channel: "Http2Connection", flight: Flight, at: int, event: End | Fail, answer: StreamResponse
+        self, connection: "Http2Connection", flight: Flight, at: int, event: End | Fail, response: StreamResponse
     ) -> None:
-        """An answer is complete, or failed."""
+        """A response is complete, or has failed."""
 
-    def refused(self, channel: "Http2Connection", flight: Flight) -> None:
-        """The server has certainly not looked at it: send it again elsewhere."""
+    def refused(self, connection: "Http2Connection", flight: Flight) -> None:
+        """The server has certainly not processed the request: send it again over another connection."""
 
-    def has_room_again(self, channel: "Http2Connection") -> None:
-        """The server allows more requests at a time than before."""
+    def has_room_again(self, connection: "Http2Connection") -> None:
+        """The server has changed the number of requests that it allows at a time."""
 
-    def closing(self, channel: "Http2Connection") -> None:
-        """It takes no more requests; those under way are still answered."""
+    def closing(self, connection: "Http2Connection") -> None:
+        """The connection takes no more requests; those in flight still get their responses."""
 
-    def closed(self, channel: "Http2Connection", fail: Fail | None) -> None:
-        """It is gone."""
+    def closed(self, connection: "Http2Connection", fail: Fail | None) -> None:
+        """The connection is closed."""
 
 
 class StreamCall(msgspec.Struct, gc=False):
     flight: Flight
-    answer: StreamResponse
+    response: StreamResponse
 
 
 class Http2Connection:
     __slots__ = (
-        *("_heard", "_http2", "_is_gone", "_is_opened", "_kept", "_limit", "_outbox", "_owner", "_quiet_from", "_unsent"),
-        *("calls", "is_closing", "link"),
+        *("_http2", "_is_closed", "_is_opened", "_limit", "_outbox", "_owner", "_reads", "_reads_when_idle", "_unsent"),
+        *("_was_idle", "calls", "is_closing", "transport"),
     )  # fmt: skip
 
     def __init__(self, owner: Http2ConnectionOwner) -> None:
@@ -63,15 +63,15 @@ class Http2Connection:
         self._http2 = Http2Client()
         self._outbox = self._http2.outbox
         self._limit = self._outbox.max_streams
-        self._heard = 0
-        self._quiet_from = -1  # what had been heard when it was last idle; -1: it never was
-        self._kept = False  # it has been idle: the server may have closed it without our knowing
+        self._reads = 0
+        self._reads_when_idle = -1  # the value of `_reads` when the connection was last idle; -1: it never was
+        self._was_idle = False  # if so, the server may have closed it without our knowing
         self._is_opened = False
         self.is_closing = False
-        self._is_gone = False
+        self._is_closed = False
         self._unsent: list[Flight] = []  # queued, and not yet handed to the kernel
-        self.link: Transport  # set by the owner
-        self.calls: dict[int, StreamCall] = {}  # in the order of their sending
+        self.transport: Transport  # set by the owner
+        self.calls: dict[int, StreamCall] = {}  # by stream, in the order of sending
 
     @property
     def has_room(self) -> bool:
@@ -79,7 +79,7 @@ class Http2Connection:
 
     @property
     def first_sent(self) -> int:
-        """When the first of those under way was sent."""
+        """When the oldest request in flight was sent."""
         for call in self.calls.values():
             return call.flight.sent
         return NEVER
@@ -88,17 +88,17 @@ class Http2Connection:
         self._http2.start()
         self._flush()
 
-    def start(self, flight: Flight, head: bytes, answer: StreamResponse) -> None:
-        """Queue a request on a stream of its own; `flush` sends it, with all that are queued by then."""
+    def start(self, flight: Flight, head: bytes, response: StreamResponse) -> None:
+        """Queue a request on a stream of its own; `flush` sends it, together with all others in the queue."""
         flight.attempts += 1
         flight.bytes_out = len(head) + len(flight.data) + 18
         flight.sent = now()
         if not self.calls:
-            self._quiet_from = self._heard if self._kept else -1
-        self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, answer)
+            self._reads_when_idle = self._reads if self._was_idle else -1
+        self.calls[self._outbox.request(head, flight.data, True)] = StreamCall(flight, response)
         self._unsent.append(flight)
         if self._outbox.is_closing and not self.is_closing:  # the stream ids have run out
-            self._close_soon()
+            self._start_closing()
 
     def flush(self) -> None:
         """Send what was queued: it counts as sent now."""
@@ -111,41 +111,43 @@ class Http2Connection:
         self._flush()
 
     def _flush(self) -> None:
-        link, take = self.link, self._outbox.take
-        while not link.is_writing and link.is_open:
-            data = take(_AT_ONCE)
+        transport, take = self.transport, self._outbox.take
+        while not transport.is_writing and transport.is_open:
+            data = take(_MAX_WRITE)
             if data:
-                link.write(data)
-            if len(data) < _AT_ONCE // 2:  # that was all there is
+                transport.write(data)
+            if len(data) < _MAX_WRITE // 2:  # there is no more
                 return
 
     def drained(self) -> None:
         self._flush()
 
-    # --- what comes back ---
+    # --- responses ---
 
     def received(self, data: bytes, at: int, delay: int) -> None:
         if not data:
-            self._ended()
+            self._handle_end_of_stream()
             return
-        self._heard += 1
-        whole = self._http2.complete_response(data)
-        if whole is not None:
-            self._hear_whole(*whole, at, delay)
+        self._reads += 1
+        complete = self._http2.complete_response(data)
+        if complete is not None:
+            self._handle_complete(*complete, at, delay)
             return
         broken = None
         try:
             events = self._http2.feed(data)
         except Http2Error as error:
-            broken, events = error, error.events  # what was said before still holds
-        if self._outbox.is_closing and not self.is_closing:  # before any answer lets another request go
-            self._close_soon()
-        self._hear(events, at, delay)
+            broken, events = error, error.events  # the frames before the error still count
+        if (
+            self._outbox.is_closing and not self.is_closing
+        ):  # before the end of a call lets another request be sent here
+            self._start_closing()
+        self._handle_events(events, at, delay)
         if self._outbox.has_more:
             self._flush()
         if broken is not None:
             fail = Fail("malformed_http2", bounded(broken.message))
-            self._gone(fail, fail)
+            self._close(fail, fail)
             return
         if self._outbox.max_streams != self._limit:
             self._limit = self._outbox.max_streams
@@ -154,28 +156,28 @@ class Http2Connection:
         if not self._is_opened and self._http2.settings_received:
             self._open()
         if self.is_closing and not self.calls:
-            self._gone(None, None)
+            self._close(None, None)
 
-    def _hear_whole(self, stream: int, body: bytes, layout: Layout, at: int, delay: int) -> None:
-        """All of an answer at once: what `_hear` does for its three events."""
+    def _handle_complete(self, stream: int, body: bytes, layout: Layout, at: int, delay: int) -> None:
+        """Handle a whole response at once, as `_handle_events` would handle its three events."""
         call = self.calls.pop(stream)
         flight = call.flight
         flight.first_byte = at
         flight.bytes_in += len(body)
         if delay > flight.read_delay:
             flight.read_delay = delay
-        ending = note(flight, call.answer.complete(layout.headers, body, layout.trailers), at)
-        assert ending is not None  # the trailers say so
-        self._kept = True
-        self._owner.ended(self, flight, at, ending, call.answer)
+        ending = apply_events(flight, call.response.complete(layout.headers, body, layout.trailers), at)
+        assert ending is not None  # there are always trailers, which end it
+        self._was_idle = True
+        self._owner.ended(self, flight, at, ending, call.response)
         if self.is_closing and not self.calls:
-            self._gone(None, None)
+            self._close(None, None)
 
-    def _hear(self, events: Sequence[Headers | Data | Reset | GoAway], at: int, delay: int) -> None:
+    def _handle_events(self, events: Sequence[Headers | Data | Reset | GoAway], at: int, delay: int) -> None:
         calls = self.calls
         for event in events:
             kind = event.__class__
-            if kind is GoAway:  # that is seen to
+            if kind is GoAway:  # handled already, by `_start_closing`
                 continue
             call = calls.get(event.stream)  # type: ignore[union-attr]
             if call is None:  # given up
@@ -190,46 +192,46 @@ class Http2Connection:
                 flight.read_delay = delay
             if kind is Data:
                 flight.bytes_in += len(event.data)  # type: ignore[union-attr]
-                said = call.answer.data(event.data, event.end)  # type: ignore[union-attr]
+                decoded = call.response.data(event.data, event.end)  # type: ignore[union-attr]
             else:
-                said = call.answer.headers(event.headers, event.end)  # type: ignore[union-attr]
-            if said:
-                ending = note(flight, said, at)
+                decoded = call.response.headers(event.headers, event.end)  # type: ignore[union-attr]
+            if decoded:
+                ending = apply_events(flight, decoded, at)
                 if ending is not None:
-                    self._answered(event, call, at, ending)  # type: ignore[arg-type]
+                    self._response_ended(event, call, at, ending)  # type: ignore[arg-type]
 
     def _open(self) -> None:
-        """The server's settings are here. One that goes away in the same breath is not open for anything."""
+        """Report the connection as open: the server's settings are here. If the server sent GOAWAY with them, it is not."""
         if self.is_closing:
-            fail = Fail("closed", "the server goes away as soon as it is connected to")
-            self._gone(fail, fail)
+            fail = Fail("closed", "the server sent GOAWAY as soon as the connection was established")
+            self._close(fail, fail)
         else:
-            self._is_opened = self._kept = True
+            self._is_opened = self._was_idle = True
             self._owner.opened(self)
 
-    def _ended(self) -> None:
+    def _handle_end_of_stream(self) -> None:
         """The server closed, or the connection broke."""
-        if self.link.error is not None:
-            self.lost(self.link.error)
+        if self.transport.error is not None:
+            self._lost(self.transport.error)
             return
         try:
             self._http2.eof()
         except Http2Error as error:
             if not self._is_opened:
                 fail = Fail("malformed_http2", bounded(error.message))
-                self._gone(fail, fail)
+                self._close(fail, fail)
                 return
-        self._gone(Fail("closed", ""), Fail("cut_short", ""))
+        self._close(Fail("closed", ""), Fail("cut_short", ""))
 
-    def _answered(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
-        if not event.end:  # a failure that the answer's own content tells
+    def _response_ended(self, event: Headers | Data, call: StreamCall, at: int, ending: End | Fail) -> None:
+        if not event.end:  # a failure that the response's content reports, while the stream is still open
             self._http2.reset(event.stream)
         self._end(event.stream, call, at, ending)
 
     def _end(self, stream: int, call: StreamCall, at: int, event: End | Fail) -> None:
         del self.calls[stream]
-        self._kept = True
-        self._owner.ended(self, call.flight, at, event, call.answer)
+        self._was_idle = True
+        self._owner.ended(self, call.flight, at, event, call.response)
 
     def _reset(self, call: StreamCall, reset: Reset, at: int) -> None:
         stream = reset.stream
@@ -237,19 +239,19 @@ class Http2Connection:
             del self.calls[stream]
             self._owner.refused(self, call.flight)
         else:
-            what = bounded(reset.message or code_name(reset.code))
-            self._end(stream, call, at, Fail("stream_reset", what))
+            message = bounded(reset.message or code_name(reset.code))
+            self._end(stream, call, at, Fail("stream_reset", message))
 
-    def _close_soon(self) -> None:
+    def _start_closing(self) -> None:
         self.is_closing = True
         self._owner.closing(self)
 
-    # --- trouble ---
+    # --- failures ---
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
-        """End one request as a failure; the others go on."""
+        """End one request as a failure; the others continue."""
         fail = Fail(code, message)
-        if not self.link.is_ready:  # no stream yet
+        if not self.transport.is_ready:  # there are no streams yet
             self.broken(fail)
             return
         for each in self.calls.items():
@@ -258,7 +260,7 @@ class Http2Connection:
                 break
 
     def expire(self, sent_by: int, fail: Fail) -> None:
-        """End the requests that were sent by an instant; the others go on."""
+        """End the requests that were sent at or before an instant; the others continue."""
         self._cancel(list(takewhile(lambda each: each[1].flight.sent <= sent_by, self.calls.items())), fail)
 
     def _cancel(self, calls: Sequence[tuple[int, StreamCall]], fail: Fail) -> None:
@@ -267,30 +269,31 @@ class Http2Connection:
             self._end(stream, call, now(), fail)
         self._flush()
         if self.is_closing and not self.calls:
-            self._gone(None, None)
+            self._close(None, None)
 
-    def lost(self, error: OSError) -> None:
+    def _lost(self, error: OSError) -> None:
         fail = Fail("reset", "") if isinstance(error, ConnectionError) else Fail("connect_failed", bounded(str(error)))
-        self._gone(fail, fail)
+        self._close(fail, fail)
 
     def broken(self, fail: Fail) -> None:
-        self._gone(fail, fail)
+        self._close(fail, fail)
 
-    def _gone(self, unanswered: Fail | None, begun: Fail | None) -> None:
-        """It is no more: what it carried has failed, unless the server cannot have seen it."""
-        if self._is_gone:
+    def _close(self, before_response: Fail | None, during_response: Fail | None) -> None:
+        """Close the connection. Requests in flight fail, by whether their response had begun, unless the server cannot have seen
+        them: those are sent again."""
+        if self._is_closed:
             return
-        self._is_gone = self.is_closing = True
-        self.link.shut()
+        self._is_closed = self.is_closing = True
+        self.transport.close()
         calls, self.calls = self.calls, {}
-        was_closed_while_idle = self._quiet_from == self._heard
+        was_closed_while_idle = self._reads_when_idle == self._reads
         at = now()
         for call in calls.values():
             flight = call.flight
             if was_closed_while_idle and flight.attempts == 1 and at - flight.sent <= STALE_WITHIN:
                 self._owner.refused(self, flight)
                 continue
-            fail = begun if flight.first_byte else unanswered
-            assert fail is not None  # there is always a reason while something is under way
-            self._owner.ended(self, flight, at, fail, call.answer)
-        self._owner.closed(self, unanswered)
+            fail = during_response if flight.first_byte else before_response
+            assert fail is not None  # there is always a reason while requests are in flight
+            self._owner.ended(self, flight, at, fail, call.response)
+        self._owner.closed(self, before_response)

@@ -1,9 +1,9 @@
-"""The HTTP/2 channels to one base URL. A request goes over one that is idle, else over one that has room, else over a new one.
+"""The HTTP/2 connections to one base URL. A request is sent over an idle one, else over one that has room, else over a new one.
 
-An idle one first, because the kernel has one stamp for all that lies in a socket: answers that share a channel and come at
-the same time get the stamp of the last of them. A deadline is kept by that stamp, too: after it the channel is read before a
-call is given up, so that an answer that came in time is one. Only where the client stood still past the deadline, and more came
-over the channel meanwhile, is its own stamp lost, and it counts as late.
+Idle connections come first because the kernel keeps a single stamp for everything unread in a socket: responses that arrive at the
+same time over one connection all get the stamp of the last one. Deadlines go by that stamp, too: once a deadline has passed, the
+connection is read before the call is given up, so a response that arrived in time still counts. Only if the client stalled past the
+deadline, and more data arrived over the connection in the meantime, is the response's own stamp lost; it then counts as late.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from inferometer.engine.connector import AT_ONCE, Connector, Countdown
+from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_pool import NEVER, Connection, OnEnded
 from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Flight
@@ -24,238 +24,244 @@ _BEFORE_OPEN = {
     "closed": "the server closed the connection before it was ready for a request",
     "reset": "the server reset the connection before it was ready for a request",
 }
-"""A server that stops leaves such: the kernel goes on connecting to it until nobody listens any more."""
+"""A server that shuts down causes these: the kernel accepts connections until the listening socket is closed."""
 
 
 class Http2Pool:
     def __init__(
-        self, dial: Connector, head: bytes, answer: Callable[[], StreamResponse], on_ended: OnEnded, deadline: float = 0
+        self,
+        connector: Connector,
+        head: bytes,
+        response: Callable[[], StreamResponse],
+        on_ended: OnEnded,
+        deadline: float = 0,
     ) -> None:
-        """`deadline`: seconds from a call's sending in which its answer has to be complete; 0: none."""
-        self._dial = dial
+        """`deadline`: seconds from sending a call within which its response must be complete; 0: none."""
+        self._connector = connector
         self._head = head
-        self._answer = answer
+        self._new_response = response
         self._on_ended = on_ended
         self._deadline = int(deadline * NS)
-        self._late = deadline_passed(deadline)
-        self._begun = Countdown(dial.loop)
+        self._missed_deadline = deadline_passed(deadline)
+        self._countdown = Countdown(connector.loop)
         self._ready: list[Http2Connection] = []
-        self._idle: list[Http2Connection] = []  # of those; the last used is the first to be used again
-        self._turn = 0
-        self._dirty: list[Http2Connection] = []  # with requests that are queued and not yet sent
+        self._idle: list[Http2Connection] = []  # those of `_ready` without calls; the last one used is reused first
+        self._last_used = 0
+        self._unflushed: list[Http2Connection] = []  # with requests that are queued and not yet sent
         self._opening: set[Http2Connection] = set()
         self._closing: set[Http2Connection] = set()
-        self._waiting: deque[tuple[Flight, int]] = deque()  # for a channel with room, and since when
-        self._refused: deque[tuple[Flight, int]] = deque()  # for a new one: a server at its limit refuses again
+        self._waiting: deque[tuple[Flight, int]] = deque()  # for a connection with room, and since when
+        self._refused: deque[tuple[Flight, int]] = deque()  # for a new connection: a server at its limit refuses again
 
     # --- before t=0 ---
 
-    async def open(self, count: int, patience: float) -> Fail | None:
-        for first in range(0, count, AT_ONCE):
-            failed = await self._begun.all(min(AT_ONCE, count - first), self._open, patience)
+    async def open(self, count: int, timeout: float) -> Fail | None:
+        for first in range(0, count, OPENED_AT_ONCE):
+            failed = await self._countdown.wait(min(OPENED_AT_ONCE, count - first), self._open, timeout)
             if failed is not None:
                 return failed
         return None
 
-    async def warm(self, request: bytes, patience: float) -> Fail | None:
-        """Nothing to do: a channel counts as open when settings have been exchanged over it."""
+    async def warm(self, request: bytes, timeout: float) -> Fail | None:
+        """Do nothing: a connection counts as open once settings have been exchanged over it."""
         return None
 
     # --- the run ---
 
-    def carry(self, flights: Sequence[Flight]) -> None:
+    def send(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
-            self._carry(flight)
+            self._send(flight)
 
-    def _carry(self, flight: Flight) -> None:
-        """Send it over a channel that is idle, over the next that has room, or over a new one."""
+    def _send(self, flight: Flight) -> None:
+        """Send the request over an idle connection, over the next one that has room, or over a new one."""
         idle = self._idle
         while idle:
-            channel = idle.pop()
-            if not channel.calls and channel.has_room:
-                self._start(channel, flight)
+            connection = idle.pop()
+            if not connection.calls and connection.has_room:
+                self._start(connection, flight)
                 return
         ready = self._ready
         for _ in ready:
-            self._turn = turn = (self._turn + 1) % len(ready)
-            channel = ready[turn]
-            if channel.has_room:
-                self._start(channel, flight)
+            self._last_used = index = (self._last_used + 1) % len(ready)
+            connection = ready[index]
+            if connection.has_room:
+                self._start(connection, flight)
                 return
         self._waiting.append((flight, now()))
         if not self._opening:
             self._open()
 
-    def _start(self, channel: Http2Connection, flight: Flight) -> None:
-        channel.start(flight, self._head, self._answer())
-        self._dirty.append(channel)
+    def _start(self, connection: Http2Connection, flight: Flight) -> None:
+        connection.start(flight, self._head, self._new_response())
+        self._unflushed.append(connection)
 
     def flush(self) -> None:
-        """Requests that go over one channel at the same time are handed to the kernel in one piece."""
-        dirty, self._dirty = self._dirty, []
-        for channel in dirty:
-            channel.flush()
+        """Send the queued requests; those of one connection are handed to the kernel in one piece."""
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            connection.flush()
 
     def flights(self) -> Iterator[tuple[Connection, Flight]]:
-        for channel in (*self._ready, *self._closing):
-            for call in list(channel.calls.values()):
-                yield channel, call.flight
+        for connection in (*self._ready, *self._closing):
+            for call in list(connection.calls.values()):
+                yield connection, call.flight
         for flight, since in (*self._refused, *self._waiting):
-            yield _WaitingConnection(self, _Awaited(self._awaited_from(since))), flight
+            yield _WaitingConnection(self, _NoTransport(self._connect_started(since))), flight
 
     def expire(self, at: int) -> int:
         if not self._deadline:
             return NEVER
         sent_by = at - self._deadline
-        first = at  # of all that are left
-        for channel in (*self._ready, *self._closing):
-            if channel.first_sent <= sent_by:
-                channel.link.read_until(at)
-                channel.expire(sent_by, self._late)
-            first = min(first, channel.first_sent)
+        first = at  # when the oldest request that is left was sent
+        for connection in (*self._ready, *self._closing):
+            if connection.first_sent <= sent_by:
+                connection.transport.read_until(at)
+                connection.expire(sent_by, self._missed_deadline)
+            first = min(first, connection.first_sent)
         return first + self._deadline
 
-    def _awaited_from(self, since: int) -> int:
-        """What a waiting request's patience counts from: the opening of a channel. It has patience without end while
-        the others' answers may make room for it."""
+    def _connect_started(self, since: int) -> int:
+        """Return when the connect timeout of a waiting request began: when a connection started to open. As long as responses
+        to other requests may make room for it, it does not time out."""
         if self._opening:
-            return min(channel.link.connect_from for channel in self._opening)
-        return now() if any(channel.calls for channel in self._ready) else since
+            return min(connection.transport.connect_started for connection in self._opening)
+        return now() if any(connection.calls for connection in self._ready) else since
 
     def close(self) -> None:
-        for channel in (*self._ready, *self._opening, *self._closing):
-            channel.link.shut()
+        for connection in (*self._ready, *self._opening, *self._closing):
+            connection.transport.close()
 
     def _open(self) -> None:
-        channel = Http2Connection(self)
-        channel.link = self._dial.link(channel)
-        self._opening.add(channel)
-        self._dial.open(channel.link)
+        connection = Http2Connection(self)
+        connection.transport = self._connector.new_transport(connection)
+        self._opening.add(connection)
+        self._connector.open(connection.transport)
 
-    # --- told by channels ---
+    # --- called by connections ---
 
-    def opened(self, channel: Http2Connection) -> None:
-        self._opening.discard(channel)
-        self._ready.append(channel)
-        self._begun.one_less()
-        self._let_go(self._refused, channel)
-        self._let_go(self._waiting, channel)
-        if not channel.calls:  # nothing had to go, or the server allows nothing: then it is not asked for more
-            self._idle.append(channel)
-            self._unrefuse()
+    def opened(self, connection: Http2Connection) -> None:
+        self._opening.discard(connection)
+        self._ready.append(connection)
+        self._countdown.count_down()
+        self._send_queued(self._refused, connection)
+        self._send_queued(self._waiting, connection)
+        if not connection.calls:  # nothing was waiting, or the server allows no streams: do not open more connections
+            self._idle.append(connection)
+            self._retry_refused()
         elif self._refused or self._waiting:
             self._open_another()
 
     def ended(
-        self, channel: Http2Connection, flight: Flight, at: int, event: End | Fail, answer: StreamResponse
+        self, connection: Http2Connection, flight: Flight, at: int, event: End | Fail, response: StreamResponse
     ) -> None:
         if self._waiting:
-            self._let_go(self._waiting, channel)
-        if not channel.calls:
-            self._idle.append(channel)
-        if self._deadline and at > flight.sent + self._deadline:  # it came before anybody had looked for such
-            event = self._late
-        self._on_ended(flight, at, event, answer)
+            self._send_queued(self._waiting, connection)
+        if not connection.calls:
+            self._idle.append(connection)
+        if self._deadline and at > flight.sent + self._deadline:  # it ended late, and before `expire` looked
+            event = self._missed_deadline
+        self._on_ended(flight, at, event, response)
 
-    def refused(self, channel: Http2Connection, flight: Flight) -> None:
+    def refused(self, connection: Http2Connection, flight: Flight) -> None:
         at = now()
         flight.held += at - flight.sent
         self._refused.append((flight, at))
-        self._dial.loop.call_soon(self._open_another)  # when the channel's own state is settled
+        self._connector.loop.call_soon(self._open_another)  # once the connection's own state is settled
 
-    def has_room_again(self, channel: Http2Connection) -> None:
-        self._let_go(self._waiting, channel)
+    def has_room_again(self, connection: Http2Connection) -> None:
+        self._send_queued(self._waiting, connection)
 
-    def closing(self, channel: Http2Connection) -> None:
-        if channel in self._ready:
-            self._ready.remove(channel)
-            self._closing.add(channel)
+    def closing(self, connection: Http2Connection) -> None:
+        if connection in self._ready:
+            self._ready.remove(connection)
+            self._closing.add(connection)
             if self._waiting and not self._ready:
-                self._dial.loop.call_soon(self._open_another)
+                self._connector.loop.call_soon(self._open_another)
 
-    def closed(self, channel: Http2Connection, fail: Fail | None) -> None:
-        self._closing.discard(channel)
-        if channel in self._ready:
-            self._ready.remove(channel)
-        if channel in self._opening:
-            self._opening.discard(channel)
-            fail = self._why_not(fail or Fail("closed", ""))
-            self._begun.one_less(fail)
+    def closed(self, connection: Http2Connection, fail: Fail | None) -> None:
+        self._closing.discard(connection)
+        if connection in self._ready:
+            self._ready.remove(connection)
+        if connection in self._opening:
+            self._opening.discard(connection)
+            fail = self._open_failure(fail or Fail("closed", ""))
+            self._countdown.count_down(fail)
             if self._ready:
-                self._unrefuse()
+                self._retry_refused()
             if not self._opening and (not self._ready or fail.code == "no_sockets"):
-                self._drop_all(fail)
+                self._fail_all(fail)
         elif self._waiting and not self._ready:
-            self._dial.loop.call_soon(self._open_another)
+            self._connector.loop.call_soon(self._open_another)
 
-    def _why_not(self, fail: Fail) -> Fail:
-        """Why a channel did not open, as those hear it that waited for it. `closed` and `reset` are what becomes of requests
-        that the server may have seen; it has seen none of these.
+    def _open_failure(self, fail: Fail) -> Fail:
+        """Return why a connection did not open, as the failure of the requests that waited for it. `closed` and `reset` are for
+        requests that the server may have seen; it has seen none of these.
 
-        With TLS 1.3 a client whose certificate is missed hears of it after the handshake, and may hear nothing.
+        With TLS 1.3, a server that misses the client's certificate reports it after the handshake, if at all.
         """
         if fail.code not in _BEFORE_OPEN:
             return fail
-        if fail.code == "closed" and not fail.message and self._dial.context is not None:
+        if fail.code == "closed" and not fail.message and self._connector.context is not None:
             return Fail("tls", "the server closed after the TLS handshake: it may want a certificate (server.tls.cert)")
         return Fail("connect_failed", fail.message or _BEFORE_OPEN[fail.code])
 
-    # --- requests that wait for a channel ---
+    # --- requests that wait for a connection ---
 
     def _open_another(self) -> None:
         if (self._refused or self._waiting) and not self._opening:
             self._open()
 
-    def _unrefuse(self) -> None:
-        """There will be no new channel soon: those there are have to do."""
+    def _retry_refused(self) -> None:
+        """Send refused requests over the existing connections after all: there will be no new one soon."""
         self._waiting.extend(self._refused)
         self._refused.clear()
-        for channel in list(self._ready):
-            self._let_go(self._waiting, channel)
+        for connection in list(self._ready):
+            self._send_queued(self._waiting, connection)
 
-    def _let_go(self, those: deque[tuple[Flight, int]], channel: Http2Connection) -> None:
-        while those and channel.has_room:
-            flight, since = those.popleft()
+    def _send_queued(self, queue: deque[tuple[Flight, int]], connection: Http2Connection) -> None:
+        """Send requests from a queue over a connection, as long as it has room."""
+        while queue and connection.has_room:
+            flight, since = queue.popleft()
             flight.held += now() - since
-            self._start(channel, flight)
-        if self._dirty:
+            self._start(connection, flight)
+        if self._unflushed:
             self.flush()
 
     def give_up(self, flight: Flight, fail: Fail) -> None:
-        """A request that no channel has carried yet has failed; so have the channels that did not open in time."""
+        """Fail a request that is not on any connection yet, and close the connections that did not open in time."""
         if fail.code == "connect_timeout":
-            for channel in list(self._opening):
-                channel.broken(fail)
-            if any(channel.calls for channel in self._ready):  # their answers will make room
+            for connection in list(self._opening):
+                connection.broken(fail)
+            if any(connection.calls for connection in self._ready):  # their responses will make room
                 return
-        for those in (self._refused, self._waiting):
-            for place, (waiting, _) in enumerate(those):
-                if waiting is flight:
-                    del those[place]
-                    self._on_ended(flight, now(), fail, self._answer())
+        for queue in (self._refused, self._waiting):
+            for index, (queued, _) in enumerate(queue):
+                if queued is flight:
+                    del queue[index]
+                    self._on_ended(flight, now(), fail, self._new_response())
                     return
 
-    def _drop_all(self, fail: Fail) -> None:
-        """There is no channel for them. Nor do they wait for room on others where it is this machine that has no more sockets:
-        the load would be less than was asked for, and nobody would be told."""
+    def _fail_all(self, fail: Fail) -> None:
+        """Fail all queued requests: there is no connection for them. If this machine has run out of sockets, they do not wait for
+        room on other connections either: the load would silently be lower than the plan's."""
         at = now()
-        for those in (self._refused, self._waiting):
-            while those:
-                self._on_ended(those.popleft()[0], at, fail, self._answer())
+        for queue in (self._refused, self._waiting):
+            while queue:
+                self._on_ended(queue.popleft()[0], at, fail, self._new_response())
 
 
-class _Awaited(msgspec.Struct, frozen=True):
-    """What a request that waits has instead of a link."""
+class _NoTransport(msgspec.Struct, frozen=True):
+    """Stands in for the transport of a request that waits for a connection."""
 
-    connect_from: int
+    connect_started: int
     is_ready: bool = False
 
 
 class _WaitingConnection(msgspec.Struct, frozen=True):
-    """The carrier of a request that waits for a channel."""
+    """Stands in for the connection of a request that waits for one."""
 
-    channels: Http2Pool
-    link: _Awaited
+    pool: Http2Pool
+    transport: _NoTransport
 
     def give_up(self, flight: Flight, code: str, message: str = "") -> None:
-        self.channels.give_up(flight, Fail(code, message))
+        self.pool.give_up(flight, Fail(code, message))

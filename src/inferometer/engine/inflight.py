@@ -1,4 +1,4 @@
-"""One request under way: a row in the making. Its first fields are records.ROW's, in that order; it is packed when it ends."""
+"""A request in flight, which becomes a row when it ends. Its first fields are those of records.ROW, in the same order."""
 
 from collections.abc import Sequence
 
@@ -41,25 +41,25 @@ class Flight(msgspec.Struct, gc=False):
     counted_by: int = 0
     attempts: int = 0
     open_loop: int = 1
-    # what a row does not have
+    # not part of the row
     user: int = -1
-    """Closed loop: whose request it is."""
+    """Closed loop: the user who sent it."""
     index: int = -1
-    """Sessions: which of the shard's encoded requests it is."""
+    """Sessions: the index of the shard's encoded request that it was made from."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []
 
 
 Ended = tuple[Flight, End | Fail, str | None]
-"""A request that ended, how, and the text of its answer where the server gave no usage."""
+"""A request that ended, how it ended, and the text of its response if that is still needed (no usage reported, or a session)."""
 
 COLUMNS = len(ROW.names or ())
 assert Flight.__struct_fields__[:COLUMNS] == ROW.names
 
 
-def note(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:
-    """What the answer said at `at`; how it ended, if it did."""
+def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:
+    """Record the events of a response that arrived at `at`; return how the response ended, if it did."""
     for event in events:
         kind = event.__class__
         if kind is Tokens:
@@ -75,7 +75,7 @@ def note(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:
 
 
 def _count_tokens(flight: Flight, usage: Usage) -> None:
-    """The server's own counts."""
+    """Take over the server's own counts."""
     if usage.n_in >= 0:
         flight.n_in = usage.n_in
     if usage.n_out >= 0:

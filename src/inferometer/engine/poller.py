@@ -1,7 +1,7 @@
-"""Which sockets have something to read: told for all of them at once, so that they can be read in one go.
+"""Reports which sockets have something to read, all of them at once, so that they can be read in one go.
 
-An epoll of our own, which the loop watches, takes one call for all that are ready, where the loop would make one for each (200
-streams: a tenth less CPU a chunk). Where there is no epoll, the loop's own readers are collected.
+On Linux, an epoll instance of our own, which the loop watches, makes one call for all sockets that are ready; the loop itself would
+make one for each (200 streams: a tenth less CPU per chunk). Without epoll, the calls of the loop's own readers are collected.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 
-Ready = Callable[[Sequence[tuple[int, int]]], None]
-"""Told the descriptors that can be read, failed ones among them, and what epoll says of each, which does not matter."""
+OnReadable = Callable[[Sequence[tuple[int, int]]], None]
+"""Called with the descriptors that can be read, failed ones included, and epoll's event mask for each, which does not matter."""
 
 
 class EpollPoller:
-    def __init__(self, loop: asyncio.AbstractEventLoop, ready: Ready) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> None:
         assert sys.platform == "linux"
         self._loop = loop
-        self._ready = ready
+        self._on_readable = on_readable
         self._epoll = select.epoll()
         self._events = select.EPOLLIN
-        loop.add_reader(self._epoll.fileno(), self._look)
+        loop.add_reader(self._epoll.fileno(), self._poll)
 
     def watch(self, descriptor: int) -> None:
         self._epoll.register(descriptor, self._events)
@@ -32,41 +32,41 @@ class EpollPoller:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def _look(self) -> None:
-        self._ready(self._epoll.poll(0))
+    def _poll(self) -> None:
+        self._on_readable(self._epoll.poll(0))
 
 
 class LoopPoller:
-    """The same by the loop, for platforms without epoll."""
+    """Does the same with the loop's readers, for platforms without epoll."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ready: Ready) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> None:
         self._loop = loop
-        self._ready = ready
-        self._named: list[tuple[int, int]] = []
+        self._on_readable = on_readable
+        self._collected: list[tuple[int, int]] = []
 
     def watch(self, descriptor: int) -> None:
-        self._loop.add_reader(descriptor, self._name, descriptor)
+        self._loop.add_reader(descriptor, self._collect, descriptor)
 
     def forget(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
 
     def close(self) -> None:
-        self._named.clear()
+        self._collected.clear()
 
-    def _name(self, descriptor: int) -> None:
-        if not self._named:
-            self._loop.call_soon(self._tell)  # when the loop has named the others
-        self._named.append((descriptor, 0))
+    def _collect(self, descriptor: int) -> None:
+        if not self._collected:
+            self._loop.call_soon(self._report)  # after the loop has called the other readers
+        self._collected.append((descriptor, 0))
 
-    def _tell(self) -> None:
-        named, self._named = self._named, []
-        if named:  # and not closed meanwhile
-            self._ready(named)
-
-
-Watcher = EpollPoller | LoopPoller
+    def _report(self) -> None:
+        collected, self._collected = self._collected, []
+        if collected:  # it may have been closed in the meantime
+            self._on_readable(collected)
 
 
-def watcher(loop: asyncio.AbstractEventLoop, ready: Ready) -> Watcher:
-    """The best that this platform has."""
-    return EpollPoller(loop, ready) if sys.platform == "linux" else LoopPoller(loop, ready)
+Poller = EpollPoller | LoopPoller
+
+
+def new_poller(loop: asyncio.AbstractEventLoop, on_readable: OnReadable) -> Poller:
+    """Return the best poller that this platform has."""
+    return EpollPoller(loop, on_readable) if sys.platform == "linux" else LoopPoller(loop, on_readable)

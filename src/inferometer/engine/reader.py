@@ -1,31 +1,31 @@
-"""Bytes: read and stamped as soon as they are there, and decoded after that.
+"""Reads and stamps bytes as soon as they arrive, and decodes them after that.
 
-Work is done in phases: all sockets that have bytes are read; then all of that is decoded; then all that ended is recorded; then
-all that may follow is sent (shard.py). Each phase's code and data stay in the processor's cache while it lasts, which is
-cheaper than doing it all for one and then for the next (four paired tries, 64 connections, answers in one piece: 18 to 38 %
-less CPU a request). Nothing is measured late by it: the stamps are taken before. And nothing is sent late by it: every few
-items, and between the phases, `between` looks whether a request is due.
+The work is done in phases: first all sockets that have bytes are read, then everything read is decoded, then everything that ended
+is recorded, then everything that may follow is sent (shard.py). The code and data of each phase stay in the processor's cache while
+it lasts, which is cheaper than doing all four for one socket after the other (four paired runs, 64 connections, responses in one
+piece: 18 to 38 % less CPU per request). Nothing is measured late because of it, since the stamps are taken before. And nothing is
+sent late because of it: `catch_up` sends what has come due, every few items and between the phases.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from inferometer.engine.poller import watcher
+from inferometer.engine.poller import new_poller
 from inferometer.timing.clock import CMSG_SPACE, now, unpack_stamp
 
-_READ = 65_536
-_EVERY = 2
-"""Items, each of some ten microseconds, after which `between` is called: it makes up for what is due within 40 us or so
-(drivers.py), so that nothing longer than that may go on without it."""
+_READ_SIZE = 65_536
+_CATCH_UP_EVERY = 2
+"""Items, of some ten microseconds each, after which `catch_up` is called. It makes up for about 40 us of lateness (drivers.py), so
+nothing may run for longer than that without it."""
 
 
 class ReadSource(Protocol):
-    """Where bytes come from (transport.py)."""
+    """A source of bytes (transport.py)."""
 
     is_open: bool
     error: OSError | None
-    """What ended the reading, where it was not the server's close."""
+    """Why reading ended, if the server did not simply close."""
 
     @property
     def receive(self) -> Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]:
@@ -33,15 +33,15 @@ class ReadSource(Protocol):
 
     @property
     def deliver(self) -> Callable[[bytes, int, int], None]:
-        """Takes bytes that arrived at an instant and lay unread for so long (-1: not known); none: the end, or an error."""
+        """Takes bytes, when they arrived, and how long they stayed unread (-1: not known). Empty bytes are the end, or an error."""
 
 
 _Item = tuple[ReadSource, bytes, int, int]
-"""What was read: where, the bytes, when they arrived, how long they lay unread."""
+"""One read: the source, the bytes, when they arrived, and how long they stayed unread."""
 
 
 class StampClock:
-    """The wall clock's offset to the monotonic one, kept up to date by self_monitor.py; stamps: whether the kernel takes them."""
+    """The wall clock's offset to the monotonic clock, kept up to date by self_monitor.py, and whether the kernel takes stamps."""
 
     __slots__ = ("kernel_stamps", "offset")
 
@@ -51,31 +51,37 @@ class StampClock:
 
 
 class Reader:
+    """Calls `on_decoded` when everything that was read is decoded, and `catch_up` in between, for work that has come due."""
+
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: StampClock, then: Callable[[], None], between: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: StampClock,
+        on_decoded: Callable[[], None],
+        catch_up: Callable[[], None],
     ) -> None:
         self.clock = clock
-        self._then = then  # called when all that had come is decoded
-        self._between = between
+        self._on_decoded = on_decoded
+        self._catch_up = catch_up
         self._sources: dict[int, ReadSource] = {}
-        self._watcher = watcher(loop, self._ready)
+        self._poller = new_poller(loop, self._readable)
         self.is_decoding = False
 
     def watch(self, descriptor: int, source: ReadSource) -> None:
-        """Read it whenever it has bytes."""
+        """Read the source whenever it has bytes."""
         self._sources[descriptor] = source
-        self._watcher.watch(descriptor)
+        self._poller.watch(descriptor)
 
     def forget(self, descriptor: int) -> None:
-        """It is about to be closed."""
+        """Stop reading a descriptor that is about to be closed."""
         if self._sources.pop(descriptor, None) is not None:
-            self._watcher.forget(descriptor)
+            self._poller.forget(descriptor)
 
     def close(self) -> None:
-        self._watcher.close()
+        self._poller.close()
 
-    def read_out(self, descriptor: int, error: OSError) -> None:
-        """Read one to its end, which is this error, and decode all of that."""
+    def read_remaining(self, descriptor: int, error: OSError) -> None:
+        """Read everything that a broken socket still has and decode it, followed by the error that broke it."""
         source = self._sources[descriptor]
         items: list[_Item] = []
         while (more := self._read([(descriptor, 0)])) and more[0][1]:
@@ -84,8 +90,8 @@ class Reader:
         self._decode([*items, (source, b"", now(), -1)])
 
     def read_until(self, descriptor: int, instant: int) -> None:
-        """Read one now, as far as what it has came by an instant, and decode all of that. Not from within `between`: what was
-        read before it may not be decoded yet."""
+        """Read now what one socket received by an instant, and decode it. Must not be called from within `catch_up`: bytes that
+        were read before may not be decoded yet."""
         items: list[_Item] = []
         while more := self._read([(descriptor, 0)]):
             items += more
@@ -95,18 +101,18 @@ class Reader:
         if items:
             self._decode(items)
 
-    def _ready(self, ready: Sequence[tuple[int, int]]) -> None:
+    def _readable(self, ready: Sequence[tuple[int, int]]) -> None:
         self._decode(self._read(ready))
 
     def _read(self, ready: Sequence[tuple[int, int]]) -> list[_Item]:
-        sources, offset, between = self._sources, self.clock.offset, self._between
+        sources, offset, catch_up = self._sources, self.clock.offset, self._catch_up
         items: list[_Item] = []
         for number, (descriptor, _) in enumerate(ready, 1):
             source = sources.get(descriptor)
-            if source is None:  # closed by what was due meanwhile
+            if source is None:  # closed by what `catch_up` did
                 continue
             try:
-                data, ancillary, _, _ = source.receive(_READ, CMSG_SPACE)
+                data, ancillary, _, _ = source.receive(_READ_SIZE, CMSG_SPACE)
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -121,21 +127,21 @@ class Reader:
                     delay = at - stamp
                     at = stamp
             items.append((source, data, at, delay))
-            if not number % _EVERY:
-                between()
+            if not number % _CATCH_UP_EVERY:
+                catch_up()
         return items
 
     def _decode(self, items: list[_Item]) -> None:
-        between = self._between
-        between()
+        catch_up = self._catch_up
+        catch_up()
         self.is_decoding = True
         try:
             for number, (source, data, at, delay) in enumerate(items, 1):
                 if source.is_open:
                     source.deliver(data, at, delay)
-                if not number % _EVERY:
-                    between()
+                if not number % _CATCH_UP_EVERY:
+                    catch_up()
         finally:
             self.is_decoding = False
-        between()
-        self._then()
+        catch_up()
+        self._on_decoded()

@@ -1,4 +1,4 @@
-"""Writes down what became of each request, and stops the run when the disk is full."""
+"""Records how each request ended, and stops the run when the disk is full."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,17 +10,17 @@ from inferometer.types import Fail
 
 
 class Recorder:
-    """`texts` are responses whose server reported no usage, by the ids of their requests: their tokens are counted after the run."""
+    """`texts` are responses without usage from the server, with their request ids: their tokens are counted after the run."""
 
     def __init__(self, spool: Spool, state: RunState, on_disk_full: Callable[[], None]) -> None:
         self._spool = spool
-        self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it on a full disk too
+        self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it even on a full disk
         self._state = state
         self._on_disk_full = on_disk_full
         self.texts: list[tuple[int, str]] = []
 
     def record(self, ended: Sequence[Ended]) -> None:
-        """Record requests that ended. On a full disk, what was recorded stays, and little more can be added."""
+        """Record requests that ended. When the disk is full, earlier records stay, and few more can be added."""
         state, flights, is_full = self._state, list[Flight](), False
         for flight, event, text in ended:
             if isinstance(event, Fail):
@@ -49,12 +49,12 @@ class Recorder:
             self._disk_is_full()
 
     def save_counts(self, counts: list[int], counted_by: int) -> None:
-        """Store the tokens of `texts`, counted after the run."""
+        """Store the token counts of `texts`, made after the run."""
         ids = (id for id, _ in self.texts)
         self._spool.set_tokens(dict(zip(ids, counts, strict=True)), counted_by)
 
     def _disk_is_full(self) -> None:
         control = self._spool.control
-        if not control["disk_full"]:  # ending what is in flight records it, which leads here again
+        if not control["disk_full"]:  # ending the requests in flight records them, which leads here again
             control["disk_full"] = 1
             self._on_disk_full()

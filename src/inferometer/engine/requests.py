@@ -1,4 +1,4 @@
-"""The next requests of a shard: encoded before t=0, used in turn, and given an id and an instant when they are due."""
+"""Makes the requests of a shard: they are encoded before t=0, used in turn, and get an id and an instant when they are due."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from inferometer.engine.inflight import Flight
 from inferometer.engine.sequences import Sequences
 from inferometer.types import Calls, Request
 
-NOBODY = -1
-"""The user of an open loop's requests."""
+NO_USER = -1
+"""Stands for the user in an open loop, which has no users."""
 
 Due = tuple[int, int]
-"""A user of a closed loop (open loop: NOBODY) whose next request is due, and the instant at which it is."""
+"""A user of a closed loop whose next request is due (open loop: NO_USER), and the instant at which it is due."""
 
 
 class Requests:
@@ -22,7 +22,7 @@ class Requests:
         self._shard = shard
         self._urls = urls
         self._made = 0
-        self._numbered = calls.decoder is not None  # HTTP/1.1: the id stands between head and tail
+        self._has_id = calls.decoder is not None  # HTTP/1.1: the id goes between head and tail
         self.sequences = Sequences(calls.sequences) if calls.sequences else None
 
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
@@ -47,7 +47,7 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"%b%d%b" % (heads[url], id, tail) if self._numbered else tail,
+                data=b"%b%d%b" % (heads[url], id, tail) if self._has_id else tail,
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -55,7 +55,7 @@ class Requests:
         return made
 
     def make_turn(self, before: Flight, id: int, request: Request) -> Flight:
-        """Return a later turn of a session, due its think time after the turn before it ended, for the same URL."""
+        """Return the next turn of a session, for the same URL, due its think time after the end of the turn `before`."""
         assert self._encode is not None
         tail, url = self._encode(request), before.url
         return Flight(
@@ -70,5 +70,5 @@ class Requests:
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._numbered else tail,
+            data=b"%b%d%b" % (self._heads[url], id, tail) if self._has_id else tail,
         )

@@ -1,4 +1,4 @@
-"""What all parts of a shard know about the run so far."""
+"""The state of the run that all parts of a shard share."""
 
 import msgspec
 
@@ -11,10 +11,10 @@ class RunState(msgspec.Struct, gc=False):
     stage: int = -1
     """The stage in progress; -1 before the first, and the number of stages after the last."""
     stopping: bool = False
-    """Nothing new is started: users only close their sequences."""
+    """Nothing new starts: users only close their sequences."""
     halted: bool = False
-    """Nothing at all is sent any more."""
+    """Nothing is sent any more."""
     unreached_since: int = 0
-    """When the current unbroken series of failures to connect began, in whichever stage; 0: there is none."""
+    """When the current unbroken series of failures to connect began, in any stage; 0: there is none."""
     given_up: list[int] = []
     """Stages that were ended because the server could not be reached."""

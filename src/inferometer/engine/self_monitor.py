@@ -1,6 +1,6 @@
-"""How this process fares while it measures: its CPU, memory, standstills of its loop, and steps of the wall clock.
+"""Monitors this process while it measures: its CPU, memory, stalls of its event loop, and steps of the wall clock.
 
-A tick every 5 ms is late by as long as the loop stood still; every half second the worst of it becomes a sample.
+A tick every 5 ms is late by as long as the loop stalled. Every half second, the longest stall goes into a sample.
 """
 
 import time
@@ -26,11 +26,11 @@ class SelfMonitor:
         self._ticks = 0
         self._stall = 0
         self._stalled = 0
-        self._from = now()
+        self._since = now()
         self._cpu = time.process_time_ns()
 
     def tick(self, due: int, in_flight: int) -> Sample | None:
-        """A tick that was due at `due`; a sample when it is time for one."""
+        """Handle a tick that was due at `due`; return a sample when it is time for one."""
         late = now() - due
         if late > self._stall:
             self._stall = late
@@ -40,14 +40,14 @@ class SelfMonitor:
         return self.sample(in_flight) if self._ticks % _SAMPLE_EVERY == 0 else None
 
     def sample(self, in_flight: int) -> Sample:
-        """The time since the last sample."""
+        """Return a sample of the time since the last one."""
         at, cpu = now(), time.process_time_ns()
         if self._clock.kernel_stamps:
             self._clock.offset = wall_offset()
         sample = Sample(
             shard=self._shard,
             at=at - self._t0,
-            cpu=(cpu - self._cpu) / max(at - self._from, 1),
+            cpu=(cpu - self._cpu) / max(at - self._since, 1),
             rss=self._process.memory_info().rss,
             memory=psutil.virtual_memory().percent / 100,
             stall=self._stall,
@@ -55,5 +55,5 @@ class SelfMonitor:
             clock_step=(self._clock.offset if self._clock.kernel_stamps else wall_offset()) - self._offset,
             in_flight=in_flight,
         )
-        self._from, self._cpu, self._stall, self._stalled = at, cpu, 0, 0
+        self._since, self._cpu, self._stall, self._stalled = at, cpu, 0, 0
         return sample

@@ -1,10 +1,10 @@
-"""Which sequence each user is in, and what of it is sent next: a server keeps a sequence's state, and a place for it, from the
-START to the END (Triton: or until it has been idle for long), so whatever was begun is ended.
+"""Tracks which sequence each user is in and which of its requests comes next. A server reserves a slot for a sequence and keeps its
+state from the START to the END (Triton: or until it has been idle for long), so every sequence that was begun must be ended.
 
-- A sequence is one user's alone until its END is answered; then others may have it. There are more than users.
-- It can be closed early: what follows then is its last request, which has the END.
-- One whose START did not get to the server, or was refused by it, is not the server's either: the user leaves it. Where any
-  other request failed (a START that timed out, say), the server holds it, as far as anybody knows: its END is sent, once.
+- A sequence belongs to one user until the response to its END; then other users may take it. There are more sequences than users.
+- It can be closed early: its last request, which has the END, is then sent next.
+- If its START did not reach the server, or was refused, the server does not hold the sequence: the user abandons it. If any other
+  request failed (or a START timed out), the server may hold the sequence: its END is sent, once.
 """
 
 from collections import deque
@@ -14,60 +14,64 @@ from itertools import accumulate
 import msgspec
 
 User = tuple[int, int]
-"""Stage and user."""
+"""A stage and a user in it."""
 
 
-class _Place(msgspec.Struct, gc=False):
+class _Position(msgspec.Struct, gc=False):
+    """Where a user is in its sequence, whose encoded requests have the indexes from `first` up to but not including `end`."""
+
     first: int
     end: int
-    """The tails of the sequence are those from `first` to before `end`."""
     next: int
     is_shared: bool
-    """With another user, who gives it back."""
+    """Another user has the same sequence, and that user returns it."""
 
 
 class Sequences:
     def __init__(self, lengths: Sequence[int]) -> None:
         ends = list(accumulate(lengths))
         self._free = deque((end - length, end) for end, length in zip(ends, lengths, strict=True))
-        self._some = self._free[0]
-        self._places: dict[User, _Place] = {}
+        self._fallback = self._free[0]
+        self._positions: dict[User, _Position] = {}
 
     @property
     def next_length(self) -> int:
-        """Of the one that is begun next."""
-        first, end = self._free[0] if self._free else self._some
+        """The length of the sequence that is begun next."""
+        first, end = self._free[0] if self._free else self._fallback
         return end - first
 
     def begin(self, user: User) -> None:
-        # All are taken only where more than three stages still close theirs while the next one runs.
+        # All are in use only if more than three earlier stages are still closing theirs.
         is_shared = not self._free
-        first, end = self._some if is_shared else self._free.popleft()
-        self._places[user] = _Place(first, end, first, is_shared)
+        first, end = self._fallback if is_shared else self._free.popleft()
+        self._positions[user] = _Position(first, end, first, is_shared)
 
     def is_within(self, user: User) -> bool:
-        """The user has something of a sequence still to send."""
-        return user in self._places
+        """Return whether the user has requests of a sequence still to send."""
+        return user in self._positions
 
     def take(self, user: User) -> int:
-        """The place, among all tails, of the user's next request."""
-        place = self._places[user]
-        place.next += 1
-        return place.next - 1
+        """Return the index of the user's next request among all encoded requests."""
+        position = self._positions[user]
+        position.next += 1
+        return position.next - 1
 
     def close(self, user: User) -> int:
-        """What the user sends next is the END; how many requests are left out."""
-        place = self._places[user]
-        left_out = place.end - 1 - place.next
-        place.next = place.end - 1
+        """Skip to the END, so that the user sends it next; return how many requests are left out."""
+        position = self._positions[user]
+        left_out = position.end - 1 - position.next
+        position.next = position.end - 1
         return left_out
 
-    def answered(self, user: User, failed: bool, taken: bool) -> int:
-        """The user's request has ended, and the server may have `taken` it; how many requests of its sequence are left out."""
-        place = self._places[user]
-        if place.next == place.end or (not taken and place.next == place.first + 1):
-            del self._places[user]
-            if not place.is_shared:
-                self._free.append((place.first, place.end))
-            return place.end - place.next
+    def ended(self, user: User, failed: bool, accepted: bool) -> int:
+        """Note that the user's request ended; return how many requests of its sequence are left out.
+
+        `accepted`: the server may have accepted the request.
+        """
+        position = self._positions[user]
+        if position.next == position.end or (not accepted and position.next == position.first + 1):
+            del self._positions[user]
+            if not position.is_shared:
+                self._free.append((position.first, position.end))
+            return position.end - position.next
         return self.close(user) if failed else 0

@@ -1,7 +1,7 @@
 """Sessions: conversations whose next turn is made from the response to the turn before.
 
-A load starts sessions as it would start single requests. A session then stays on its shard, its URL and, in a closed loop,
-its user until its last turn has ended, or one has failed. A later turn is due its think time after the turn before it ended.
+A load starts sessions as it would start single requests. A session then stays on its shard, its URL and, in a closed loop, with its
+user until its last turn has ended or a turn has failed. Each later turn is due its think time after the end of the turn before.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Start = Callable[[], Session]
 
 
 class Sessions:
-    """`pending` turns are waiting for their think time to pass."""
+    """`pending` is the number of turns that wait for their think time to pass."""
 
     def __init__(self, starts: Sequence[Start], requests: Requests, deadlines: Deadlines) -> None:
         self._starts = starts
@@ -51,11 +51,11 @@ class Sessions:
         return over
 
     def _next(self, flight: Flight, text: str) -> Flight | None:
-        """Return the turn after this one; None: it was the last."""
+        """Return the turn after this one, or None if it was the last."""
         session = self._live.get(flight.session)
         if session is None:
             session = self._live[flight.session] = self._starts[flight.index]()
-            next(session)  # its first turn, which is the one that has just ended
+            next(session)  # yields its first turn, which is the one that has just ended
         try:
             request = session.send(TurnResponse(text, flight.n_in, flight.n_out))
         except StopIteration:

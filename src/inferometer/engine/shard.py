@@ -1,8 +1,8 @@
-"""The run of one shard: from its part of the plan to its spool. The same function runs in this process or in another.
+"""Runs one shard, from its part of the plan to its spool. The same code runs in this process or in another.
 
-The work of a request is divided: requests.py makes it, drivers.py decides when it is due, dispatcher.py sends it, recorder.py
-writes down what became of it, sessions.py makes the next turn from its response. This file puts the parts together, and settles
-requests that have ended: all that ended in one turn of the reader are recorded first, then all that may follow are sent.
+The work on a request is divided: requests.py makes it, drivers.py decides when it is due, dispatcher.py sends it, recorder.py
+records how it ended, sessions.py makes the next turn from its response. This file connects the parts, and settles requests that
+have ended: all that ended in one turn of the reader are recorded first, then all that may follow are sent.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from inferometer.wire.target import Target
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What one shard is to do."""
+    """One shard's part of the run."""
 
     shard: int
     plan: Plan
@@ -51,17 +51,17 @@ class Task(msgspec.Struct, frozen=True):
     context: ssl.SSLContext | None
     timeouts: Limits
     deadline: float
-    """Seconds from sending a gRPC call to the end of its response; 0: none."""
+    """Maximum seconds from sending a gRPC call to the end of its response; 0: no limit."""
     connections: int
     """Connections opened before t=0, over all targets."""
     warm: tuple[bytes, ...]
-    """For each target, what is sent over each connection before t=0; empty: nothing."""
+    """For each target, the request to send over each connection before t=0; empty: none."""
     grace: float
     kernel_stamps: bool
     spool: Path
-    """This shard's own folder: its control file must be there."""
+    """The folder to record into. The shard's control file must be there."""
     secrets: tuple[str, ...] = ()
-    """Words that are removed from servers' messages."""
+    """Words to remove from servers' messages."""
 
 
 class Shard:
@@ -70,7 +70,7 @@ class Shard:
     def __init__(self, task: Task, loop: asyncio.AbstractEventLoop) -> None:
         self._task = task
         self._loop = loop
-        # The spool first: the disk may be full, and nothing else is open yet.
+        # The spool comes first: the disk may be full, and nothing else is open yet.
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self.state = RunState(given_up=[])
         self.recorder = Recorder(self._spool, self.state, self._stop_now)
@@ -88,7 +88,7 @@ class Shard:
             self._spool, self.recorder, self._dispatcher, self.state, len(task.plan.stages), loop
         )
         self._monitor: SelfMonitor | None = None
-        self._ended: list[Ended] = []  # and not yet settled
+        self._ended: list[Ended] = []  # requests that ended and are not yet settled
         self._finished = loop.create_future()
 
     def _pool(self, index: int) -> Pool:
@@ -117,8 +117,8 @@ class Shard:
             await asyncio.sleep(0.001)
         t0 = control["t0"]
         control.state = "running"
-        self._loop.set_exception_handler(self._broken)
-        gc.freeze()  # a collection would take long if we are part of a large process, and t=0 is near
+        self._loop.set_exception_handler(self._callback_failed)
+        gc.freeze()  # t=0 is near, and a collection takes long in a large process
         gc.disable()
         try:
             self._monitor = SelfMonitor(self._task.shard, self._clock, t0)
@@ -132,22 +132,22 @@ class Shard:
 
     async def _open(self) -> None:
         share, rest = divmod(self._task.connections, len(self._task.targets))
-        patience = float(self._task.timeouts.connect)
+        timeout = float(self._task.timeouts.connect)
         for index, pool in enumerate(self._dispatcher.pools):
-            failed = await pool.open(share + (index < rest), patience)
+            failed = await pool.open(share + (index < rest), timeout)
             if failed is None and self._task.warm:
-                failed = await pool.warm(self._task.warm[index], patience)
+                failed = await pool.warm(self._task.warm[index], timeout)
             if failed is not None:
-                what = failed.message or meaning(failed.code)
+                reason = failed.message or meaning(failed.code)
                 remedy = (
                     "open fewer connections before t=0 (client.connections)"
                     if failed.code == "no_sockets"
                     else "check the URL, and that the server accepts this many connections"
                 )
-                raise UserError(f"{self._task.targets[index].url}: {what}", remedy)
+                raise UserError(f"{self._task.targets[index].url}: {reason}", remedy)
 
     def _tick(self, due: int) -> None:
-        """Look after everything that is not a request, every few milliseconds."""
+        """Do everything that is not part of a request, every few milliseconds."""
         assert self._monitor is not None
         self._telemetry.tick(self._monitor, due)
         stop = self._spool.control["stop"]
@@ -160,16 +160,16 @@ class Shard:
             following = max(due + TICK, now() + TICK // 2)
             self.deadlines.at(following, lambda: self._tick(following))
 
-    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised, which is a bug of ours: end the run with it rather than hang."""
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the run with the exception that a callback raised, which is a bug of ours, rather than hang."""
         if not self._finished.done():
             self._finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
     def close(self) -> None:
-        """Close everything that was opened but the spool."""
+        """Close everything that was opened, except the spool."""
         self._timeouts.stop()
         if self._monitor is not None:
-            with contextlib.suppress(OSError):  # a full disk; that is known by now
+            with contextlib.suppress(OSError):  # the disk is full, which has been reported already
                 self._spool.sample(self._monitor.sample(self.state.in_flight))
         self._dispatcher.close()
         self._reader.close()
@@ -190,7 +190,7 @@ class Shard:
     # --- requests that ended ---
 
     def _on_ended(self, flight: Flight, at: int, event: End | Fail, response: ResponseState) -> None:
-        """A response is complete, or failed: it is settled when everything that was read is decoded (reader.py)."""
+        """Note that a response is complete, or failed. It is settled once everything that was read is decoded (reader.py)."""
         flight.done = at
         text = None
         if event.__class__ is Fail:
@@ -204,7 +204,7 @@ class Shard:
         self._ended.append((flight, event, text))
 
     def _settle(self) -> None:
-        """Record all that ended, then send all that may follow."""
+        """Record all requests that ended, then send all that may follow."""
         dispatcher = self._dispatcher
         if self._ended:
             ended, self._ended = self._ended, []
@@ -217,7 +217,7 @@ class Shard:
             self._course.freed(ended)
             dispatcher.holds_sends = False
         dispatcher.flush()
-        self.deadlines.wait()
+        self.deadlines.resume()
         if not self.state.in_flight:
             self._end_if_idle()
 
@@ -226,7 +226,7 @@ class Shard:
 
     @property
     def _is_idle(self) -> bool:
-        """Nothing is in flight, queued, or waiting for a user to think."""
+        """Whether nothing is in flight, queued, or waiting for a user to think."""
         is_thinking = self._sessions is not None and self._sessions.pending
         return not self.state.in_flight and not self._dispatcher.queued and not is_thinking
 
@@ -238,7 +238,7 @@ class Shard:
             self._finished.set_result(None)
 
     def _stop(self, deadline: int) -> None:
-        """Send nothing more but what closes sequences; requests in flight have until the deadline."""
+        """Send nothing more except what closes sequences; requests in flight have until the deadline."""
         self.state.stopping = True
         self._spool.control["interrupted"] = 1
         self._dispatcher.cancel_queued()
@@ -257,7 +257,7 @@ class Shard:
 
 
 def _expected(plan: Plan, calls: Calls) -> tuple[int, int]:
-    """Return how many rows and chunks to make room for before t=0; more room is made when needed."""
+    """Return how many rows and chunks to allocate before t=0; the files grow when needed."""
     rows = sum(len(stage.instants) if isinstance(stage, OpenStage) else stage.requests for stage in plan.stages)
     mean_out = sum(calls.n_out) // len(calls.n_out) + 1
     return min(rows + 64, 1 << 18), min(rows * mean_out, 1 << 22)

@@ -1,4 +1,4 @@
-"""What a shard lets its parent see while it runs: counts, samples of its own health, and a look at requests in flight."""
+"""Publishes to the parent, during the run, a shard's counts, samples of its own health, and a look at requests in flight."""
 
 import asyncio
 from collections import deque
@@ -12,8 +12,8 @@ from inferometer.store.spool import PEEKS, Spool
 from inferometer.timing.clock import now
 
 _MARKS = 4
-"""Each mark is made in a loop iteration of its own. What came before one is read, decoded and recorded in the next iteration or,
-without epoll, in the one after that (poller.py): it is certain once this many are made, and not before."""
+"""Marks kept. Each mark is made in a loop iteration of its own. Data that arrived before a mark is read, decoded and recorded in the
+next iteration or, without epoll, in the one after that (poller.py): that is certain once this many marks follow, and not before."""
 
 
 class Telemetry:
@@ -32,7 +32,7 @@ class Telemetry:
         self._state = state
         self._last_stage = stages - 1
         self._loop = loop
-        self._marks = deque([0] * _MARKS, _MARKS)  # instants; what came before the first is recorded
+        self._marks = deque([0] * _MARKS, _MARKS)  # instants; everything that arrived before the first is recorded
         self._is_marking = False
 
     def tick(self, monitor: SelfMonitor, due: int) -> None:
@@ -58,13 +58,13 @@ class Telemetry:
         control["stage"] = min(max(state.stage, 0), self._last_stage)
 
     def _mark(self) -> None:
-        """Make a mark, at most once per loop iteration and never in the middle of the reader's work: ticks may come there, several
-        of them while what was read before the first is still to be decoded."""
+        """Make a mark, at most once per loop iteration and never in the middle of the reader's work: several ticks may come there
+        while bytes that were read before the first of them are still not decoded."""
         self._is_marking = False
         self._marks.append(now())
 
     def _peek(self) -> list[int]:
-        """Return time to first token and latest gap, in turn, of some requests in flight."""
+        """Return the time to first token and the latest gap, alternating, of some requests in flight."""
         pairs: list[int] = []
         for pool in self._dispatcher.pools:
             for _, flight in islice(pool.flights(), 4 * PEEKS):

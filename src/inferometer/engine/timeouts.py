@@ -1,4 +1,4 @@
-"""Ends requests that missed their deadline or a timeout. They are found by looking, never by a timer per request."""
+"""Ends requests that missed their deadline or exceeded a timeout. They are found by sweeps; there is no timer per request."""
 
 import asyncio
 
@@ -10,10 +10,11 @@ from inferometer.engine.inflight import Flight
 from inferometer.timing.clock import now
 from inferometer.units import NS
 
-_LOOK_SHARE = 20
-"""A look for timeouts goes over all that is in flight, so the next one comes no sooner than this many times what it took."""
-_SWEEP_APART = 5_000_000
-"""A look for deadlines goes over the first call of each connection only: such sweeps may be this close, whatever is in flight."""
+_SWEEP_SHARE = 20
+"""A sweep for timeouts goes over all requests in flight, so the next one comes no sooner than this many times what it took."""
+_DEADLINE_SWEEP_GAP = 5_000_000
+"""Sweeps for deadlines are kept apart for at most this long, in ns: they only look at the first call of each connection, so they may
+come this often however many requests are in flight."""
 
 
 class Timeouts:
@@ -25,35 +26,35 @@ class Timeouts:
         self._dispatcher = dispatcher
         self._deadlines = deadlines
         self._loop = loop
-        self._look_at = 0  # for timeouts, again
+        self._next_timeout_sweep = 0
         self._is_over = False
 
     def stop(self) -> None:
         self._is_over = True
 
     def sweep(self) -> None:
-        """End what has missed its deadline or outlasted a timeout, and come back when more may have."""
+        """End requests that missed their deadline or exceeded a timeout, and schedule the next sweep for when more may have."""
         if self._is_over:
             return
         at = now()
         following = min(pool.expire(at) for pool in self._dispatcher.pools)
-        apart = min(_SWEEP_APART, _LOOK_SHARE * (now() - at))
-        if at >= self._look_at:
-            self._look_at = self._time_out(at)
-        following = min(max(following, at + apart), self._look_at)
+        gap = min(_DEADLINE_SWEEP_GAP, _SWEEP_SHARE * (now() - at))
+        if at >= self._next_timeout_sweep:
+            self._next_timeout_sweep = self._sweep_timeouts(at)
+        following = min(max(following, at + gap), self._next_timeout_sweep)
         if following < NEVER and not self._is_over:
             self._deadlines.at(following, self._sweep_soon)
 
     def _sweep_soon(self) -> None:
-        """Deadlines may fire in the middle of the reader's work; reading more has to wait for the end of that."""
+        """Sweep in the next loop iteration: this may run in the middle of the reader's work, and a sweep reads sockets itself."""
         self._loop.call_soon(self.sweep)
 
-    def _time_out(self, at: int) -> int:
-        """Fail what has outlasted a timeout, and return when to look again: nothing new can expire before the shortest limit."""
+    def _sweep_timeouts(self, at: int) -> int:
+        """Fail requests that exceeded a timeout, and return when to sweep again: nothing new can expire before the shortest limit."""
         shortest = min(self._limits)
         if shortest == NEVER:
             return NEVER
-        begun = now()
+        started = now()
         following = at + shortest
         expired: list[tuple[Connection, Flight, str]] = []
         for connection, flight in self._dispatcher.flights():
@@ -62,16 +63,16 @@ class Timeouts:
                 following = min(following, expires)
             else:
                 expired.append((connection, flight, code))
-        apart = _LOOK_SHARE * (now() - begun)
+        gap = _SWEEP_SHARE * (now() - started)
         for connection, flight, code in expired:
             connection.give_up(flight, code)
-        return max(following, at + apart)
+        return max(following, at + gap)
 
     def _expiry(self, connection: Connection, flight: Flight) -> tuple[int, str]:
-        """Return when the request expires, and by which of its timeouts."""
+        """Return when the request expires, and which of its timeouts expires first."""
         connect, first_token, idle, total = self._limits
-        if not connection.link.is_ready:
-            return connection.link.connect_from + connect, "connect_timeout"
+        if not connection.transport.is_ready:
+            return connection.transport.connect_started + connect, "connect_timeout"
         arrivals = flight.arrivals
         if arrivals:
             return min((flight.sent + total, "total_timeout"), (arrivals[-1] + idle, "idle_timeout"))

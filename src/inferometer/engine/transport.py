@@ -1,4 +1,4 @@
-"""A socket: opened, written to, and read by the inbox. What the bytes mean is its user's business."""
+"""A TCP socket: connects, writes, and is read by the reader. What the bytes mean is up to the owner."""
 
 import asyncio
 import errno
@@ -16,32 +16,32 @@ from inferometer.wire.failures import bounded
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN)
 
 
-class User(Protocol):
-    """Who a link belongs to (http1_connection.py, http2_connection.py)."""
+class TransportOwner(Protocol):
+    """The connection that a transport belongs to (http1_connection.py, http2_connection.py)."""
 
     def established(self) -> None:
-        """Bytes can be exchanged."""
+        """The transport is ready to exchange bytes."""
 
     def received(self, data: bytes, at: int, delay: int) -> None:
-        """Bytes that arrived at `at` and lay unread for `delay`; none: the server closed, or `link.error` says what broke it."""
+        """Bytes arrived at `at` and stayed unread for `delay`. If empty, the server closed, or `transport.error` is set."""
 
     def broken(self, fail: Fail) -> None:
-        """It could not be opened, or TLS failed."""
+        """The transport could not be opened, or TLS failed."""
 
     def drained(self) -> None:
-        """All that was written is with the kernel, after some of it had to wait."""
+        """Everything written has reached the kernel, after some of it had to wait."""
 
 
 class Transport:
     __slots__ = (
         "_fd",
-        "_inbox",
         "_loop",
-        "_out",
+        "_owner",
+        "_reader",
         "_send",
         "_sock",
-        "_user",
-        "connect_from",
+        "_unsent",
+        "connect_started",
         "deliver",
         "error",
         "is_open",
@@ -50,35 +50,35 @@ class Transport:
         "receive",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Reader, user: User) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reader: Reader, owner: TransportOwner) -> None:
         self._loop = loop
-        self._inbox = inbox
-        self._user = user
-        self._out: memoryview | bytes = b""  # what the kernel would not take yet
+        self._reader = reader
+        self._owner = owner
+        self._unsent: memoryview | bytes = b""  # bytes that the kernel has not accepted yet
         self.receive: Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
-        self.deliver: Callable[[bytes, int, int], None] = user.received
-        self.error: OSError | None = None  # what ended the reading, where it was not the server's close
-        self.is_open = False  # has a socket
-        self.is_ready = False  # connected, and TLS done
-        self.is_writing = False  # waits until the kernel takes more
-        self.connect_from = 0
+        self.deliver: Callable[[bytes, int, int], None] = owner.received
+        self.error: OSError | None = None  # why reading ended, if the server did not simply close
+        self.is_open = False  # there is a socket
+        self.is_ready = False  # connected, and the TLS handshake is done
+        self.is_writing = False  # waiting for the kernel to accept more
+        self.connect_started = 0
 
     # --- opening ---
 
     def connect(self, family: int, address: tuple[object, ...]) -> None:
-        """Open it. Never raises: the user hears what became of it."""
-        self.connect_from = now()
+        """Start to connect. Never raises: the owner is notified of success or failure."""
+        self.connect_started = now()
         try:
             sock = _new_socket(family)
         except OSError as error:
-            self._user.broken(_open_failure(error))
+            self._owner.broken(_open_failure(error))
             return
         self._sock = sock
         self._fd = sock.fileno()
         self.is_open = True
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._inbox.clock.kernel_stamps:
+        if self._reader.clock.kernel_stamps:
             ask_for_stamps(sock)
         self.receive = sock.recvmsg
         self._send = sock.send
@@ -87,77 +87,77 @@ class Transport:
             self._loop.add_writer(self._fd, self._connected)
             self.is_writing = True
         else:
-            self._user.broken(_open_failure(OSError(code, os.strerror(code))))
+            self._owner.broken(_open_failure(OSError(code, os.strerror(code))))
 
     def _connected(self) -> None:
         self._loop.remove_writer(self._fd)
         self.is_writing = False
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._user.broken(_open_failure(OSError(code, os.strerror(code))))
+            self._owner.broken(_open_failure(OSError(code, os.strerror(code))))
             return
-        self._inbox.watch(self._fd, self)
+        self._reader.watch(self._fd, self)
         self._established()
 
     def _established(self) -> None:
-        """Bytes can be exchanged. (TLS has its handshake first.)"""
+        """Notify the owner that bytes can be exchanged. TLS does its handshake first."""
         self.is_ready = True
-        self._user.established()
+        self._owner.established()
 
     # --- writing ---
 
     def write(self, data: bytes) -> None:
-        """Send it, now or as soon as the kernel takes it."""
+        """Send the bytes now, or as soon as the kernel accepts them."""
         if self.is_writing:
-            self._out = bytes(self._out) + data
+            self._unsent = bytes(self._unsent) + data
             return
         try:
             count = self._send(data)
         except (BlockingIOError, InterruptedError):
             count = 0
         except OSError as error:
-            self._unwritable(error)
+            self._write_failed(error)
             return
         if count < len(data):
-            self._out = memoryview(data)[count:]
+            self._unsent = memoryview(data)[count:]
             self._loop.add_writer(self._fd, self._writable)
             self.is_writing = True
 
     def _writable(self) -> None:
         try:
-            count = self._send(self._out)
+            count = self._send(self._unsent)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._loop.remove_writer(self._fd)
-            self._unwritable(error)
+            self._write_failed(error)
             return
-        self._out = self._out[count:]
-        if not self._out:
+        self._unsent = self._unsent[count:]
+        if not self._unsent:
             self._loop.remove_writer(self._fd)
             self.is_writing = False
-            self._user.drained()
+            self._owner.drained()
 
-    def _unwritable(self, error: OSError) -> None:
-        """The user hears of it when what the server said before has been read: it may be the reason, or the answer."""
-        self.is_writing = True  # for good
-        self._out = b""
-        self._loop.call_soon(self._read_out, error)
+    def _write_failed(self, error: OSError) -> None:
+        """Notify the owner once everything the server sent before has been read: it may give the reason, or be the response."""
+        self.is_writing = True  # for good: nothing more can be written
+        self._unsent = b""
+        self._loop.call_soon(self._read_remaining, error)
 
-    def _read_out(self, error: OSError) -> None:
+    def _read_remaining(self, error: OSError) -> None:
         if self.is_open:
-            self._inbox.read_out(self._fd, error)
+            self._reader.read_remaining(self._fd, error)
 
     def read_until(self, instant: int) -> None:
-        """Let the user hear now what came by that instant and lies unread."""
+        """Deliver to the owner now what arrived by that instant and is still unread."""
         if self.is_open:
-            self._inbox.read_until(self._fd, instant)
+            self._reader.read_until(self._fd, instant)
 
-    def shut(self) -> None:
-        """Close it; nobody is told."""
+    def close(self) -> None:
+        """Close the socket without notifying the owner."""
         if self.is_open:
             self.is_open = self.is_ready = False
-            self._inbox.forget(self._fd)
+            self._reader.forget(self._fd)
             if self.is_writing:
                 self._loop.remove_writer(self._fd)
                 self.is_writing = False
@@ -165,7 +165,8 @@ class Transport:
 
 
 def _new_socket(family: int) -> socket.socket:
-    """One that leaves the client its RESERVED_FILES. A new descriptor is the lowest that is free, so its number says whether it does."""
+    """Return a new socket, or raise OSError if it would use up the client's RESERVED_FILES. The kernel always hands out the lowest
+    free descriptor, so its number shows how many files are open."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     if sock.fileno() >= file_limit() - RESERVED_FILES:
         sock.close()
@@ -182,9 +183,9 @@ def _open_failure(error: OSError) -> Fail:
 
 
 def out_of_sockets(error: OSError) -> str:
-    """Which limit was hit, and the remedy."""
+    """Say which limit was reached, and how to get around it."""
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAGAIN):
         return "no free local port (net.ipv4.ip_local_port_range): lower the concurrency, or measure from several addresses"
     if error.errno == errno.ENFILE:
         return "the system's file limit (fs.file-max) is reached: raise it, or lower the concurrency"
-    return f"the limit of {file_limit()} open files (ulimit -n) is hit: raise it, use more processes, or lower the load"
+    return f"the limit of {file_limit()} open files (ulimit -n) is reached: raise it, use more processes, or lower the load"

@@ -1,8 +1,8 @@
-"""On which machines: the same shard function in this process, in local processes, or behind a socket; merged by concatenation.
+"""Where shards run: the same shard function in this process, in local processes, or behind a socket; results are concatenated.
 
 job.py         what every shard is given, and how it makes its own part of the run from it
-control.py     what the parent and a shard say to each other
-local.py       shards in local processes or threads;  worker.py  such a process
+control.py     the messages between the parent and a shard, whatever carries them
+local.py       shards in local processes or threads;  worker.py  the main function of such a process
 tcp.py         shards that share neither a folder nor a clock with their parent
 supervisor.py  the parent: starts the shards together, watches them, stops them
 lost.py        rows for the requests of a shard that died

@@ -1,10 +1,10 @@
-"""What a parent and a shard say to each other, whatever carries it.
+"""The messages between a parent and a shard, whatever carries them.
 
-The parent says: start at t=0, release a stage that waits at a barrier, end a stage early, stop. The shard says: ready, how far it
-is, which barrier it waits at; and it hands over its rows and chunks. A shard reads and writes all of that in a folder of its own
-(store/spool.py), so nothing but a few numbers in memory is on its hot path. How it crosses over to the parent is the transport's
-business: local.py shares the folder, tcp.py copies it over a socket. A transport converts instants from the parent's monotonic
-clock to the shard's; no shard needs to know where its parent is.
+The parent sends: start at t=0, release a stage that waits at a barrier, end a stage early, stop. The shard reports that it is ready,
+its progress, and the barrier it waits at; and it hands over its rows and chunks. A shard reads and writes all of that in its own
+folder (store/spool.py), so its hot path touches only a few numbers in memory. How they get to the parent is up to the transport:
+local.py shares the folder, tcp.py copies it over a socket. The transport also converts instants from the parent's monotonic clock
+to the shard's. A shard does not need to know where its parent is.
 """
 
 from typing import Protocol
@@ -14,7 +14,7 @@ import msgspec
 from inferometer.fleet.job import Job, ShardReport
 
 PARENT_GONE = 0.7
-"""Seconds that a shard whose parent has gone is given to end by itself."""
+"""Seconds that a shard whose parent has gone may take to end by itself."""
 
 
 class WorkerResult(msgspec.Struct):
@@ -26,39 +26,42 @@ class WorkerResult(msgspec.Struct):
 
 
 class ShardHandle(Protocol):
-    """The parent's end of one shard. Instants are of the parent's monotonic clock.
+    """The parent's handle on one shard. Instants are those of the parent's monotonic clock.
 
-    What the shard has said and recorded so far is in the parent's own spool folder (`Job.spool`), where every reader finds it.
+    What the shard has reported and recorded so far is in the parent's own spool folder (`Job.spool`), where every reader finds it.
     """
 
     def start(self, t0: int) -> None:
         """Start the first stage at t0."""
 
     def release(self, stage: int, at: int) -> None:
-        """Start this stage, which waits at a barrier, at an instant."""
+        """Start a stage that waits at a barrier, at this instant."""
 
     def end_stage(self, stage: int) -> None:
         """End this stage now, if it is still in progress."""
 
     def stop(self, level: int) -> None:
-        """1: send nothing more, and wait for what is in flight; 2: end now."""
+        """Stop the shard. Level 1: send nothing more, and wait for the requests in flight; 2: end now."""
 
     def is_alive(self) -> bool: ...
 
     def silence(self) -> int:
-        """Nanoseconds since the last sign of life."""
+        """Return the nanoseconds since the shard's last sign of life."""
 
     def wait(self, seconds: float) -> None:
-        """Return when the shard has ended, or after this time."""
+        """Wait until the shard has ended, but no longer than this."""
 
     def kill(self) -> None:
         """End it at once."""
 
     def result(self) -> WorkerResult | str:
-        """After its end: how it ended, or what it died of. Everything it recorded is in the parent's spool folder then."""
+        """Return how the shard ended, or what it died of.
+
+        Call this after its end. Everything it recorded is then in the parent's spool folder.
+        """
 
 
 class StartShard(Protocol):
-    """A transport: starts one shard of a job. The control file must be in the job's spool folder."""
+    """A transport: starts one shard of a job. The shard's control file must be in the job's spool folder."""
 
     def __call__(self, job: Job, shard: int, /) -> ShardHandle: ...

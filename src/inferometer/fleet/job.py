@@ -1,4 +1,4 @@
-"""What every shard is told, and how it makes its own part of it: shards share nothing."""
+"""What every shard is given, and how it makes its own part of the run from it: shards share nothing."""
 
 import asyncio
 import math
@@ -29,16 +29,16 @@ from inferometer.wire.context import CallContext, Sequenced, SharedRefs
 from inferometer.workload import tensors, tokenizer
 
 MAX_DISTINCT = 20_000
-"""Requests that are made before t=0; a longer run uses them again, and its report says so."""
+"""Maximum number of requests made before t=0. A longer run reuses them, and its report says so."""
 _DISTINCT_UNKNOWN = 4_096
-"""The same for a closed loop that ends by time, where nobody knows how many will be sent."""
+"""The number made for a closed loop that ends by time, since it is not known how many will be sent."""
 
 _CHUNKS_PER_PROCESS = 40_000
 _USERS_PER_PROCESS = 512
-"""What one process is trusted with before another is started; about half of what it can do."""
+"""The load of one process before another is started; about half of what it can handle."""
 _MAX_OPENED = 1_024
-"""Connections that an open loop opens before t=0: 1 for every 2 requests a second, up to this. Not more: there are servers
-that keep a thread for each idle one. Over gRPC, which shares connections, a closed loop opens no more than this either."""
+"""Maximum number of connections opened before t=0 for an open loop, which opens one for every 2 requests per second: some servers keep
+a thread for each idle connection. Over gRPC, where requests share connections, the maximum holds for a closed loop, too."""
 _SEQUENCES_PER_USER = 4
 
 
@@ -48,21 +48,21 @@ class Job(msgspec.Struct, frozen=True):
     shards: int
     spool: Path
     tag: str
-    """Stands in every request's X-Request-Id before its id."""
+    """The prefix of every request's X-Request-Id, before the request's id."""
     shared: tuple[SharedRefs, ...] = ()
-    """KServe: where the tensors of each shard's requests lie in shared memory, which the parent has set up."""
+    """KServe: where the tensors of each shard's requests are in shared memory, which the parent has set up."""
     barriers: tuple[int, ...] = ()
     """Stages that start only when all shards have finished the stages before."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """What a shard found out about itself, for the manifest."""
+    """A shard's report about itself, for the manifest."""
 
     stamps: str
     timer: str
     loop: str
     given_up: tuple[int, ...] = ()
-    """Stages that it gave up."""
+    """Stages that the shard gave up."""
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -111,8 +111,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     context = msgspec.structs.replace(
         reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
     )
-    connections = opened_before(plan, config)
-    own = 0 if reached.targets[0].grpc else max(map(_most_at_once, plan.stages))  # gRPC: requests share them
+    connections = connections_to_open(plan, config)
+    own = 0 if reached.targets[0].grpc else max(map(_max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)
     if sessions := workload.sessions(config.data, requests):
@@ -149,44 +149,44 @@ def _encode_turn(context: CallContext, request: Request) -> bytes:
 
 
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
-    """What each shard will send, for the shared memory that its tensors are put into."""
+    """Yield what each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
         part = schedule.shard(plan, shard, shards, longest_sequence(config) or 1)
         sequences = _sequences(config, part, shard, shards)
         requests = _requests(config, part, sequences)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
-        at_once = max(_most_at_once(stage) or _opened_for(stage) for stage in part.stages)
-        yield Portion(payloads, at_once, tuple(map(len, sequences)))
+        in_flight = max(_max_in_flight(stage) or _connections_for(stage) for stage in part.stages)
+        yield Portion(payloads, in_flight, tuple(map(len, sequences)))
 
 
 def _requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
-    """The requests that are made before t=0, for this plan of a shard."""
+    """Return the requests to make before t=0, for this shard's plan."""
     in_sequences = [id for sequence in sequences for id in sequence]
     ids = in_sequences or _ids(plan)[: workload.distinct(config.data)]
     return workload.build(config.data, config.seed, ids)
 
 
 def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
-    """The requests over and over until they fill whole rounds of the slots, so that every slot is used as seldom as can be."""
+    """Repeat the requests until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
     return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
 
 
 def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:
-    """Correlation ids that no other shard and, by the tag, no other run uses."""
+    """Return the lengths of the sequences, and correlation ids that no other shard and, by the tag, no other run uses."""
     if not sequences:
         return Sequenced()
     return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1)
 
 
 def longest_sequence(config: Config) -> int:
-    """Requests of it; 0: there are no sequences."""
+    """Return the number of requests in the longest sequence; 0: there are no sequences."""
     if not isinstance(config.data, Tensors) or not config.data.sequence:
         return 0
     return max(map(len, tensors.sequences(config.data, 1)))
 
 
 def _sequences(config: Config, plan: Plan, shard: int, shards: int) -> list[Sequence[int]]:
-    """The ids of each sequence's requests: more sequences than there are users, so that none is begun again before it has ended."""
+    """Return the ids of each sequence's requests. There are more sequences than users, so that none is reused before it has ended."""
     if not isinstance(config.data, Tensors) or not config.data.sequence:
         return []
     users = max(stage.concurrency for stage in plan.stages if isinstance(stage, ClosedStage))
@@ -198,7 +198,7 @@ def _credentials(reached: reach.Reached) -> dict[str, str]:
 
 
 def _ids(plan: Plan) -> list[int]:
-    """The ids whose requests are made before t=0: the first ones of each stage, within MAX_DISTINCT over all."""
+    """Return the ids of the requests to make before t=0: the first ones of each stage, at most MAX_DISTINCT in total."""
     ids: list[int] = []
     for stage in plan.stages:
         known = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests
@@ -207,41 +207,41 @@ def _ids(plan: Plan) -> list[int]:
     return ids or [0]
 
 
-def prepared(plan: Plan, shards: int) -> int:
-    """How many requests all shards together make before t=0."""
+def prepared_count(plan: Plan, shards: int) -> int:
+    """Return how many requests all shards together make before t=0."""
     return sum(len(_ids(schedule.shard(plan, shard, shards))) for shard in range(shards))
 
 
-def opened_before(plan: Plan, config: Config) -> int:
-    """Connections to open before t=0, for this plan (a shard's or the whole)."""
+def connections_to_open(plan: Plan, config: Config) -> int:
+    """Return how many connections to open before t=0 for this plan, which may be a shard's or the whole."""
     if config.client.connections != "auto":
         return config.client.connections
-    most = max(_opened_for(stage) for stage in plan.stages)
+    most = max(_connections_for(stage) for stage in plan.stages)
     return min(most, _MAX_OPENED) if scheme_of(config.server.urls[0]) == "grpc" else most
 
 
-def _opened_for(stage: OpenStage | ClosedStage) -> int:
+def _connections_for(stage: OpenStage | ClosedStage) -> int:
     if isinstance(stage, ClosedStage):
         return min(stage.concurrency, stage.requests) if stage.requests else stage.concurrency
     rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
     return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
 
 
-def _most_at_once(stage: OpenStage | ClosedStage) -> int:
+def _max_in_flight(stage: OpenStage | ClosedStage) -> int:
     return stage.concurrency if isinstance(stage, ClosedStage) else stage.cap
 
 
-def how_many(config: Config, plan: Plan) -> int:
-    """Processes for this load: what it needs, at most the cores less one, and never more than there is concurrency to share."""
+def process_count(config: Config, plan: Plan) -> int:
+    """Return the number of processes for this load: as many as it needs, at most the cores less one, and at most its concurrency."""
     if config.client.processes == "auto":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = min(max(_needed(stage, config) for stage in plan.stages), max(cores - 1, 1))
+        wanted = min(max(_processes_for(stage, config) for stage in plan.stages), max(cores - 1, 1))
     else:
         wanted = config.client.processes
     return max(1, min(wanted, schedule.max_shards(plan)))
 
 
-def _needed(stage: OpenStage | ClosedStage, config: Config) -> int:
+def _processes_for(stage: OpenStage | ClosedStage, config: Config) -> int:
     if isinstance(stage, ClosedStage):
         return math.ceil(stage.concurrency / _USERS_PER_PROCESS)
     rate = len(stage.instants) / max(stage.duration / NS, 1e-9)

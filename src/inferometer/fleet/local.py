@@ -1,4 +1,4 @@
-"""Shards on this machine: in a process each, or in threads of this process. They write into the parent's own spool folder."""
+"""Shards on this machine, each in a process of its own or in a thread of this one. They write into the parent's own spool folder."""
 
 import contextlib
 import pickle
@@ -17,8 +17,8 @@ from inferometer.store.spool import Control
 from inferometer.timing.clock import now
 
 
-class _Shared:
-    """Parent and shard map the same control file, and share one monotonic clock."""
+class _SharedControl:
+    """Sends to a shard that maps the same control file and has the same monotonic clock as the parent."""
 
     def __init__(self, job: Job, shard: int) -> None:
         self._control = Control(job.spool / f"{shard}.control", create=False)
@@ -40,8 +40,8 @@ class _Shared:
         return now() - self._control["heartbeat"]
 
 
-class LocalProcess(_Shared):
-    """A shard in a process of its own. Its standard input stays open as long as the parent lives: its end is the parent's."""
+class LocalProcess(_SharedControl):
+    """A shard in a process of its own. Its standard input stays open while the parent lives."""
 
     def __init__(self, job: Job, shard: int) -> None:
         super().__init__(job, shard)
@@ -51,7 +51,7 @@ class LocalProcess(_Shared):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            process_group=0,  # the terminal's Ctrl-C is the parent's to handle, even while this one is still starting
+            process_group=0,  # only the parent handles the terminal's Ctrl-C, even while this process is still starting
         )
         assert self._process.stdin is not None
         try:
@@ -59,7 +59,7 @@ class LocalProcess(_Shared):
             self._process.stdin.write(len(data).to_bytes(8, "little") + data)
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it died at once: result() says how
+            pass  # it died immediately: result() says how
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -67,7 +67,7 @@ class LocalProcess(_Shared):
     def wait(self, seconds: float) -> None:
         assert self._process.stdout is not None
         if select.select([self._process.stdout], [], [], seconds)[0]:
-            time.sleep(0.001)  # its result is there, and it is about to end
+            time.sleep(0.001)  # the result is there, and the process is about to end
 
     def kill(self) -> None:
         self._process.kill()
@@ -87,13 +87,13 @@ class LocalProcess(_Shared):
 
 
 def died(code: int, log: bytes) -> str:
-    """Say how a process ended that gave no result, with the last line of its log."""
+    """Describe how a process without a result ended, with the last line of its log."""
     last = log.decode("utf-8", "replace").strip().splitlines()[-1:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
     return f"{how}: {last[0]}" if last else how
 
 
-class LocalThread(_Shared):
+class LocalThread(_SharedControl):
     """A shard in a thread of this process."""
 
     def __init__(self, job: Job, shard: int) -> None:
@@ -117,7 +117,7 @@ class LocalThread(_Shared):
         self._thread.join(seconds)
 
     def kill(self) -> None:
-        """Do nothing: a thread cannot be killed, and it was asked to stop."""
+        """Do nothing: a thread cannot be killed, and it has been signalled to stop."""
 
     def result(self) -> WorkerResult | str:
         self._thread.join()

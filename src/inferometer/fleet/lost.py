@@ -1,6 +1,6 @@
-"""Rows for the requests of a shard that died: those in flight then and, in open loop, those that its plan still had.
+"""Adds rows for the requests of a shard that died: those in flight then and, in open loop, those still to come in its plan.
 
-They are added to what the shard had recorded, with the failure `lost`, so that no planned request goes missing.
+The rows have the failure `lost`, so that every planned request is accounted for.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ def add_lost_rows(folder: Path, shard: int, plan: Plan) -> None:
 
 
 Missing = tuple[int, int, int]
-"""Id, stage, and the intended instant by the shard's clock."""
+"""The id, the stage, and the intended instant by the shard's clock."""
 
 
 def _missing(plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], control: Control) -> Iterable[Missing]:
@@ -65,7 +65,7 @@ def _missing(plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], co
 
 
 def _start(stage: OpenStage, own: np.ndarray[tuple[int], np.dtype[np.void]], expected: int) -> int:
-    """Return when the stage started: as a recorded request of it tells, else when it should have."""
+    """Return when the stage started: computed from one of its recorded requests, or else when it was expected to."""
     first_turns = own[own["id"] < TURN_STEP]
     if not len(first_turns):
         return expected
@@ -73,12 +73,12 @@ def _start(stage: OpenStage, own: np.ndarray[tuple[int], np.dtype[np.void]], exp
     return int(first_turns["intended"][0]) - int(stage.instants[index])
 
 
-def _in_flight(stage: ClosedStage, known: set[int], most: int) -> Iterable[int]:
-    """Return the ids that a closed loop had issued and not recorded: it issues them in order."""
+def _in_flight(stage: ClosedStage, known: set[int], count: int) -> Iterable[int]:
+    """Yield the ids that a closed loop had issued and not recorded: it issues them in order."""
     id = stage.first_id
     last = stage.first_id + stage.requests * stage.id_step if stage.requests else 1 << 62
-    while most and id < last:
+    while count and id < last:
         if id not in known:
             yield id
-            most -= 1
+            count -= 1
         id += stage.id_step

@@ -1,6 +1,6 @@
-"""The parent: starts the shards together, watches them, releases barriers, stops them, and copes with the loss of one.
+"""The parent: starts the shards together, watches them, releases barriers, stops them, and handles the loss of one.
 
-How shards are started and reached is the transport's business (control.py); this file holds the policy.
+How shards are started and reached is up to the transport (control.py); this file holds the policy.
 """
 
 import time
@@ -20,18 +20,18 @@ from inferometer.timing.clock import now
 from inferometer.units import NS
 
 _START_IN = NS // 10
-"""From the last shard's `ready` to t=0."""
+"""Nanoseconds from the last shard's `ready` to t=0."""
 _HUNG = 10 * NS
-"""A shard without a sign of life for this long is ended."""
+"""A shard that gives no sign of life for this long is killed."""
 _FILES = 4
-"""Files that this process has open for each shard: its log, both pipes, its numbers."""
+"""Files that this process has open for each shard: its log, both pipes, its control file."""
 _OWN_FILES = 16 + RESERVED_FILES
 _MAX_NEW = 20_000
-"""Rows that a snapshot reads at the most: the latest."""
+"""Maximum number of rows that a snapshot reads: the latest ones."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The run as it stands."""
+    """The current state of the run."""
 
     started: bool
     elapsed: float
@@ -45,20 +45,20 @@ class Snapshot(msgspec.Struct, frozen=True):
     stopping: bool
     t0: int
     rows: Callable[[], np.ndarray[tuple[int], np.dtype[np.void]]]
-    """What ended since this was last asked (at most the latest of it), times by the monotonic clock. Reading it takes a while."""
+    """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
     peeks: Callable[[], np.ndarray[tuple[int, int], np.dtype[np.int64]]]
-    """Of some requests in flight: time to first token and latest gap, ns."""
+    """Return the time to first token and the latest gap of some requests in flight, in ns."""
 
 
 class Supervisor:
-    """The shards of a job. `errors` are what went wrong with them; `reports` are what they found out about themselves."""
+    """Runs the shards of a job. `errors` says what went wrong with them; `reports` are their reports about themselves."""
 
     def __init__(self, job: Job, start: StartShard) -> None:
         self._job = job
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
         self._t0 = 0
-        self._stop = self._stop_told = 0
+        self._stop = self._stop_sent = 0
         self._barriers = list(job.barriers)
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
@@ -68,17 +68,17 @@ class Supervisor:
         try:
             for shard in range(job.shards):
                 self._running[shard] = start(job, shard)
-        except BaseException:  # Ctrl-C: nobody watches them yet
+        except BaseException:  # such as Ctrl-C: nothing watches the shards yet
             self._kill_all()
             raise
 
     def stop(self) -> None:
-        """Stop for Ctrl-C: the first time wait for what is in flight, the second time end now. Safe in a signal handler: the
-        shards are told by `watch`."""
+        """Stop the run on Ctrl-C: the first call waits for the requests in flight, the second ends it now. Safe in a signal handler:
+        `watch` passes it on to the shards."""
         self._stop = min(self._stop + 1, 2)
 
     def end_stage(self, stage: int) -> None:
-        """Make all shards that are still in this stage go on to the next one, within a tick."""
+        """Make all shards that are still in this stage continue with the next one, within a tick."""
         for shard in self._running.values():
             shard.end_stage(stage)
 
@@ -113,11 +113,11 @@ class Supervisor:
             shard.stop(level)
 
     def _wait(self, interval: float) -> None:
-        """Return when the interval is over or all shards have ended."""
+        """Look after the shards until the interval is over or all have ended."""
         end = time.monotonic() + interval
         while self._running and time.monotonic() < end:
-            if self._stop > self._stop_told:
-                self._stop_told = self._stop
+            if self._stop > self._stop_sent:
+                self._stop_sent = self._stop
                 self._stop_all(self._stop)
             self._collect()
             self._start_when_ready()
@@ -133,7 +133,7 @@ class Supervisor:
                 shard.start(self._t0)
 
     def _release_barrier(self) -> None:
-        """Start the stage behind the next barrier when all shards that still run wait there."""
+        """Start the stage behind the next barrier once all shards that are still running wait there."""
         if not self._barriers or not self._running:
             return
         stage = self._barriers[0]
@@ -163,7 +163,7 @@ class Supervisor:
             self.reports.append(result.report)
 
     def _lose(self, shard: int, how: str) -> None:
-        """A shard is gone. Before the start, that ends the run; afterwards the others finish their part of the plan."""
+        """Handle the loss of a shard: before the start, it ends the run; after that, the others finish their part of the plan."""
         lost = self._controls[shard]["in_flight"]
         self.errors.append(f"client process {shard} {how}" + (f"; {lost} requests in flight were lost" if lost else ""))
         if self._t0:
@@ -193,9 +193,9 @@ class Supervisor:
         )
 
     def _stage(self) -> int:
-        """Return the stage that the slowest shard is in; lost ones do not count."""
-        there = [control["stage"] for shard, control in enumerate(self._controls) if shard not in self.lost]
-        return min(there or [control["stage"] for control in self._controls])
+        """Return the stage that the slowest shard is in, not counting lost ones."""
+        stages = [control["stage"] for shard, control in enumerate(self._controls) if shard not in self.lost]
+        return min(stages or [control["stage"] for control in self._controls])
 
     def _peeks(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         return np.concatenate([peeks_of(self._job.spool, shard) for shard in range(self._job.shards)])

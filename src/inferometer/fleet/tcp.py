@@ -1,11 +1,11 @@
-"""Shards that are reached over TCP: nothing is shared with the parent but a socket, neither a folder nor a clock.
+"""Shards that are reached over TCP: they share only a socket with the parent, neither a folder nor a clock.
 
-The shard records into a folder of its own. A thread beside it copies what is new there to the parent every 50 ms, numbers last, so
-that the parent's spool folder is always a consistent, slightly older copy. What the parent says comes back on the same socket.
+The shard records into a folder of its own. A background thread copies what is new there to the parent every 50 ms, numbers last, so
+that the parent's spool folder is always a consistent, slightly older copy. The parent's messages come back over the same socket.
 The shard estimates how far the parent's monotonic clock is ahead of its own, and converts instants to its own clock.
 
-A message is four bytes of length and a msgpack array: its kind, and what belongs to it. The first one is a token that the parent has
-given to the process it started.
+A message is four bytes of length and a msgpack array: its kind, then its values. The shard's first message is a token that the
+parent has given to the process it started.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ from inferometer.records import ROW
 from inferometer.store.spool import CONTROL, FROM_PARENT, Control
 from inferometer.timing.clock import now
 
-_EVERY_S = 0.05
+_COPY_EVERY_S = 0.05
 _PIECE = 1 << 20
 _PINGS = 16
-_START_S = 60.0
-"""How long a process may take to connect to its parent."""
+_CONNECT_S = 60.0
+"""Maximum time that a process may take to connect to its parent."""
 _CLOSE_S = 5.0
 _COLUMNS = {"rows": (ROW.itemsize, "rows"), "arrivals": (8, "chunks"), "tokens": (2, "chunks")}
-"""Files that grow with a number of the control file: bytes per entry, and the number."""
+"""Files that grow with a number in the control file: bytes per entry, and the name of the number."""
 _LINES = ("failures", "samples")
 _FROM_SHARD = tuple(name for name in CONTROL if name not in FROM_PARENT)
 
 
-class _Channel:
-    """Messages over a socket, sent whole by whichever thread."""
+class _MessageChannel:
+    """Sends and receives messages over a socket. Several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,7 +59,7 @@ class _Channel:
             self._sock.sendall(len(data).to_bytes(4, "little") + data)
 
     def receive(self) -> Any:
-        """Return the next message; None: the other end has gone."""
+        """Return the next message, or None if the other end has gone."""
         head = self._read(4)
         data = self._read(int.from_bytes(head, "little")) if head else b""
         return msgspec.msgpack.decode(data) if data else None
@@ -83,7 +83,7 @@ class _Channel:
 
 
 def clock_offset(samples: list[tuple[int, int, int]]) -> int:
-    """Return how far the other clock is ahead, from (sent, the other's time, received): the quickest round trip says it best."""
+    """Return how far the other clock is ahead, from samples of (sent, the other clock's time, received): the quickest is the best."""
     sent, other, received = min(samples, key=lambda each: each[2] - each[0])
     return other - (sent + received) // 2
 
@@ -92,13 +92,13 @@ def clock_offset(samples: list[tuple[int, int, int]]) -> int:
 
 
 class TcpShard:
-    """A shard in a process that this one starts, in a session of its own, and that connects back."""
+    """A shard in a process that this one starts, in a session of its own, and that connects back to it."""
 
     def __init__(self, job: Job, shard: int, host: str = "127.0.0.1") -> None:
         self._job, self._shard = job, shard
         self._control = Control(job.spool / f"{shard}.control", create=False)
-        self._pending: list[tuple[Any, ...]] = []  # said before the shard had connected
-        self._channel: _Channel | None = None
+        self._pending: list[tuple[Any, ...]] = []  # messages to send once the shard has connected
+        self._channel: _MessageChannel | None = None
         self._result: WorkerResult | None = None
         self._ended = threading.Event()
         self._alive_at, self._heartbeat = now(), 0
@@ -119,16 +119,16 @@ class TcpShard:
         threading.Thread(target=self._listen, args=(token,), daemon=True).start()
 
     def start(self, t0: int) -> None:
-        self._say("start", t0)
+        self._send("start", t0)
 
     def release(self, stage: int, at: int) -> None:
-        self._say("release", stage, at)
+        self._send("release", stage, at)
 
     def end_stage(self, stage: int) -> None:
-        self._say("past", stage + 1)
+        self._send("past", stage + 1)
 
     def stop(self, level: int) -> None:
-        self._say("stop", level)
+        self._send("stop", level)
 
     def is_alive(self) -> bool:
         return not self._ended.is_set() and self._process.poll() is None
@@ -147,7 +147,7 @@ class TcpShard:
             self._channel.close()
 
     def result(self) -> WorkerResult | str:
-        self._ended.wait(1.0)  # what is still on its way
+        self._ended.wait(1.0)  # for messages that are still on their way
         if self._result is not None:
             self._process.wait()
             return self._result
@@ -155,11 +155,11 @@ class TcpShard:
         self._log.seek(0)
         return died(self._process.returncode, self._log.read())
 
-    def _say(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         if self._channel is None:
             self._pending.append(message)
             return
-        with contextlib.suppress(OSError):  # it has gone: is_alive says so
+        with contextlib.suppress(OSError):  # the shard has gone: is_alive() will say so
             self._channel.send(*message)
 
     def _listen(self, token: str) -> None:
@@ -169,21 +169,21 @@ class TcpShard:
                 channel.send("job", pickle.dumps((self._job, self._shard)))
                 self._channel, pending = channel, self._pending
                 for message in pending:
-                    self._say(*message)
+                    self._send(*message)
                 while self._result is None and (message := channel.receive()) is not None:
-                    self._heard(channel, *message)
+                    self._handle(channel, *message)
                 channel.close()
         except OSError:
-            pass  # it has gone, or was killed
+            pass  # the shard has gone, or was killed
         finally:
             self._ended.set()
 
-    def _accept(self, token: str) -> _Channel | None:
-        self._listener.settimeout(_START_S)
+    def _accept(self, token: str) -> _MessageChannel | None:
+        self._listener.settimeout(_CONNECT_S)
         while True:
             sock, _ = self._listener.accept()
-            sock.settimeout(_START_S)
-            channel = _Channel(sock)
+            sock.settimeout(_CONNECT_S)
+            channel = _MessageChannel(sock)
             message = channel.receive()
             sock.settimeout(None)
             if message and hmac.compare_digest(str(message[1]).encode(), token.encode()):
@@ -191,7 +191,7 @@ class TcpShard:
                 return channel
             channel.close()
 
-    def _heard(self, channel: _Channel, kind: str, *values: Any) -> None:
+    def _handle(self, channel: _MessageChannel, kind: str, *values: Any) -> None:
         match kind:
             case "ping":
                 channel.send("pong", values[0], now())
@@ -215,9 +215,9 @@ class TcpShard:
 
 
 def work(address: str, token: str) -> None:
-    """Connect to the parent at HOST:PORT, run the shard that it hands over, and give it back what was recorded."""
+    """Connect to the parent at HOST:PORT, run the shard that it sends, and send back what was recorded."""
     host, _, port = address.rpartition(":")
-    channel = _Channel(socket.create_connection((host, int(port)), _START_S))
+    channel = _MessageChannel(socket.create_connection((host, int(port)), _CONNECT_S))
     channel._sock.settimeout(None)
     channel.send("token", token)
     message = channel.receive()
@@ -231,31 +231,30 @@ def work(address: str, token: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(channel: _Channel, job: Job, shard: int, folder: Path) -> None:
+def _run(channel: _MessageChannel, job: Job, shard: int, folder: Path) -> None:
     control = Control(folder / f"{shard}.control", create=True)
     parent = _Parent(channel, control, folder)
-    copy = _Copy(channel, control, folder, shard)
+    copier = _Copier(channel, control, folder, shard)
     parent.measure_clock()
     listening = threading.Thread(target=parent.listen, daemon=True)
     listening.start()
-    threading.Thread(target=copy.keep_up, daemon=True).start()
+    threading.Thread(target=copier.keep_up, daemon=True).start()
     try:
         result = WorkerResult(report=run_shard(job, shard, folder))
     except UserError as error:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     parent.is_done = True
     with contextlib.suppress(OSError):
-        copy.finish()
+        copier.finish()
         channel.send("result", msgspec.json.encode(result))
-        listening.join(
-            _CLOSE_S
-        )  # the parent closes when it has everything: closing first might lose what is on its way
+        # The parent closes when it has everything: closing first might lose messages that are on their way.
+        listening.join(_CLOSE_S)
 
 
 class _Parent:
-    """What the parent says, written into the shard's control file."""
+    """Receives the parent's messages and writes them into the shard's control file."""
 
-    def __init__(self, channel: _Channel, control: Control, folder: Path) -> None:
+    def __init__(self, channel: _MessageChannel, control: Control, folder: Path) -> None:
         self._channel, self._control, self._folder = channel, control, folder
         self._ahead = 0
         self.is_done = False
@@ -291,22 +290,22 @@ class _Parent:
                 self._control[kind] = values[0]
 
 
-class _Copy:
-    """Sends what is new in the shard's folder."""
+class _Copier:
+    """Sends the parent what is new in the shard's folder."""
 
-    def __init__(self, channel: _Channel, control: Control, folder: Path, shard: int) -> None:
+    def __init__(self, channel: _MessageChannel, control: Control, folder: Path, shard: int) -> None:
         self._channel, self._control, self._folder, self._shard = channel, control, folder, shard
         self._sent = dict.fromkeys((*_COLUMNS, *_LINES), 0)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
         with contextlib.suppress(OSError):
-            while not self._over.wait(_EVERY_S):
+            while not self._stopped.wait(_COPY_EVERY_S):
                 self._copy()
 
     def finish(self) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._control["recounted"]:
             self._sent["rows"] = 0
         self._copy()

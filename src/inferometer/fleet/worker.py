@@ -1,8 +1,8 @@
 """A process that runs one shard: `python -m inferometer.fleet.worker`, with its job on standard input.
 
-It answers with one JSON object: its report, or an error that the user can fix. Standard input stays open while the parent lives:
-when it ends, so does this process, within a second and at whatever point of its life it is. Ctrl-C is the parent's to handle:
-it reaches the shard through its control file.
+It writes one JSON object to standard output: its report, or an error that the user can fix. Standard input stays open while the
+parent lives: when it ends, so does this process, within a second, whatever it is doing. The parent handles Ctrl-C and passes it on
+through the shard's control file.
 
     python -m inferometer.fleet.worker HOST:PORT    the same for a parent that is reached over TCP (tcp.py)
 """
@@ -27,7 +27,7 @@ def _read_job(jobs: "queue.SimpleQueue[bytes]") -> None:
 
 
 def _end_soon() -> None:
-    """The parent has gone: stop the shard if it runs, and end in any case."""
+    """Stop the shard if it is running, and end this process in any case: the parent has gone."""
     from inferometer.fleet.control import PARENT_GONE  # noqa: PLC0415
 
     if _controls:
@@ -47,7 +47,7 @@ def main() -> None:
         tcp.work(sys.argv[1], sys.stdin.readline().strip())
         os._exit(0)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    # From the first moment on: what follows imports for a good part of a second.
+    # Started first, because the imports below take a good part of a second.
     threading.Thread(target=_read_job, args=(jobs,), daemon=True).start()
 
     import pickle  # noqa: PLC0415
@@ -67,7 +67,7 @@ def main() -> None:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
     sys.stdout.buffer.write(msgspec.json.encode(result))
     sys.stdout.flush()
-    os._exit(0)  # everything it had open is closed: taking Python apart would keep the parent waiting for some 70 ms
+    os._exit(0)  # all files are closed; a normal exit of Python would keep the parent waiting for some 70 ms
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Rows and chunks on disk as they happen, and the few numbers that processes tell each other.
+"""Rows and chunks on disk as they happen, and the few numbers that parent and shard exchange.
 
-A shard packs each finished request straight into a mapped file: no call into the kernel on the hot path, no message to
-another process, and a process that dies leaves what it had recorded. The parent maps the same files to feed the live view
-and, at the end, to merge. Space is allocated before it is written, so that a full disk is an error here and not a SIGBUS.
+A shard packs each finished request directly into a mapped file: there is no system call on the hot path and no message to another
+process, and a process that dies leaves behind what it had recorded. The parent reads the same files for the live view and, at the
+end, to merge them. Space is allocated before it is written, so that a full disk is an error here and not a SIGBUS.
 
     SPOOL/0.control   the numbers of CONTROL, 8 bytes each
     SPOOL/0.rows      records.ROW structs
-    SPOOL/0.arrivals  int64 ns            one a chunk; a request's chunks lie together
-    SPOOL/0.tokens    uint16              one a chunk
-    SPOOL/0.failures  JSON lines, in the order that rows refer to them
+    SPOOL/0.arrivals  int64 ns            one per chunk; a request's chunks are contiguous
+    SPOOL/0.tokens    uint16              one per chunk
+    SPOOL/0.failures  JSON lines; rows refer to them by number
     SPOOL/0.samples   JSON lines
     SPOOL/0.peek      PEEKS pairs of int64 ns: time to first token and latest gap of some requests still in flight
 """
@@ -53,14 +53,14 @@ class FinishedRequest(Protocol):
 CONTROL = (
     # written by the parent
     "t0",  # monotonic ns at which the run starts; 0: not yet
-    "stop",  # 1: send nothing more and wait for the grace; 2: end now
-    "past",  # stages before this one are to end now
+    "stop",  # 1: send nothing more, and end after the grace period; 2: end now
+    "past",  # stages before this one must end now
     "released",  # the last stage behind a barrier that may start
-    "release_at",  # and when, monotonic ns
+    "release_at",  # when that stage starts, monotonic ns
     # written by the shard
-    "state",  # a place in STATES
+    "state",  # an index into STATES
     "heartbeat",  # monotonic ns of the last sign of life
-    "recorded",  # monotonic ns before which all that was answered is in the spool
+    "recorded",  # monotonic ns; all responses that ended before are in the spool
     "rows",
     "chunks",
     "failures",
@@ -70,32 +70,32 @@ CONTROL = (
     "in_flight",
     "queued",
     "stage",
-    "waiting",  # the stage behind a barrier that the shard is ready for: all that it sent before has ended
+    "waiting",  # the stage behind a barrier that the shard is ready for: all its earlier requests have ended
     "ended",  # monotonic ns at which the shard had nothing more to do
     "interrupted",
     "disk_full",
-    "recounted",  # 1: tokens were counted after the run, and rows changed by that
+    "recounted",  # 1: tokens were counted after the run, which changed rows
 )
 FROM_PARENT = ("t0", "stop", "past", "released", "release_at")
-"""The numbers that the parent writes; the others are the shard's."""
+"""The numbers that the parent writes; the shard writes the others."""
 STATES = ("starting", "ready", "running", "done")
-_AT = {name: place for place, name in enumerate(CONTROL)}
+_INDEX = {name: index for index, name in enumerate(CONTROL)}
 
 PEEKS = 64
-"""Requests in flight that the live view is given a look at, for streams that last longer than its window."""
+"""Maximum number of requests in flight shown to the live view, for streams that last longer than its window."""
 _FIRST_ROWS = 1 << 14
 _FIRST_CHUNKS = 1 << 18
 _BLOCK = 4_096
-"""Rows that are worked on at a time when merging: so many stay in the processor's cache."""
+"""Rows processed at a time when merging: this many stay in the processor's cache."""
 _MAX_FAILURES = 60_000
-"""Distinct failures that are kept apart; what comes after counts under its code with the message left out."""
+"""Maximum number of distinct failures. Later ones are recorded by their code alone, without the message."""
 
 
 class Control:
     """The numbers of CONTROL, in a mapped file that parent and shard share.
 
-    Each is read and written through a view of int64, in one move of 8 bytes: whoever looks sees the old number or the new
-    one. (struct.pack_into zeroes the place first and fills it byte by byte; a reader in between sees a heartbeat of 0.)
+    Each is read and written through an int64 view, in a single 8-byte access: a reader sees either the old number or the new one.
+    (struct.pack_into zeroes the bytes first and fills them one by one; a reader in between would see a heartbeat of 0.)
     """
 
     def __init__(self, path: Path, create: bool) -> None:
@@ -105,10 +105,10 @@ class Control:
             self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * len(CONTROL))).cast("q")
 
     def __getitem__(self, name: str) -> int:
-        return self._numbers[_AT[name]]
+        return self._numbers[_INDEX[name]]
 
     def __setitem__(self, name: str, value: int) -> None:
-        self._numbers[_AT[name]] = value
+        self._numbers[_INDEX[name]] = value
 
     @property
     def state(self) -> str:
@@ -120,7 +120,7 @@ class Control:
 
 
 class _Column:
-    """A file that grows and is written through a map."""
+    """A file that grows, and is written through a memory map."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._file = path.open("w+b")
@@ -132,7 +132,7 @@ class _Column:
         _allocate(self._file.fileno(), 2 * self.size)
         if sys.platform == "linux":
             self.map.resize(2 * self.size)
-        else:  # no mremap
+        else:  # mremap is not available
             self.map.close()
             self.map = mmap.mmap(self._file.fileno(), 2 * self.size)
         self.size *= 2
@@ -144,7 +144,7 @@ class _Column:
 
 
 class _Lines:
-    """A file of JSON lines, each of them whole or not there."""
+    """A file of JSON lines. A line is either complete or missing."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -152,7 +152,7 @@ class _Lines:
 
     def add(self, entry: msgspec.Struct) -> None:
         line = msgspec.json.encode(entry) + b"\n"
-        if self._file.write(line) != len(line):  # the disk filled up in the middle of it
+        if self._file.write(line) != len(line):  # the disk filled up in the middle of the line
             self._file.seek(self._size)
             self._file.truncate()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -170,7 +170,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 class Spool:
-    """The shard's side: a row for each request that ended."""
+    """The shard's side: writes a row for each request that ended."""
 
     def __init__(
         self, folder: Path, shard: int, expected_rows: int, expected_chunks: int, secrets: tuple[str, ...] = ()
@@ -190,18 +190,18 @@ class Spool:
         self.chunks = 0
 
     def failure(self, code: str, message: str) -> int:
-        """What a row's `failure` column says for this failure."""
+        """Return the value of a row's `failure` column for this failure."""
         if len(self._known) >= _MAX_FAILURES:
             message = ""
-        place = self._known.get((code, message))
-        if place is None:
+        number = self._known.get((code, message))
+        if number is None:
             self._failures.add(Failure(code, hide(message, self._secrets)))
-            place = self._known[code, message] = len(self._known) + 1
-            self.control["failures"] = place
-        return place
+            number = self._known[code, message] = len(self._known) + 1
+            self.control["failures"] = number
+        return number
 
     def add(self, flights: Sequence[FinishedRequest]) -> None:
-        """Requests that ended. Raises OSError where the disk is full, when those are written that there was room for."""
+        """Add requests that ended. Raises OSError when the disk is full, after writing those that there was room for."""
         packed: list[bytes] = []
         full: OSError | None = None
         for flight in flights:
@@ -238,11 +238,11 @@ class Spool:
         self.chunks = end
 
     def set_tokens(self, counts: Mapping[int, int], counted_by: int) -> None:
-        """The tokens of requests, by their ids, counted after the run."""
+        """Set the output tokens of requests, by request id, that were counted after the run."""
         view = np.frombuffer(self._rows.map, ROW, count=self.rows)
-        found = [(row, counts[id]) for row, id in enumerate(view["id"].tolist()) if id in counts]
-        rows = [row for row, _ in found]
-        view["n_out"][rows], view["counted_by"][rows] = [count for _, count in found], counted_by
+        counted = [(row, counts[id]) for row, id in enumerate(view["id"].tolist()) if id in counts]
+        rows = [row for row, _ in counted]
+        view["n_out"][rows], view["counted_by"][rows] = [count for _, count in counted], counted_by
         del view
         self.control["recounted"] = 1
 
@@ -250,11 +250,11 @@ class Spool:
         self._samples.add(sample)
 
     def peek(self, pairs: list[int]) -> None:
-        """A look at what is in flight: time to first token and latest gap in turn, of at most PEEKS requests."""
+        """Publish the time to first token and the latest gap, alternating, of at most PEEKS requests in flight."""
         self._peek.map[:] = array("q", pairs + [0] * (2 * PEEKS - len(pairs))).tobytes()
 
     def publish(self) -> None:
-        """Let the parent see what there is: the chunks first, so that no row points beyond them."""
+        """Publish the numbers of chunks and rows to the parent. The chunks come first, so that no row points beyond them."""
         self.control["chunks"] = self.chunks
         self.control["rows"] = self.rows
 
@@ -272,14 +272,14 @@ class Spool:
 
 
 def rows_of(folder: Path, shard: int, count: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """Rows of a shard, copied: times are still those of the monotonic clock."""
+    """Return a copy of a shard's rows from `first` up to `count`. Times are those of the monotonic clock."""
     return np.fromfile(folder / f"{shard}.rows", ROW, count=count - first, offset=first * ROW.itemsize)
 
 
-def await_end(folder: Path, shards: int, patience: float = 3.0) -> None:
-    """Shards whose parent was killed end by themselves, within milliseconds: let them."""
+def await_end(folder: Path, shards: int, timeout: float = 3.0) -> None:
+    """Wait for shards whose parent was killed: they end by themselves, usually within milliseconds."""
     controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while time.monotonic() < end and any(
         control.state == "running" and now() - control["heartbeat"] < NS // 2 for control in controls
     ):
@@ -287,7 +287,7 @@ def await_end(folder: Path, shards: int, patience: float = 3.0) -> None:
 
 
 def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
-    """All shards' records in one, times since t=0; the chunks come in pieces."""
+    """Merge all shards' records, with times since t=0; the chunks come in pieces."""
     controls = [Control(folder / f"{shard}.control", create=False) for shard in range(shards)]
     rows = Columns.empty(sum(control["rows"] for control in controls))
     failures, samples = list[Failure](), list[Sample]()
@@ -301,25 +301,25 @@ def merge(folder: Path, shards: int) -> tuple[Records, Iterator[Chunks]]:
         samples += _lines(folder / f"{shard}.samples", Sample)
         chunks += control["chunks"]
     rows = rows[:at]
-    rows["failure"][:], named = _distinct(rows["failure"], failures)
-    return Records(rows, np.zeros(at, np.int8), named, tuple(samples)), pieces(folder, shards)
+    rows["failure"][:], used = _distinct(rows["failure"], failures)
+    return Records(rows, np.zeros(at, np.int8), used, tuple(samples)), pieces(folder, shards)
 
 
 def _distinct(numbers: NDArray[np.int32], failures: list[Failure]) -> tuple[NDArray[np.int32], tuple[Failure, ...]]:
-    """Each failure that rows name once, in the order in which they first do: shards may have the same, and some are never named."""
+    """Return the failure numbers and failures with duplicates (of several shards) and unused ones removed, in order of first use."""
     if not numbers.any():
         return numbers, ()
-    used, first = np.unique(numbers, return_index=True)
-    named: dict[Failure, int] = {}
-    place_of = np.zeros(len(failures) + 1, np.int32)
-    for number in used[np.argsort(first)].tolist():
+    present, first = np.unique(numbers, return_index=True)
+    used: dict[Failure, int] = {}
+    new_number = np.zeros(len(failures) + 1, np.int32)
+    for number in present[np.argsort(first)].tolist():
         if number:
-            place_of[number] = named.setdefault(failures[number - 1], len(named) + 1)
-    return place_of[numbers], tuple(named)
+            new_number[number] = used.setdefault(failures[number - 1], len(used) + 1)
+    return new_number[numbers], tuple(used)
 
 
 def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: int, chunks: int, failures: int) -> None:
-    """A shard's rows into their columns, where `chunks` chunks and `failures` failures come before the shard's own."""
+    """Copy a shard's rows into the columns. `chunks` and `failures` are the numbers of those that come before the shard's own."""
     for name in NAMES:
         rows[name][:] = block[name]
     for name in TIMES:
@@ -332,19 +332,19 @@ def _put(block: np.ndarray[tuple[int], np.dtype[np.void]], rows: Columns, t0: in
 
 
 def peeks_of(folder: Path, shard: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Time to first token and latest gap of some requests in flight, ns; a gap of 0 is none yet."""
+    """Return the time to first token and the latest gap of some requests in flight, in ns; gap 0: there is none yet."""
     path = folder / f"{shard}.peek"
     pairs = np.fromfile(path, "<i8").reshape(-1, 2) if path.exists() else np.zeros((0, 2), np.int64)
     return pairs[pairs[:, 0] > 0]
 
 
 def failures_of(folder: Path, shard: int) -> list[Failure]:
-    """The failures that a shard's rows refer to, as far as they are written."""
+    """Return the failures that a shard's rows refer to, as far as they are written."""
     return _lines(folder / f"{shard}.failures", Failure)
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """JSON lines; a line that a crash cut off is left out."""
+    """Read JSON lines, without a last line that a crash cut off."""
     if not path.exists():
         return []
     return [
@@ -355,7 +355,7 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
 
 
 def pieces(folder: Path, shards: int, size: int = 1 << 20) -> Iterator[Chunks]:
-    """All shards' chunks, times since t=0."""
+    """Yield all shards' chunks, with times since t=0."""
     for shard in range(shards):
         control = Control(folder / f"{shard}.control", create=False)
         for first in range(0, control["chunks"], size):

@@ -1,4 +1,4 @@
-"""Answers that are no gRPC answers, and servers behind grpc:// that are something else."""
+"""Responses that are not valid gRPC, and servers at grpc:// URLs that speak something else."""
 
 import socket
 import ssl
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from grpc_peers import HEAD, OK, GrpcPeer, following, framed, one, run, said
+from grpc_peers import HEAD, OK, GrpcPeer, failures_of, framed, one, run, scripted_grpc
 from helpers import Client, measure, scripted
 
 from inferometer.errors import UserError
@@ -31,7 +31,7 @@ def without_trailers(peer: GrpcPeer, stream: int) -> None:
 
 
 def without_status(peer: GrpcPeer, stream: int) -> None:
-    peer.answer(stream, b"abc", [("x-other", "1")])
+    peer.respond(stream, b"abc", [("x-other", "1")])
 
 
 def bare(peer: GrpcPeer, stream: int) -> None:
@@ -69,7 +69,7 @@ def web_page(peer: GrpcPeer, stream: int) -> None:
     peer.data(stream, b"<html>", end=True)
 
 
-def packed_by_nobody(peer: GrpcPeer, stream: int) -> None:
+def unknown_compression(peer: GrpcPeer, stream: int) -> None:
     peer.head(stream)
     peer.data(stream, b"\x01\x00\x00\x00\x03abc")
     peer.head(stream, OK, end=True)
@@ -92,22 +92,22 @@ def unknown_status(peer: GrpcPeer, stream: int) -> None:
         (busy, "http_503", ""),
         (not_found, "http_404", ""),
         (web_page, "not_grpc", "the server responded with text/html"),
-        (packed_by_nobody, "malformed_grpc", "a message has an unsupported compression: 'none declared'"),
+        (unknown_compression, "malformed_grpc", "a message has an unsupported compression: 'none declared'"),
         (unknown_status, "grpc_77", ""),
     ],
 )
-def test_an_answer_that_is_none_is_a_failure_of_its_call_alone(tmp_path: Path, how, code: str, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_response_fails_only_its_own_call(tmp_path: Path, how, code: str, message: str) -> None:  # type: ignore[no-untyped-def]
     def script(peer: GrpcPeer) -> None:
         for count, stream in enumerate(peer.requests()):
             if count:
-                peer.answer(stream)
+                peer.respond(stream)
             else:
                 how(peer, stream)
 
-    with following(script) as url:
+    with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=one(requests=3))
     assert (summary.counts.ok, summary.counts.by_failure) == (2, {code: 1})
-    assert said(done) == {(code, message)}
+    assert failures_of(done) == {(code, message)}
 
 
 # --- servers of another kind -----------------------------------------------------------------------------------------
@@ -118,21 +118,21 @@ def http1(client: Client) -> None:
     client.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-def test_an_http1_server_behind_grpc_is_one_clear_line(tmp_path: Path) -> None:
+def test_http1_server_at_a_grpc_url_is_a_clear_error(tmp_path: Path) -> None:
     with scripted(http1) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url.replace("http", "grpc", 1))
     assert "does not speak HTTP/2: it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert not list((tmp_path / "runs").glob("*/spool"))
 
 
-def test_the_same_where_the_server_is_asked_something_first(tmp_path: Path) -> None:
+def test_http1_server_at_a_grpc_url_is_a_clear_error_for_apis_that_probe_first(tmp_path: Path) -> None:
     with scripted(http1) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url.replace("http", "grpc", 1), data={"type": "tensors"})
     assert "it responded with 'HTTP/1.1 400 Bad Request'" in caught.value.what
     assert "http://" in caught.value.remedy
 
 
-def test_a_status_line_that_never_ends(tmp_path: Path) -> None:
+def test_status_line_that_never_ends_is_a_clear_error(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         client.sock.recv(65536)
         client.send(b"HTTP/1.1 400")
@@ -141,24 +141,24 @@ def test_a_status_line_that_never_ends(tmp_path: Path) -> None:
         run(tmp_path, url.replace("http", "grpc", 1))
 
 
-def test_a_grpc_server_behind_http_is_one_clear_line(tmp_path: Path) -> None:
-    with following(lambda peer: peer.polite()) as url, pytest.raises(UserError) as caught:
+def test_grpc_server_at_an_http_url_is_a_clear_error(tmp_path: Path) -> None:
+    with scripted_grpc(lambda peer: peer.polite()) as url, pytest.raises(UserError) as caught:
         measure(tmp_path, url.replace("grpc", "http", 1), server={"model": None})
     assert "speaks HTTP/2 (gRPC?), not HTTP/1.1" in caught.value.what
     assert url in caught.value.remedy
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up_before_the_start(tmp_path: Path) -> None:
+def test_server_that_accepts_and_stays_silent_is_an_error_before_the_start(tmp_path: Path) -> None:
     def silent(client: Client) -> None:
         while client.sock.recv(65536):
             pass
 
-    with scripted(silent) as url, pytest.raises(UserError, match=r"no answer on 2 of 2 connections within 0\.2 s"):
+    with scripted(silent) as url, pytest.raises(UserError, match=r"no response on 2 of 2 connections within 0\.2 s"):
         run(tmp_path, url.replace("http", "grpc", 1), server={"timeouts": {"connect": "200ms"}})
 
 
-def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path) -> None:
-    """The second connection is accepted and no settings come; the third is a good one again."""
+def test_new_connection_that_stays_silent_during_the_run_is_a_connect_timeout(tmp_path: Path) -> None:
+    """The second connection is accepted but gets no settings; the third one works again."""
     over = threading.Event()
 
     def script(client: Client) -> None:
@@ -169,7 +169,7 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
         for stream in peer.requests():
             if client.number == 1:
                 peer.go_away(stream)
-            peer.answer(stream)
+            peer.respond(stream)
 
     with scripted(script) as url:
         done, summary = run(
@@ -187,7 +187,7 @@ def test_one_that_falls_silent_in_the_middle_is_a_connect_timeout(tmp_path: Path
 
 
 @pytest.mark.usefixtures("stale_however_late")
-def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
+def test_server_that_stops_during_the_run(tmp_path: Path) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(8)
@@ -200,7 +200,7 @@ def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
         peer = GrpcPeer(Client(first, 1), {})
         stream = peer.request()
         if stream is not None:
-            peer.answer(stream)
+            peer.respond(stream)
             peer.request()
         first.close()
 
@@ -210,7 +210,7 @@ def test_a_server_that_is_gone_in_the_middle_of_the_run(tmp_path: Path) -> None:
     assert (summary.counts.ok, summary.counts.by_failure) == (1, {"connect_refused": 5})
 
 
-def test_a_missing_client_certificate_that_the_server_tells_of(tmp_path: Path) -> None:
+def test_missing_client_certificate_that_the_server_reports(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -219,12 +219,12 @@ def test_a_missing_client_certificate_that_the_server_tells_of(tmp_path: Path) -
     context.set_alpn_protocols(["h2"])
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     server = {"tls": {"ca": str(tmp_path / "ca.pem")}}
-    with following(lambda peer: peer.polite(), context) as url, pytest.raises(UserError) as caught:
+    with scripted_grpc(lambda peer: peer.polite(), context) as url, pytest.raises(UserError) as caught:
         run(tmp_path, url, server=server)
     assert "certificate" in caught.value.what
 
 
-def test_over_tls_http2_is_what_is_asked_for(tmp_path: Path) -> None:
+def test_http2_is_negotiated_over_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -236,6 +236,6 @@ def test_over_tls_http2_is_what_is_asked_for(tmp_path: Path) -> None:
         chosen.append(peer.sock.selected_alpn_protocol())
         peer.polite()
 
-    with following(script, context) as url:
+    with scripted_grpc(script, context) as url:
         assert run(tmp_path, url, server={"tls": {"verify": False}})[1].counts.ok == 6
     assert set(chosen) == {"h2"}
