@@ -252,7 +252,7 @@ def test_configured_length_overrides_the_streams_lengths(tmp_path: Path) -> None
     [
         (STREAMS, {"concurrency": 2, "requests": 5}, {}, "less than one sequence of 3 per user", "6 or more"),
         (STREAMS, {"type": "constant", "rate": 5, "duration": 1}, {}, "waits for the previous response", "closed"),
-        (STREAMS, {"concurrency": 1, "requests": 5}, {"batch": 2}, "each request one inference", "at 1"),
+        (STREAMS, {"concurrency": 1, "requests": 5}, {"batch": 2}, "with one inference per request", "at 1"),
         (STREAMS, {"concurrency": 1, "requests": 5}, {"sequence": "streams", "fill": "zeros"}, "data.fill is zeros", "@FILE"),
         ([[entry(1)], []], {"concurrency": 1, "requests": 5}, {}, "is not JSON in the format", "data"),
     ],

@@ -248,6 +248,17 @@ def test_second_turn_of_a_session_contains_the_response_to_the_first(
             assert [message["content"] for message in messages] == ["hello", "1 heard: hello", "go on"]
 
 
+def test_a_run_ends_while_users_think(tmp_path: Path) -> None:
+    """The stage ends before the next turns are due: nothing is left to wait for."""
+    data = tmp_path / "talk.jsonl"
+    data.write_text(json.dumps({"turns": ["hello", "go on"], "think": 0.3}) + "\n")
+    load = {"type": "closed", "concurrency": 2, "duration": "150ms"}
+    with scripted(echo) as url:
+        run, summary = measure(tmp_path, url, "thread", 0, data={"type": "jsonl", "path": str(data)}, load=load)
+    assert summary.counts.ok == 2
+    assert run.records.rows["turn"].tolist() == [0, 0]
+
+
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ class Sessions:
                 self._live.pop(flight.session, None)
                 over.append(each)
             else:
-                self._schedule(following, may_continue, send)
+                self._schedule(following, send)
         return over
 
     def _next(self, flight: Flight, text: str) -> Flight | None:
@@ -62,9 +62,9 @@ class Sessions:
             return None
         return self._requests.make_turn(flight, flight.id + TURN_STEP, request)
 
-    def _schedule(self, flight: Flight, may_continue: Callable[[Flight], bool], send: Callable[[Flight], None]) -> None:
+    def _schedule(self, flight: Flight, send: Callable[[Flight], None]) -> None:
         def due() -> None:
-            if self._waiting.pop(flight.session, None) is not None and may_continue(flight):
+            if self._waiting.pop(flight.session, None) is not None:
                 send(flight)
 
         self._waiting[flight.session] = flight

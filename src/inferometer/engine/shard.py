@@ -222,7 +222,11 @@ class Shard:
             self._end_if_idle()
 
     def _send_turn(self, flight: Flight) -> None:
-        self._dispatcher.release(flight, *self._course.cap_of(flight))
+        """Send a session's next turn, unless its stage has ended while the user was thinking."""
+        if self._course.may_continue(flight):
+            self._dispatcher.release(flight, *self._course.cap_of(flight))
+        else:
+            self._end_if_idle()
 
     @property
     def _is_idle(self) -> bool:

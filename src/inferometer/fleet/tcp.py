@@ -99,6 +99,7 @@ class TcpShard:
         self._control = Control(job.spool / f"{shard}.control", create=False)
         self._pending: list[tuple[Any, ...]] = []  # messages to send once the shard has connected
         self._channel: _MessageChannel | None = None
+        self._lock = threading.Lock()
         self._result: WorkerResult | None = None
         self._ended = threading.Event()
         self._alive_at, self._heartbeat = now(), 0
@@ -156,9 +157,10 @@ class TcpShard:
         return died(self._process.returncode, self._log.read())
 
     def _send(self, *message: Any) -> None:
-        if self._channel is None:
-            self._pending.append(message)
-            return
+        with self._lock:
+            if self._channel is None:
+                self._pending.append(message)
+                return
         with contextlib.suppress(OSError):  # the shard has gone: is_alive() will say so
             self._channel.send(*message)
 
@@ -167,8 +169,9 @@ class TcpShard:
             channel = self._accept(token)
             if channel is not None:
                 channel.send("job", pickle.dumps((self._job, self._shard)))
-                self._channel, pending = channel, self._pending
-                for message in pending:
+                with self._lock:
+                    self._channel = channel
+                for message in self._pending:
                     self._send(*message)
                 while self._result is None and (message := channel.receive()) is not None:
                     self._handle(channel, *message)
