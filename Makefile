@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests start no server and no client process.
 QUICK := analysis config schedule wire store report workload timing observe infer
 
-.PHONY: help setup backends demo test test-all test-extra test-quick lint docs bench clean
+.PHONY: help setup backends demo test test-all test-extra test-quick lint graph docs bench clean
 
 help:
 	@echo "make demo        start the embedded simulator, measure it, print the result"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-quick  run only the tests that start no servers"
 	@echo "make lint        check style (ruff) and types (mypy)"
 	@echo "make backends    install PyTorch, ONNX Runtime and transformers, for the models and tests that need them"
+	@echo "make graph       print which folder of the package imports which"
 	@echo "make docs        regenerate docs/reference/config.md and docs/reference/metrics.md from the code"
 	@echo "make bench       run the benchmarks behind the claims (needs wrk and a C compiler)"
 	@echo "make clean       delete everything that these targets created, except benchmark results"
@@ -55,6 +56,9 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+graph: setup
+	$(BIN)/python tools/import_graph.py
 
 docs: setup
 	$(BIN)/python tools/write_docs.py

@@ -32,15 +32,16 @@ from inferometer.fleet.control import StartShard
 from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, process_count, shard_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
-from inferometer.fleet.supervisor import Snapshot, Supervisor, check_files
+from inferometer.fleet.supervisor import Supervisor, check_files
 from inferometer.observe.observer import Observer, Observers
 from inferometer.observe.settling import Settling
 from inferometer.observe.statistics import StatisticsWatch
 from inferometer.probe import reach, shared_memory
 from inferometer.probe.connect import Peer
 from inferometer.probe.shared_memory import Served
-from inferometer.records import Manifest, Outcome, Records, Run, StagePlan
+from inferometer.records import Manifest, Outcome, Records, Run, Snapshot, StagePlan
 from inferometer.report import json as report_json
+from inferometer.report.live import Outline
 from inferometer.series import SeriesRow, TimeSeries, group
 from inferometer.store import draft as drafts
 from inferometer.store import series as series_file
@@ -64,7 +65,7 @@ _TOGETHER = 0.1
 class Show(Protocol):
     """Who is told how a run goes (report/live.py)."""
 
-    def planned(self, config: Config, plan: Plan, reached: reach.Reached, shards: int, folder: Path) -> None: ...
+    def planned(self, outline: Outline) -> None: ...
 
     def progress(self, snapshot: Snapshot) -> None: ...
 
@@ -107,7 +108,7 @@ def _measure(
             job.spool.mkdir()
             draft_file = held.enter_context(drafts.begin(job.spool / _DRAFT, draft))
         if show:
-            show.planned(config, plan, reached, shards, folder)
+            show.planned(_outline(job, plan))
         observers = {name: made for name, make in OBSERVERS.items() if (made := make(config, reached))}
         watching = held.enter_context(Observers(observers))
         watching.start()
@@ -137,6 +138,20 @@ def _measure(
     _spool_series(job.spool, observed, crew.t0)
     drafts.end(draft_file, Draft(finished, shards))
     return _save(folder, _from_spool(folder, finished, shards))
+
+
+def _outline(job: Job, plan: Plan) -> Outline:
+    return Outline(
+        urls=tuple(target.url for target in job.reached.targets),
+        model=job.reached.model,
+        load=job.config.load,
+        total=schedule.total_requests(plan),
+        duration=schedule.planned_duration(plan),
+        stage_durations=tuple(stage.duration for stage in plan.stages),
+        rate_at=schedule.rate_at,
+        processes=job.shards,
+        spool=job.spool,
+    )
 
 
 def _completed(config: Config, reached: reach.Reached) -> Config:

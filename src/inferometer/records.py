@@ -190,6 +190,29 @@ class Records(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
 
 
+# --- a run in progress ------------------------------------------------------------------------------------------------
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The current state of the run."""
+
+    started: bool
+    elapsed: float
+    """Seconds since t=0."""
+    sent: int
+    ok: int
+    failed: int
+    in_flight: int
+    queued: int
+    stage: int
+    stopping: bool
+    t0: int
+    rows: Callable[[], NDArray[np.void]]
+    """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
+    peeks: Callable[[], NDArray[np.int64]]
+    """Return the time to first token and the latest gap of some requests in flight, in ns."""
+
+
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------
 
 

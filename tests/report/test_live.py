@@ -11,11 +11,8 @@ from rich.console import Console
 
 from inferometer import schedule
 from inferometer.config import from_mapping
-from inferometer.fleet.supervisor import Snapshot
-from inferometer.probe.reach import Reached
-from inferometer.records import ROW
-from inferometer.report.live import LiveView, describe
-from inferometer.wire.target import parse
+from inferometer.records import ROW, Snapshot
+from inferometer.report.live import LiveView, Outline, describe
 
 MS = 1_000_000
 CLOSED = {"type": "closed", "concurrency": 8, "requests": 200}
@@ -56,8 +53,19 @@ class Watched:
         self.spool = folder / "spool"
         self.written = io.StringIO()
         self.view = LiveView(Console(file=self.written, force_terminal=terminal, width=100))
-        reached = Reached((parse(url),) * 2, (), "my-model", {})
-        self.view.planned(config, plan, reached, 2, folder)
+        self.view.planned(
+            Outline(
+                urls=(url,) * 2,
+                model="my-model",
+                load=config.load,
+                total=schedule.total_requests(plan),
+                duration=schedule.planned_duration(plan),
+                stage_durations=tuple(stage.duration for stage in plan.stages),
+                rate_at=schedule.rate_at,
+                processes=2,
+                spool=self.spool,
+            )
+        )
 
     def show(self, *snapshots: Snapshot) -> str:
         for each in snapshots:
@@ -286,4 +294,4 @@ def test_a_pause_leaves_a_gap_in_the_p99(watched: Any) -> None:
     ],
 )
 def test_the_load_in_a_few_words(load: dict[str, Any], text: str) -> None:
-    assert describe(from_mapping({"server": {"url": "http://x"}, "load": load})) == text
+    assert describe(from_mapping({"server": {"url": "http://x"}, "load": load}).load) == text

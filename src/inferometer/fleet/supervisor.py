@@ -4,17 +4,16 @@ How shards are started and reached is up to the transport (control.py); this fil
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
-import msgspec
 import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.fleet.control import ShardHandle, StartShard, WorkerResult
 from inferometer.fleet.job import Job, ShardReport
 from inferometer.open_files import RESERVED_FILES, file_limit
-from inferometer.records import ROW
+from inferometer.records import ROW, Snapshot
 from inferometer.store.spool import Control, peeks_of, rows_of
 from inferometer.timing.clock import now
 from inferometer.units import NS
@@ -28,26 +27,6 @@ _FILES = 4
 _OWN_FILES = 16 + RESERVED_FILES
 _MAX_NEW = 20_000
 """Maximum number of rows that a snapshot reads: the latest ones."""
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """The current state of the run."""
-
-    started: bool
-    elapsed: float
-    """Seconds since t=0."""
-    sent: int
-    ok: int
-    failed: int
-    in_flight: int
-    queued: int
-    stage: int
-    stopping: bool
-    t0: int
-    rows: Callable[[], np.ndarray[tuple[int], np.dtype[np.void]]]
-    """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
-    peeks: Callable[[], np.ndarray[tuple[int, int], np.dtype[np.int64]]]
-    """Return the time to first token and the latest gap of some requests in flight, in ns."""
 
 
 class Supervisor:

@@ -5,9 +5,11 @@ It reads what the shards have recorded so far, in the parent process, and costs 
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -17,18 +19,32 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from inferometer import schedule
-from inferometer.config.schema import Closed, Config, Ramp, Stages, Steps, stages_of
-from inferometer.fleet.supervisor import Snapshot
-from inferometer.probe.reach import Reached
+from inferometer.config.schema import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows
 from inferometer.store.spool import failures_of
-from inferometer.types import Plan
 from inferometer.units import NS, format_seconds
 
 _LINE_EVERY = 5.0
 """Seconds between two plain lines."""
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What the view is told of a run before it starts."""
+
+    urls: tuple[str, ...]
+    model: str
+    load: Load
+    total: int | None
+    """Number of requests; None if that depends on the server, as with `duration`."""
+    duration: int | None
+    """Nanoseconds."""
+    stage_durations: tuple[int, ...]
+    rate_at: Callable[[StageSpec, int], float | None]
+    """Return the planned rate of a stage, at this many nanoseconds after its start; None for a closed loop."""
+    processes: int
+    spool: Path
 
 
 class LiveView:
@@ -43,15 +59,15 @@ class LiveView:
         self._offered, self._completed, self._history = RecentRate(), RecentRate(), History()
         self._failed: Counter[str] = Counter()
 
-    def planned(self, config: Config, plan: Plan, reached: Reached, shards: int, folder: Path) -> None:
+    def planned(self, outline: Outline) -> None:
         """Start the view: the server was reached, and the load is planned."""
-        self._specs, self._plan = stages_of(config.load), plan
-        self._total, self._duration = schedule.total_requests(plan), schedule.planned_duration(plan)
-        self._spool = folder / "spool"
-        self._recent = RecentRows(self._spool)
-        more = f" and {len(reached.targets) - 1} more" if len(reached.targets) > 1 else ""
-        self._title = f"{reached.targets[0].url}{more} · {reached.model} · {describe(config)}"
-        processes = "1 client process" if shards == 1 else f"{shards} client processes"
+        self._outline = outline
+        self._specs = stages_of(outline.load)
+        self._total, self._duration = outline.total, outline.duration
+        self._recent = RecentRows(outline.spool)
+        more = f" and {len(outline.urls) - 1} more" if len(outline.urls) > 1 else ""
+        self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load)}"
+        processes = "1 client process" if outline.processes == 1 else f"{outline.processes} client processes"
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
@@ -154,8 +170,8 @@ class LiveView:
     def _rates(self, snapshot: Snapshot) -> dict[str, str]:
         """What the load is meant to be, and what it is. Only an open loop offers a rate of its own."""
         spec = self._specs[snapshot.stage]
-        started = sum(stage.duration for stage in self._plan.stages[: snapshot.stage])
-        target = schedule.rate_at(spec, int(snapshot.elapsed * NS) - started)
+        started = sum(self._outline.stage_durations[: snapshot.stage])
+        target = self._outline.rate_at(spec, int(snapshot.elapsed * NS) - started)
         if target is None:
             rates = {"target": f"{spec.concurrency} in flight"}  # type: ignore[union-attr]
         else:
@@ -166,7 +182,7 @@ class LiveView:
         """How much of the run is done, and the seconds that are left if that can be estimated."""
         by_count = (snapshot.ok + snapshot.failed) / self._total if self._total else 0.0
         by_time = snapshot.elapsed * NS / self._duration if self._duration else 0.0
-        ends_by_time = self._duration and any(stage.duration for stage in self._plan.stages)
+        ends_by_time = self._duration and any(self._outline.stage_durations)
         share = max(by_count, by_time) if ends_by_time else by_count
         return share, snapshot.elapsed * (1 - share) / share if 0.005 < share < 1 else None
 
@@ -181,14 +197,13 @@ class LiveView:
     def _count_failures(self, rows: Rows) -> None:
         failed = rows[rows["failure"] > 0]
         for shard in np.unique(failed["shard"]):
-            known = failures_of(self._spool, int(shard))
+            known = failures_of(self._outline.spool, int(shard))
             for number in failed["failure"][failed["shard"] == shard]:
                 self._failed[known[number - 1].code if number <= len(known) else "?"] += 1
 
 
-def describe(config: Config) -> str:
+def describe(load: Load) -> str:
     """Describe the load in a few words."""
-    load = config.load
     if isinstance(load, Stages):
         return f"{len(load.stages)} stages"
     kind = type(load).__struct_config__.tag
