@@ -13,7 +13,8 @@ from inferometer import memory, tensors, workload
 from inferometer.config.load import from_mapping
 from inferometer.config.schema import Tensors
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job, make_task
+from inferometer.fleet.job import Job
+from inferometer.fleet.runner import make_task
 from inferometer.infer import inputs
 from inferometer.infer import tensors as by_hand
 from inferometer.infer.flags import InferFlags

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from inferometer import schedule
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
-from inferometer.fleet.job import Job, run_shard
+from inferometer.fleet.job import Job
+from inferometer.fleet.runner import run_shard
 from inferometer.probe import reach
 from inferometer.records import MISSING, PHASES, Run
 from inferometer.serve.background import running

@@ -26,7 +26,8 @@ from inferometer.config import from_mapping
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.transport import Transport, out_of_sockets
 from inferometer.errors import UserError
-from inferometer.fleet.job import Job, make_task
+from inferometer.fleet.job import Job
+from inferometer.fleet.runner import make_task
 from inferometer.open_files import RESERVED_FILES
 from inferometer.probe import reach
 from inferometer.types import Fail

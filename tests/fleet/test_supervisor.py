@@ -20,7 +20,7 @@ from waiting import until
 
 from inferometer import conduct
 from inferometer.errors import UserError
-from inferometer.fleet import local, supervisor
+from inferometer.fleet import local, runner, supervisor
 from inferometer.store.spool import Control
 from inferometer.units import NS
 
@@ -197,7 +197,7 @@ def test_shard_that_fails_in_this_process_is_reported_like_a_process_that_died(
     def broken(*_: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(local, "run_shard", broken)
+    monkeypatch.setattr(runner, "run_shard", broken)
     with scripted(polite) as url, pytest.raises(UserError, match="RuntimeError: no such luck"):
         measure(tmp_path, url, client={"processes": 0})
     assert list(tmp_path.iterdir()) == []

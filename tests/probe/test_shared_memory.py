@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet import job
+from inferometer.fleet import runner
 from inferometer.probe import shared_memory, shm_region
 from inferometer.probe.shm_region import PREFIX, Region, sweep
 from inferometer.records import Run
@@ -480,7 +480,7 @@ def test_consecutive_requests_have_different_slots(count: int, at_once: int, roo
     """As many as may be in flight, at any point of the round, whatever the numbers of requests and of slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
-    requests = job._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
+    requests = runner._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)
     launched = [n % len(requests) % slots for n in range(3 * len(requests))]
     assert all(len(set(launched[n : n + at_once])) == at_once for n in range(len(launched) - at_once))
     assert [request.id for request in requests] == [n % count for n in range(len(requests))]

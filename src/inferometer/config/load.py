@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from inferometer.apis import APIS, DEFAULT_APIS, Api, scheme_of
 from inferometer.config import ranges
@@ -21,15 +20,6 @@ FindScheme = Callable[[str], str]
 """Completes a URL that has no scheme, such as `localhost:8000`."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1:8:2 as a base-60 number; here it is text, as in YAML 1.2."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        is_base_60 = tag.endswith((":int", ":float")) and ":" in value
-        return "tag:yaml.org,2002:str" if is_base_60 else tag
-
-
 def read_tree(path: str) -> dict[str, Any]:
     """Read the YAML file at `path` as plain dicts and lists."""
     try:
@@ -43,21 +33,20 @@ def read_tree(path: str) -> dict[str, Any]:
             "give the path of a YAML file, or a URL: http://HOST:PORT, grpc://HOST:PORT",
         ) from None
     try:
-        tree = copied(yaml.load(text, _Loader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}:{where} is not YAML: {_problem(error)}", "fix the file") from None
+        tree = copied(_parse_yaml(text))
+    except ValueError as error:
+        raise UserError(f"{path}:{error}", "fix the file") from None
+    except RecursionError:
+        raise UserError(f"{path}: is not YAML: it is nested too deeply, or contains itself", "fix the file") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: there are no sections in the file", "it needs at least `server: {url: ...}`")
     return tree
 
 
-def _problem(error: Exception) -> str:
-    """The parser's complaint, on one line."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply, or contains itself"
-    return str(getattr(error, "problem", None) or error).partition("\n")[0]
+def _parse_yaml(text: str) -> Any:
+    from inferometer.config import yaml_text  # noqa: PLC0415 - client processes, which get a Config, do without it
+
+    return yaml_text.parse(text)
 
 
 def from_mapping(
@@ -96,8 +85,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f"--set {override}: not of the form key=value", "write for example --set load.rate=50")
     try:
-        value = copied(yaml.load(text, _Loader))
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = copied(_parse_yaml(text))
+    except (ValueError, RecursionError):
         raise UserError(f"--set {key}=...: the value is not YAML", "quote it: --set 'key=\"value\"'") from None
     *path, last = key.strip().split(".")
     node: Any = tree

@@ -1,32 +1,23 @@
-"""What every shard is given, and how it makes its own part of the run from it: shards share nothing."""
+"""What every shard is given, and what follows from it for each: its part of the plan, its requests, its connections."""
 
-import asyncio
 import math
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import cycle, islice
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
-from inferometer import memory, open_files, schedule, workload
+from inferometer import schedule, workload
 from inferometer.apis import scheme_of
-from inferometer.config import secret
 from inferometer.config.schema import Config, Messages, Tensors
-from inferometer.engine.shard import Shard, Task
-from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion
-from inferometer.records import COUNTED_BY
 from inferometer.tensors import Tensor
-from inferometer.timing import loop as event_loop
 from inferometer.types import ClosedStage, OpenStage, Plan, Request
 from inferometer.units import NS
-from inferometer.wire import calls
-from inferometer.wire.context import CallContext, Sequenced, SharedRefs
-from inferometer.workload import tensors, tokenizer
+from inferometer.wire.context import SharedRefs
+from inferometer.workload import tensors
 
 MAX_DISTINCT = 20_000
 """Maximum number of requests made before t=0. A longer run reuses them, and its report says so."""
@@ -65,117 +56,27 @@ class ShardReport(msgspec.Struct, frozen=True):
     """Stages that the shard gave up."""
 
 
-def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
-    """Make this shard's part of the run, run it, and leave its records in `spool`, where its control file must be."""
-    return event_loop.run(_run(job, shard, spool))
-
-
-async def _run(job: Job, number: int, spool: Path) -> ShardReport:
-    loop = asyncio.get_running_loop()
-    config = job.config
-    task = make_task(job, number, spool)
-    try:
-        shard = Shard(task, loop)
-    except OSError as error:
-        raise UserError(f"{spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
-    try:
-        try:
-            await shard.run()
-        finally:
-            shard.close()
-        if texts := shard.recorder.texts:
-            assert not isinstance(config.data, Tensors | Messages)
-            counter = tokenizer.load(config.data.tokenizer)
-            counts = counter.count_batch([text for _, text in texts])
-            shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
-    finally:
-        shard.close_spool()
-    return ShardReport(
-        "kernel" if shard.has_kernel_stamps else "user",
-        shard.deadlines.timer_kind,
-        type(loop).__module__.partition(".")[0],
-        tuple(shard.state.given_up),
-    )
-
-
-@memory.enough_for("data")
-def make_task(job: Job, shard: int, spool: Path) -> Task:
-    config, reached = job.config, job.reached
-    plan = shard_plan(job, schedule.plan(config.load, config.seed), shard)
-    sequences = _sequences(config, plan, shard, job.shards)
-    sequenced = _sequenced(job, shard, sequences)
-    shared = job.shared[shard] if job.shared else None
-    requests = _requests(config, plan, sequences)
-    if shared is not None:
-        requests = _in_rounds(requests, len(shared.outputs))
-    context = msgspec.structs.replace(
-        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
-    )
-    connections = connections_to_open(plan, config)
-    own = 0 if reached.targets[0].grpc else max(map(_max_in_flight, plan.stages))  # gRPC: requests share them
-    open_files.raise_file_limit(max(connections, own))
-    encoded = calls.encode(context, requests)
-    if sessions := workload.sessions(config.data, requests):
-        encode = partial(_encode_turn, context)
-        encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
-    return Task(
-        shard=shard,
-        plan=plan,
-        calls=encoded,
-        targets=reached.targets,
-        addresses=reached.addresses,
-        context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
-        timeouts=config.server.timeouts,
-        deadline=float(config.server.deadline) if reached.targets[0].grpc else 0.0,
-        connections=connections,
-        warm=tuple(reach.warming_request(target, config.server, reached.secrets) for target in reached.targets)
-        if config.client.warm
-        else (),
-        grace=config.client.grace,
-        kernel_stamps=config.client.stamps == "kernel",
-        spool=spool,
-        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
-    )
-
-
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     """Return one shard's part of the plan."""
     return schedule.shard(plan, shard, job.shards, longest_sequence(job.config) or 1)
-
-
-def _encode_turn(context: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is in progress."""
-    return calls.encode(context, [request]).tails[0]
 
 
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
     """Yield what each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
         part = schedule.shard(plan, shard, shards, longest_sequence(config) or 1)
-        sequences = _sequences(config, part, shard, shards)
-        requests = _requests(config, part, sequences)
+        sequences = sequences_of(config, part, shard, shards)
+        requests = first_requests(config, part, sequences)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
-        in_flight = max(_max_in_flight(stage) or _connections_for(stage) for stage in part.stages)
+        in_flight = max(max_in_flight(stage) or _connections_for(stage) for stage in part.stages)
         yield Portion(payloads, in_flight, tuple(map(len, sequences)))
 
 
-def _requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
+def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
     """Return the requests to make before t=0, for this shard's plan."""
     in_sequences = [id for sequence in sequences for id in sequence]
     ids = in_sequences or _ids(plan)[: workload.distinct(config.data)]
     return workload.build(config.data, config.seed, ids)
-
-
-def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
-    """Repeat the requests until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
-    return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
-
-
-def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:
-    """Return the lengths of the sequences, and correlation ids that no other shard and, by the tag, no other run uses."""
-    if not sequences:
-        return Sequenced()
-    return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1)
 
 
 def longest_sequence(config: Config) -> int:
@@ -185,16 +86,12 @@ def longest_sequence(config: Config) -> int:
     return max(map(len, tensors.sequences(config.data, 1)))
 
 
-def _sequences(config: Config, plan: Plan, shard: int, shards: int) -> list[Sequence[int]]:
+def sequences_of(config: Config, plan: Plan, shard: int, shards: int) -> list[Sequence[int]]:
     """Return the ids of each sequence's requests. There are more sequences than users, so that none is reused before it has ended."""
     if not isinstance(config.data, Tensors) or not config.data.sequence:
         return []
     users = max(stage.concurrency for stage in plan.stages if isinstance(stage, ClosedStage))
     return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
-
-
-def _credentials(reached: reach.Reached) -> dict[str, str]:
-    return {target.authority: target.credentials for target in reached.targets if target.credentials}
 
 
 def _ids(plan: Plan) -> list[int]:
@@ -227,7 +124,7 @@ def _connections_for(stage: OpenStage | ClosedStage) -> int:
     return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
 
 
-def _max_in_flight(stage: OpenStage | ClosedStage) -> int:
+def max_in_flight(stage: OpenStage | ClosedStage) -> int:
     return stage.concurrency if isinstance(stage, ClosedStage) else stage.cap
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.fleet.control import WorkerResult
-from inferometer.fleet.job import Job, run_shard
+from inferometer.fleet.job import Job
 from inferometer.store.spool import Control
 from inferometer.timing.clock import now
 
@@ -103,6 +103,8 @@ class LocalThread(_SharedControl):
         self._thread.start()
 
     def _run(self, job: Job, shard: int) -> None:
+        from inferometer.fleet.runner import run_shard  # noqa: PLC0415 - a parent of processes does without the engine
+
         try:
             self._result = WorkerResult(report=run_shard(job, shard, job.spool))
         except UserError as error:

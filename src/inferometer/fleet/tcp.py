@@ -27,8 +27,9 @@ import msgspec
 
 from inferometer.errors import UserError
 from inferometer.fleet.control import PARENT_GONE, WorkerResult
-from inferometer.fleet.job import Job, run_shard
+from inferometer.fleet.job import Job
 from inferometer.fleet.local import died
+from inferometer.fleet.runner import run_shard
 from inferometer.records import ROW
 from inferometer.store.spool import CONTROL, FROM_PARENT, Control
 from inferometer.timing.clock import now

@@ -56,7 +56,7 @@ def main() -> None:
 
     from inferometer.errors import UserError  # noqa: PLC0415
     from inferometer.fleet.control import WorkerResult  # noqa: PLC0415
-    from inferometer.fleet.job import run_shard  # noqa: PLC0415
+    from inferometer.fleet.runner import run_shard  # noqa: PLC0415
     from inferometer.store.spool import Control  # noqa: PLC0415
 
     job, shard = pickle.loads(jobs.get())

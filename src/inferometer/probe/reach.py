@@ -11,7 +11,7 @@ from inferometer.apis import APIS
 from inferometer.config.schema import TLS, Server
 from inferometer.config.secret import hidden, words
 from inferometer.errors import UserError
-from inferometer.probe import kserve, openai, reflect
+from inferometer.probe import kserve, openai
 from inferometer.probe.connect import Address, Peer, connect
 from inferometer.probe.kserve import ModelFacts
 from inferometer.wire.context import USER_AGENT, CallContext
@@ -84,6 +84,8 @@ def _discover_kserve(peers: list[Peer], headers: dict[str, str], server: Server)
 
 
 def _discover_method(peers: list[Peer], headers: dict[str, str], server: Server) -> _Found:
+    from inferometer.probe import reflect  # noqa: PLC0415 - it needs protobuf, which takes long to import
+
     return _Found(server.model or "", descriptors=reflect.descriptors(peers[0], headers, server))
 
 

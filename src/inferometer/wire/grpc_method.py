@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from inferometer.types import Calls, Request
-from inferometer.wire import grpc, protobuf
+from inferometer.wire import grpc
 from inferometer.wire.context import USER_AGENT, CallContext
 
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode calls of the method that `context.descriptors` defines."""
+    from inferometer.wire import protobuf  # noqa: PLC0415 - only gRPC needs it, and it takes long to import
+
     method = protobuf.load(context.descriptors).method(context.method)
     tails = tuple(
         b"".join(grpc.framed(protobuf.to_bytes(method, message), context.compression) for message in request.payload)

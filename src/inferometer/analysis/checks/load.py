@@ -8,7 +8,7 @@ from inferometer.analysis import stability
 from inferometer.analysis.checks.evidence import Check, Evidence, FailureCount, count_failures
 from inferometer.analysis.checks.lag import allowed
 from inferometer.analysis.metrics import stages_of
-from inferometer.records import CANCELLED, DROPPED, MISSING, Columns, StagePlan
+from inferometer.records import CANCELLED, DROPPED, LOST, MISSING, Columns, StagePlan
 from inferometer.units import NS, format_seconds
 
 SHARE = 0.95
@@ -47,7 +47,7 @@ def _why_slower(evidence: Evidence, stage: int, share: float) -> str:
     rows = evidence.run.records.rows
     own = rows["stage"] == stage
     was_sent = own & (rows["sent"] != MISSING)
-    kinds = [kind for kind in count_failures(evidence.run, own & ~was_sent) if kind.code != CANCELLED]
+    kinds = [kind for kind in count_failures(evidence.run, own & ~was_sent) if kind.code not in (CANCELLED, LOST)]
     if kinds and 2 * kinds[0].count >= (1 - share) * int(own.sum()):
         return _why_unsent(kinds[0])
     waited = (rows["sent"][was_sent] - rows["intended"][was_sent]).sum()

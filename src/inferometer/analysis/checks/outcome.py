@@ -7,7 +7,7 @@ import numpy as np
 from inferometer.analysis import settings
 from inferometer.analysis.checks.evidence import Check, Evidence, count_failures, judge
 from inferometer.errors import KEY_WANTED
-from inferometer.records import CANCELLED, DROPPED, UNREACHED
+from inferometer.records import CANCELLED, DROPPED, LOST, UNREACHED
 
 
 def completed(evidence: Evidence) -> Check:
@@ -77,9 +77,11 @@ def workers(evidence: Evidence) -> Check:
 
 
 def failures(evidence: Evidence) -> Check | None:
-    """Count failures of the server. Cancelled and dropped requests are not among them: they have their own checks."""
+    """Count failures of the server. Cancelled, dropped and lost requests are not among them: they have their own checks."""
     rows = evidence.run.records.rows
-    kinds = [kind for kind in count_failures(evidence.run, evidence.steady) if kind.code not in (CANCELLED, DROPPED)]
+    kinds = [
+        kind for kind in count_failures(evidence.run, evidence.steady) if kind.code not in (CANCELLED, DROPPED, LOST)
+    ]
     failed = sum(kind.count for kind in kinds)
     total = failed + int((evidence.steady & (rows["failure"] == 0)).sum())
     if not total:

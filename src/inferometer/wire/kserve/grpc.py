@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from inferometer.errors import SEND_LESS, UserError
 from inferometer.tensors import GRPC_MESSAGE, Tensor, check, datatype_of, elements, from_numpy, shown
-from inferometer.wire import protobuf
 from inferometer.wire.failures import bounded
 from inferometer.wire.kserve.http import InferOptions, InferResponse, Parameter, ShmOutput, ShmRef
 
@@ -22,7 +21,15 @@ STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
 
 def _class(name: str) -> type[Any]:
+    from inferometer.wire import protobuf  # noqa: PLC0415 - only gRPC needs it, and it takes long to import
+
     return protobuf.bundled("kserve").message(f"inference.{name}")
+
+
+def _parse(name: str, data: bytes) -> Any:
+    from inferometer.wire import protobuf  # noqa: PLC0415 - the same
+
+    return protobuf.parse(_class(name), data)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -122,14 +129,14 @@ _NO_SHM: Mapping[str, ShmRef] = {}
 
 def infer_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse:
     """Decode a ModelInferResponse. `shm_outputs` are those of the request, which Triton's response does not repeat."""
-    return _read_response(protobuf.parse(_class("ModelInferResponse"), data), shm_outputs)
+    return _read_response(_parse("ModelInferResponse", data), shm_outputs)
 
 
 def stream_response(data: bytes, shm_outputs: Mapping[str, ShmRef] = _NO_SHM) -> InferResponse | str:
     """Decode a message of ModelStreamInfer: a response, or the server's error message."""
     if _is_bare(data):
         return infer_response(data, shm_outputs)
-    message = protobuf.parse(_class("ModelStreamInferResponse"), data)
+    message = _parse("ModelStreamInferResponse", data)
     if message.error_message:
         return bounded(message.error_message)
     return _read_response(message.infer_response, shm_outputs)

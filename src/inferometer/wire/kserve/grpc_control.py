@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.wire import protobuf
 from inferometer.wire.failures import bounded
 from inferometer.wire.kserve import http_control
 from inferometer.wire.kserve.control import (
@@ -116,6 +115,8 @@ def _call(
     method_name: str, fields: dict[str, Any], request: ControlRequest[T], parse: Callable[[Any], T]
 ) -> ControlCall[T]:
     """Make the gRPC form of `request`; `parse` reads the response as a JSON tree."""
+    from inferometer.wire import protobuf  # noqa: PLC0415 - only gRPC needs it, and it takes long to import
+
     method = protobuf.bundled("kserve").method(f"{SERVICE}/{method_name}")
 
     def parse_message(data: bytes) -> T:

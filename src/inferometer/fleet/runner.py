@@ -1,0 +1,126 @@
+"""Runs one shard of a job: makes its own part of the run from (spec, seed, k of K), since shards share nothing."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+
+import msgspec
+
+from inferometer import memory, open_files, schedule, workload
+from inferometer.config import secret
+from inferometer.config.schema import Messages, Tensors
+from inferometer.engine.shard import Shard, Task
+from inferometer.errors import ANOTHER_FOLDER, UserError
+from inferometer.fleet.job import (
+    Job,
+    ShardReport,
+    connections_to_open,
+    first_requests,
+    max_in_flight,
+    sequences_of,
+    shard_plan,
+)
+from inferometer.probe import reach
+from inferometer.records import COUNTED_BY
+from inferometer.timing import loop as event_loop
+from inferometer.types import Request
+from inferometer.wire import calls
+from inferometer.wire.context import CallContext, Sequenced
+from inferometer.workload import tokenizer
+
+
+def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
+    """Make this shard's part of the run, run it, and leave its records in `spool`, where its control file must be."""
+    return event_loop.run(_run(job, shard, spool))
+
+
+async def _run(job: Job, number: int, spool: Path) -> ShardReport:
+    loop = asyncio.get_running_loop()
+    config = job.config
+    task = make_task(job, number, spool)
+    try:
+        shard = Shard(task, loop)
+    except OSError as error:
+        raise UserError(f"{spool}: {error.strerror or error}", f"make room there, or {ANOTHER_FOLDER}") from None
+    try:
+        try:
+            await shard.run()
+        finally:
+            shard.close()
+        if texts := shard.recorder.texts:
+            assert not isinstance(config.data, Tensors | Messages)
+            counter = tokenizer.load(config.data.tokenizer)
+            counts = counter.count_batch([text for _, text in texts])
+            shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
+    finally:
+        shard.close_spool()
+    return ShardReport(
+        "kernel" if shard.has_kernel_stamps else "user",
+        shard.deadlines.timer_kind,
+        type(loop).__module__.partition(".")[0],
+        tuple(shard.state.given_up),
+    )
+
+
+@memory.enough_for("data")
+def make_task(job: Job, shard: int, spool: Path) -> Task:
+    config, reached = job.config, job.reached
+    plan = shard_plan(job, schedule.plan(config.load, config.seed), shard)
+    sequences = sequences_of(config, plan, shard, job.shards)
+    sequenced = _sequenced(job, shard, sequences)
+    shared = job.shared[shard] if job.shared else None
+    requests = first_requests(config, plan, sequences)
+    if shared is not None:
+        requests = _in_rounds(requests, len(shared.outputs))
+    context = msgspec.structs.replace(
+        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
+    )
+    connections = connections_to_open(plan, config)
+    own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
+    open_files.raise_file_limit(max(connections, own))
+    encoded = calls.encode(context, requests)
+    if sessions := workload.sessions(config.data, requests):
+        encode = partial(_encode_turn, context)
+        encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
+    return Task(
+        shard=shard,
+        plan=plan,
+        calls=encoded,
+        targets=reached.targets,
+        addresses=reached.addresses,
+        context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
+        timeouts=config.server.timeouts,
+        deadline=float(config.server.deadline) if reached.targets[0].grpc else 0.0,
+        connections=connections,
+        warm=tuple(reach.warming_request(target, config.server, reached.secrets) for target in reached.targets)
+        if config.client.warm
+        else (),
+        grace=config.client.grace,
+        kernel_stamps=config.client.stamps == "kernel",
+        spool=spool,
+        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
+    )
+
+
+def _encode_turn(context: CallContext, request: Request) -> bytes:
+    """Encode one request while the run is in progress."""
+    return calls.encode(context, [request]).tails[0]
+
+
+def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
+    """Repeat the requests until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
+    return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
+
+
+def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:
+    """Return the lengths of the sequences, and correlation ids that no other shard and, by the tag, no other run uses."""
+    if not sequences:
+        return Sequenced()
+    return Sequenced(tuple(map(len, sequences)), ((int(job.tag, 16) & 0xFFFFF) << 40) + (shard << 24) + 1)
+
+
+def _credentials(reached: reach.Reached) -> dict[str, str]:
+    return {target.authority: target.credentials for target in reached.targets if target.credentials}
