@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from inferometer import schedule, workload
 from inferometer.config import from_mapping
 from inferometer.errors import UserError
-from inferometer.fleet import runner
+from inferometer.fleet import job, runner
 from inferometer.probe import shared_memory, shm_region
 from inferometer.probe.shm_region import PREFIX, Region, sweep
 from inferometer.records import Run
