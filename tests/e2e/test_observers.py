@@ -10,7 +10,8 @@ from command import cli, start
 from helpers import measure
 from waiting import until
 
-from inferometer import conduct, store
+from inferometer import store
+from inferometer.conduct import observers
 from inferometer.observe import observer
 from inferometer.report import console
 from inferometer.series import SeriesRow, TimeSeries
@@ -74,7 +75,7 @@ def test_observers_that_fail_or_hang_cost_a_line_and_not_the_run(
 ) -> None:
     monkeypatch.setattr(observer.Observers.end, "__defaults__", (0.05,))
     makers = {"broken": lambda *_: Broken("start"), "hanging": lambda *_: Hanging("end"), "absent": lambda *_: None}
-    monkeypatch.setattr(conduct, "OBSERVERS", makers)
+    monkeypatch.setattr(observers, "OBSERVERS", makers)
     load = {"type": "closed", "concurrency": 1, "requests": 5}
     run, summary = measure(tmp_path, sim, server={"model": "sim"}, load=load)
     assert summary.counts.ok == 5

@@ -12,8 +12,8 @@ import pytest
 from helpers import Client, measure, scripted
 from kserve_peers import config, metadata
 
-from inferometer import conduct
 from inferometer.analysis.summary import Summary
+from inferometer.conduct import interrupts
 from inferometer.errors import UserError
 from inferometer.fleet.supervisor import Supervisor
 
@@ -123,7 +123,7 @@ def test_second_ctrl_c_ends_the_run_without_ending_sequences_unless_it_comes_wit
     seen: list[dict[str, Any]] = []
     is_received, is_over = threading.Event(), threading.Event()
     stop = Supervisor.stop
-    monkeypatch.setattr(conduct, "_TOGETHER", 60 if together else 0)
+    monkeypatch.setattr(interrupts, "_TOGETHER", 60 if together else 0)
 
     def stop_and_note(supervisor: Supervisor) -> None:
         stop(supervisor)

@@ -18,7 +18,7 @@ from command import cli
 from helpers import Client, http_response, measure, polite, scripted
 from waiting import until
 
-from inferometer import conduct
+from inferometer.conduct import measuring
 from inferometer.errors import UserError
 from inferometer.fleet import local, runner, supervisor
 from inferometer.store.spool import Control
@@ -175,7 +175,7 @@ def test_errors_in_a_shards_setup_that_the_user_can_fix_are_reported(
             listener.close()
             return supervisor.Supervisor(*arguments, **more)
 
-        monkeypatch.setattr(conduct, "Supervisor", once_it_has_left)
+        monkeypatch.setattr(measuring, "Supervisor", once_it_has_left)
         with pytest.raises(UserError, match="nothing is listening") as caught:
             measure(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", client={"processes": processes})
     assert caught.value.remedy

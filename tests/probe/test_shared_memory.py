@@ -278,7 +278,7 @@ def test_an_exception_removes_the_region(tmp_path: Path, monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("inferometer.conduct.Supervisor", broken)
+    monkeypatch.setattr("inferometer.conduct.measuring.Supervisor", broken)
     with serving() as (fake, url):
         with pytest.raises(RuntimeError, match="broken"):
             shared_run(tmp_path, url)

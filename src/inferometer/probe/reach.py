@@ -123,6 +123,13 @@ def call_context(server: Server, reached: Reached, tag: str) -> CallContext:
     )
 
 
+def peers_of(server: Server, reached: "Reached") -> tuple[list[Peer], dict[str, str]]:
+    """Return a peer for each URL of a server that was reached, and the headers of requests to them."""
+    context = tls_context(server) if reached.targets[0].tls else None
+    peers = [peer_of(target, server, context) for target in reached.targets]
+    return peers, request_headers(reached.targets[0], server, reached.secrets)
+
+
 def peer_of(target: Target, server: Server, context: ssl.SSLContext | None, read_timeout: float | None = None) -> Peer:
     connect = float(server.timeouts.connect)
     return Peer(target, context if target.tls else None, connect, connect if read_timeout is None else read_timeout)

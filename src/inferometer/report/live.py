@@ -48,7 +48,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class LiveView:
-    """Shows one run. conduct.py calls `planned`, `progress` and `over`."""
+    """Shows one run. conduct/ calls `planned`, `progress` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

@@ -1,0 +1,16 @@
+"""Where the folders meet: from a config to a run's folder and its report.
+
+    reach the server -> plan -> shards (with a live view) -> spool -> folder -> read it back -> summary -> report
+
+The report of a live run is made from the folder that was just written, by the function that `inferometer report` calls.
+
+measuring.py   one run, from its config to its folder
+observers.py   what is observed beside a run, and where that is stored
+saving.py      from the shards' spool to the run's folder, also for a run that never ended
+interrupts.py  Ctrl-C and SIGTERM
+"""
+
+from inferometer.conduct.measuring import Show, measure
+from inferometer.conduct.saving import UnsavedError, open_run
+
+__all__ = ["Show", "UnsavedError", "measure", "open_run"]

@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM during a run."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_TOGETHER = 0.1
+"""Seconds in which signals count as one: `timeout` sends its signal to the command and to the command's group."""
+
+
+@contextlib.contextmanager
+def stop_on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the first and second Ctrl-C; the third raises KeyboardInterrupt. SIGTERM counts as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    count = 0
+    last = -_TOGETHER
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count, last
+        if time.monotonic() - last < _TOGETHER:
+            return
+        count, last = count + 1, time.monotonic()
+        if count > 2:
+            raise KeyboardInterrupt
+        stop()
+
+    earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

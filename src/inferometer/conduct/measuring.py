@@ -1,0 +1,218 @@
+"""One run, from its config to its folder."""
+
+import contextlib
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from inferometer import __version__, manifest, schedule, store, workload
+from inferometer.analysis.summary import Summary
+from inferometer.apis import APIS
+from inferometer.conduct.interrupts import stop_on_ctrl_c
+from inferometer.conduct.observers import observers_of, spool_series, with_observations
+from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
+from inferometer.config.check import check_streams
+from inferometer.config.schema import Config, Tensors
+from inferometer.config.secret import hidden, words
+from inferometer.errors import UserError
+from inferometer.fleet.control import StartShard
+from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, process_count, shard_plan
+from inferometer.fleet.local import LocalProcess, LocalThread
+from inferometer.fleet.lost import add_lost_rows
+from inferometer.fleet.supervisor import Supervisor, check_files
+from inferometer.observe.observer import Observers
+from inferometer.observe.settling import Settling
+from inferometer.probe import reach
+from inferometer.records import Manifest, Outcome, Run, Snapshot, StagePlan
+from inferometer.report.live import Outline
+from inferometer.store import draft as drafts
+from inferometer.store.draft import Draft
+from inferometer.store.folder import disk_errors
+from inferometer.timing.clock import wall_offset
+from inferometer.types import Plan
+from inferometer.wire.context import SharedRefs
+from inferometer.workload import tensors
+
+
+class Show(Protocol):
+    """Shows how a run goes (report/live.py)."""
+
+    def planned(self, outline: Outline) -> None: ...
+
+    def progress(self, snapshot: Snapshot) -> None: ...
+
+    def over(self) -> None: ...
+
+
+def measure(config: Config, show: Show | None = None, start: StartShard | None = None) -> tuple[Run, Summary]:
+    """Measure a server, and show nothing unless there is a `show`. Raises UnsavedError when the records cannot be stored.
+
+    `start` is the transport that starts the shards; by default they are processes or threads on this machine.
+    """
+    reached = reach.reach(config.server)
+    config = _completed(config, reached)
+    plan = schedule.plan(config.load, config.seed)
+    shards = process_count(config, plan)
+    start = start or _transport(config, shards)
+    with contextlib.ExitStack() as held:
+        with hidden(words(config.server, reached.secrets)):
+            shared = held.enter_context(_shared(config, reached, plan, shards))
+        folder = store.new_folder(config.output)
+        barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
+        job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared, barriers)
+        return _measure(job, plan, folder, show, start, held)
+
+
+def _transport(config: Config, shards: int) -> StartShard:
+    if config.client.processes == 0:
+        return LocalThread
+    check_files(shards)
+    return LocalProcess
+
+
+def _measure(
+    job: Job, plan: Plan, folder: Path, show: Show | None, start: StartShard, held: contextlib.ExitStack
+) -> tuple[Run, Summary]:
+    config, reached, shards = job.config, job.reached, job.shards
+    try:
+        draft = _draft(config, reached, plan, shards)
+        with disk_errors(folder):
+            job.spool.mkdir()
+            draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
+        if show:
+            show.planned(_outline(job, plan))
+        observers = observers_of(config, reached)
+        watching = held.enter_context(Observers(observers))
+        watching.start()
+        supervisor = Supervisor(job, start)
+        settling = _settling(job, draft.manifest.plan)
+        with stop_on_ctrl_c(supervisor.stop):
+            for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or observers else 1.0):
+                if settling and (stable := settling.look()) is not None:
+                    supervisor.end_stage(stable)
+                watching.mark(snapshot.stage)
+                if show:
+                    show.progress(snapshot)
+            observed = watching.end()
+    except BaseException:
+        discard_if_empty(folder, shards)
+        raise
+    finally:
+        if show:
+            show.over()
+    if not supervisor.t0:
+        discard_if_empty(folder, shards)
+        raise UserError("; ".join(supervisor.errors) or "ended before it started", "nothing was sent")
+    for lost in supervisor.lost:
+        add_lost_rows(job.spool, lost, shard_plan(job, plan, lost))
+    finished = _finished(draft.manifest, supervisor)
+    finished = with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
+    spool_series(job.spool, observed, supervisor.t0)
+    drafts.end(draft_file, Draft(finished, shards))
+    return save(folder, from_spool(folder, finished, shards))
+
+
+def _outline(job: Job, plan: Plan) -> Outline:
+    return Outline(
+        urls=tuple(target.url for target in job.reached.targets),
+        model=job.reached.model,
+        load=job.config.load,
+        total=schedule.total_requests(plan),
+        duration=schedule.planned_duration(plan),
+        stage_durations=tuple(stage.duration for stage in plan.stages),
+        rate_at=schedule.rate_at,
+        processes=job.shards,
+        spool=job.spool,
+    )
+
+
+def _completed(config: Config, reached: reach.Reached) -> Config:
+    """Complete the config with what the server reports about its model."""
+    if not isinstance(config.data, Tensors):
+        return config
+    assert reached.facts is not None
+    config = _sequenced(config, reached)
+    assert isinstance(config.data, Tensors)
+    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
+    facts = reached.facts
+    as_json = APIS[config.server.api].has_json_tensors
+    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
+    completed = msgspec.structs.replace(config, data=data)
+    check_streams(completed, longest_sequence(completed))
+    return completed
+
+
+def _sequenced(config: Config, reached: reach.Reached) -> Config:
+    """Take the sequences from the streams of the data file, if the model keeps sequences and data.sequence is not set."""
+    assert isinstance(config.data, Tensors) and reached.facts is not None
+    known = reached.facts.config
+    if known is None or not known.sequence_batching or config.data.sequence:
+        return config
+    if not tensors.has_streams(config.data):
+        raise UserError(
+            f"{reached.targets[0].url}: the model {reached.model} keeps sequences: it needs a correlation id",
+            "set it to the number of requests per sequence",
+            key="data.sequence",
+        )
+    data = msgspec.structs.replace(config.data, sequence="streams")
+    return msgspec.structs.replace(config, data=data)
+
+
+def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
+    """Make what ends stages as soon as they are stable."""
+    return Settling(job.spool, job.shards, plans) if any(plan.stable for plan in plans) else None
+
+
+def _shared(
+    config: Config, reached: reach.Reached, plan: Plan, shards: int
+) -> contextlib.AbstractContextManager[tuple[SharedRefs, ...]]:
+    """Put what each shard will send into shared memory, if the config asks for it."""
+    if not config.server.shared_memory:
+        return contextlib.nullcontext(())
+    from inferometer.probe import shared_memory  # noqa: PLC0415 - few runs need it
+
+    assert reached.facts is not None
+    served = shared_memory.Served(*reach.peers_of(config.server, reached), config.server, reached.model, reached.facts)
+    return shared_memory.shared(served, portions(config, plan, shards))
+
+
+def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> Draft:
+    made = prepared_count(plan, shards)
+    return Draft(
+        Manifest(
+            inferometer=__version__,
+            started="",
+            t0_wall_ns=0,
+            config=manifest.redacted(config, reached.model),
+            plan=manifest.stage_plans(config, plan),
+            workload={
+                "digest": workload.digest(config.data, config.seed),
+                "distinct": min(workload.distinct(config.data) or made, made),
+            },
+            clock={"source": manifest.clock_source(), "stamps": "unknown"},
+            seeds={"seed": config.seed},
+            versions=manifest.versions(),
+            host=manifest.host() | {"processes": shards},
+            server=manifest.server(config, reached.facts),
+        ),
+        shards,
+    )
+
+
+def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
+    wall = supervisor.t0 + wall_offset()
+    report = supervisor.reports[0] if supervisor.reports else None
+    errors = tuple(supervisor.errors) + (
+        ("the disk filled up: recording stopped there",) if supervisor.disk_full else ()
+    )
+    given_up = {stage for report in supervisor.reports for stage in report.given_up}
+    return msgspec.structs.replace(
+        head,
+        started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
+        t0_wall_ns=wall,
+        clock=head.clock | ({"stamps": report.stamps, "timer": report.timer, "loop": report.loop} if report else {}),
+        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up))),
+    )

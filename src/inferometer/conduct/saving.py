@@ -1,0 +1,97 @@
+"""From the shards' spool to the run's folder, also for a run that never ended."""
+
+import contextlib
+import shutil
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from inferometer import store
+from inferometer.analysis import window
+from inferometer.analysis.summary import Summary, summarise
+from inferometer.config.schema import Measure
+from inferometer.errors import UserError
+from inferometer.records import Manifest, Outcome, Records, Run
+from inferometer.report import json as report_json
+from inferometer.series import TimeSeries
+from inferometer.store import draft as drafts
+from inferometer.store import spool
+from inferometer.store.folder import SERIES
+
+SPOOL = "spool"
+DRAFT = "draft.json"
+
+
+def open_run(folder: str) -> tuple[Run, Summary]:
+    """Open a stored run. One that never ended is put together from what it had recorded, and stored."""
+    path = Path(folder).resolve()
+    draft_file = path / SPOOL / DRAFT
+    if not draft_file.exists() or (path / "manifest.json").exists():
+        run = store.read(folder)
+        return run, summarise(run)
+    draft = drafts.read(draft_file)
+    unfinished = draft.manifest
+    if not unfinished.started:
+        errors = (*unfinished.outcome.errors, "the run did not end")
+        unfinished = msgspec.structs.replace(unfinished, outcome=Outcome(True, errors))
+    try:
+        spool.await_end(path / SPOOL, draft.shards)
+        run = from_spool(path, unfinished, draft.shards)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / SPOOL}: cannot be read: {error}", "nothing was recorded there: run again") from None
+    return save(path, run)
+
+
+class UnsavedError(UserError):
+    """The records could not be stored. `run` and `summary` are made from the shards' spool."""
+
+    def __init__(self, cause: UserError, run: Run, summary: Summary) -> None:
+        super().__init__(
+            f"{cause.line}: the run is measured but not stored",
+            f"make room, then `inferometer report {run.folder}` stores it from {SPOOL}/",
+        )
+        self.run = run
+        self.summary = summary
+
+
+def save(folder: Path, run: Run) -> tuple[Run, Summary]:
+    try:
+        store.write(folder, run.manifest, run.records, run.chunks(), run.series())
+        stored = store.written(folder, run.records)
+        summary = summarise(stored)
+        store.write_summary(folder, report_json.encode(summary))
+    except UserError as error:
+        raise UnsavedError(error, run, summarise(run)) from None
+    shutil.rmtree(folder / SPOOL, ignore_errors=True)
+    store.point_latest(folder)
+    return stored, summary
+
+
+def from_spool(folder: Path, head: Manifest, shards: int) -> Run:
+    records, _ = spool.merge(folder / SPOOL, shards)
+    rules = msgspec.convert(head.config["measure"], Measure, dec_hook=lambda kind, value: kind(value))
+    records = msgspec.structs.replace(records, phase=window.mark(records.rows, rules, head.plan))
+    step = max((sample.clock_step for sample in records.samples), key=abs, default=0)
+    head = msgspec.structs.replace(head, clock=head.clock | {"step_ns": step})
+    total = int(records.rows["chunk_count"].sum())
+    chunks, series = partial(spool.pieces, folder / SPOOL, shards), partial(_series, folder / SPOOL, records)
+    return Run(folder, head, records, total, chunks, series)
+
+
+def _series(folder: Path, records: Records) -> tuple[TimeSeries, ...]:
+    """Return the client's health, which the shards recorded, and what observers recorded."""
+    from inferometer.store import series as series_file  # noqa: PLC0415 - it imports pyarrow
+
+    with contextlib.suppress(UserError):  # the run, or the writing, did not end
+        return (*series_file.client_health(records.samples), *series_file.read(folder / SERIES))
+    return series_file.client_health(records.samples)
+
+
+def discard_if_empty(folder: Path, shards: int) -> None:
+    """Delete the folder of a run that recorded nothing. One that recorded something keeps its spool."""
+    with contextlib.suppress(OSError, ValueError):
+        if not any((folder / SPOOL / f"{shard}.rows").exists() for shard in range(shards)) or not len(
+            spool.merge(folder / SPOOL, shards)[0].rows
+        ):
+            shutil.rmtree(folder)
