@@ -8,7 +8,7 @@ from command import assert_one_line, cli
 from triton_server import Triton
 
 from inferometer import conduct
-from inferometer.analysis.protocol_comparison import WAYS
+from inferometer.analysis.protocol_comparison import PROTOCOLS
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
@@ -31,7 +31,7 @@ def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
     found = json.loads(Path("out.json").read_text())
     assert found["server"].startswith("triton ")
     assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
-        (way, size) for size in (1000, 20_000) for way in WAYS
+        (way, size) for size in (1000, 20_000) for way in PROTOCOLS
     ]
     bytes_out = {}
     for cell in found["cells"]:
@@ -47,7 +47,7 @@ def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
         for way in ("grpc", "grpc-stream", "http"):
             assert size < bytes_out[way, size] < size + 600
         assert bytes_out["http-json", size] > 2 * size
-    for way in WAYS.values():
+    for way in PROTOCOLS.values():
         assert way.label in said.out and way.label in Path("out.svg").read_text()
     assert "averages of the server's own statistics" in said.out
 

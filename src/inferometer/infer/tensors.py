@@ -134,7 +134,7 @@ class _WholeBody:
         return ""
 
     @property
-    def whole(self) -> bytes:
+    def body(self) -> bytes:
         return b"".join(self._pieces)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
@@ -174,7 +174,7 @@ def _over_http(
 
     instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + b"0" + tails[0], decoder, note)
     if fail is None:
-        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.whole)
+        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.body)
         received.responses.append((instants.done, response))
     return received, instants, fail
 
