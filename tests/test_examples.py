@@ -41,8 +41,8 @@ def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: 
     url = server.grpc if tree["server"]["url"].startswith("grpc") else server.url
     overrides = {"server.url": url, "output": tmp_path, "client.processes": 0} | shorter(tree["load"])
     arguments = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
-    said = cli("run", path, "-q", *arguments)
-    assert said.status in (0, 1), said.err  # INVALID is a result too: the machine that runs the tests may be busy
+    result = cli("run", path, "-q", *arguments)
+    assert result.status in (0, 1), result.err  # INVALID is a result too: the machine that runs the tests may be busy
     summary = json.loads((tmp_path / "LATEST" / "summary.json").read_text(encoding="utf-8"))
     assert summary["counts"]["ok"] > 0
     assert summary["counts"]["failed"] == 0

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def started(name: str, *options: str) -> Iterator[dict[str, Any]]:
-    """What the server said when it was ready: its `url`, its `model`, and more."""
+    """Start the server and yield what it prints when it is ready: its `url`, its `model`, and more."""
     python = INSTALLED / name / "bin/python"
     script = ROOT / "tools/real_servers" / name / "serve.py"
     process = subprocess.Popen([python, script, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -101,7 +101,7 @@ def compressions() -> Calls:
     return made
 
 
-def ask(model: str, name: str, number: int, id: str = "") -> Job:
+def job(model: str, name: str, number: int, id: str = "") -> Job:
     return {"model": model, "inputs": [numbers(name, "INT32", [1], [number])], "id": id}
 
 
@@ -113,10 +113,10 @@ def speak(*words: bytes, **wishes: int) -> Job:
 def streams() -> Calls:
     made: Calls = {}
     for count in (0, 1, 5, 100):
-        made |= by(GRPC, f"{count} answers in a stream", call="stream", requests=[ask("square", "N", count, "s")])
+        made |= by(GRPC, f"{count} answers in a stream", call="stream", requests=[job("square", "N", count, "s")])
     made |= by(GRPC, "one answer in a stream", call="stream", requests=[PLAIN | {"id": "one"}])
     made |= by(GRPC, "words in a stream", call="stream", requests=[speak(b"la", b"li", max_tokens=5, delay_ms=1)])
-    several = [ask("slow", "DELAY_MS", delay, f"{place}") for place, delay in enumerate((20, 1, 5))]
+    several = [job("slow", "DELAY_MS", delay, f"{index}") for index, delay in enumerate((20, 1, 5))]
     made |= by(GRPC, "several requests in a stream", call="stream", requests=several)
     fail = speak(b"la", b"li", fail_after=2)
     made |= by(GRPC, "an error after two answers", call="stream", requests=[fail])

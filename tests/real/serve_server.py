@@ -34,8 +34,8 @@ def repository(folder: Path, *names: str) -> Path:
     return folder
 
 
-def settings(folder: Path, **told: object) -> Settings:
-    return Settings(models=(str(folder),), http=0, grpc=0, metrics=0, **told)  # type: ignore[arg-type]
+def settings(folder: Path, **options: object) -> Settings:
+    return Settings(models=(str(folder),), http=0, grpc=0, metrics=0, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

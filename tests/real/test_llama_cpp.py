@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command import cli
-from plain_client import ask, get
+from plain_client import get, stream_request
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
 from inferometer.apis import APIS
@@ -44,7 +44,7 @@ def url(llama: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("load", [CLOSED, OPEN], ids=["closed", "open"])
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "unstreamed"])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_all_answers_are_complete_and_counted_by_the_server(
     tmp_path: Path, llama: dict[str, Any], api: str, stream: bool, load: dict[str, Any]
@@ -97,28 +97,28 @@ def test_connections_that_are_kept_are_reused_beyond_the_servers_limit_of_100(tm
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str) -> None:
-    plain = [ask(url, APIS[api].path, _body(api, prompt)) for prompt in PROMPTS]
+    plain = [stream_request(url, APIS[api].path, _body(api, prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"api": api, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
-    assert [answer.finish for answer in plain] == ["length"] * 5
-    assert rows["n_in"].tolist() == [answer.usage["prompt_tokens"] for answer in plain]
-    assert rows["n_out"].tolist() == [answer.usage["completion_tokens"] for answer in plain]
-    assert rows["chunk_count"].tolist() == [len(answer.pieces) for answer in plain]
+    assert [response.finish for response in plain] == ["length"] * 5
+    assert rows["n_in"].tolist() == [response.usage["prompt_tokens"] for response in plain]
+    assert rows["n_out"].tolist() == [response.usage["completion_tokens"] for response in plain]
+    assert rows["chunk_count"].tolist() == [len(response.pieces) for response in plain]
 
 
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
     """Records hold no text; but where the server gives no usage, the text's tokens by our own tokenizer are counted."""
-    plain = [ask(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
+    plain = [stream_request(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
-    assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([answer.text for answer in plain])
+    assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([response.text for response in plain])
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
-    plain = ask(url, APIS[api].path, _body(api, PROMPTS[0]))
+    plain = stream_request(url, APIS[api].path, _body(api, PROMPTS[0]))
     decoder, events = StreamedResponse(), list[Any]()
     for start in range(0, len(plain.body), size):
         decoder.feed(plain.body[start : start + size], events)
@@ -131,7 +131,7 @@ def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_p
     """The three bytes of the euro sign, in any order: a chunk comes when a character, or what cannot be one, is complete."""
     bias = {str(3 + octet): 100 for octet in "€".encode()}
     body = {"logit_bias": bias, "temperature": 1, "seed": 7}
-    plain = ask(url, APIS["completions"].path, {"prompt": "la", "max_tokens": 30, **body})
+    plain = stream_request(url, APIS["completions"].path, {"prompt": "la", "max_tokens": 30, **body})
     server = {"api": "completions", "body": body}
     run, summary = measure(tmp_path, url, in_a_row(3), server=server, data=_given(["la"], output=30))
     rows = run.records.rows
@@ -142,8 +142,8 @@ def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_p
 
 
 def _body(api: str, prompt: str) -> dict[str, object]:
-    asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
-    return {**asked, "max_tokens": 12, **GREEDY}
+    prompt_fields = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
+    return {**prompt_fields, "max_tokens": 12, **GREEDY}
 
 
 def _given(prompts: list[str], output: int = 12) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def test_a_model_name_that_it_does_not_have_does_not_trouble_this_server(tmp_pat
     ],
     ids=["prompt too long", "field of the wrong type", "no such path"],
 )  # fmt: skip
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "unstreamed"])
 def test_a_refusal_is_a_failure_with_the_servers_message(
     tmp_path: Path, url: str, server: dict[str, Any], data: dict[str, Any], code: str, words: str, stream: bool
 ) -> None:

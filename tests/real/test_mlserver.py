@@ -31,22 +31,22 @@ WAYS = ["http", "grpc"]
 
 @pytest.fixture(scope="module")
 def mlserver() -> Iterator[Urls]:
-    with started("mlserver", "--models", str(Path(__file__).parent / "mlserver_models")) as places:
-        yield places
+    with started("mlserver", "--models", str(Path(__file__).parent / "mlserver_models")) as urls:
+        yield urls
 
 
-def place(mlserver: Urls, way: str) -> Peer:
+def peer_of(mlserver: Urls, way: str) -> Peer:
     return Peer(parse(mlserver[way]))
 
 
 def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions) -> InferResponse:
     if way == "grpc":
         message = grpc.infer_request("echo", "", tensors, options)
-        answered = query.grpc(place(mlserver, way), grpc.INFER, [message], {})
+        answered = query.grpc(peer_of(mlserver, way), grpc.INFER, [message], {})
         assert answered.fail is None, answered.fail
         return grpc.infer_response(answered.body)
     headers, body = http.encode(tensors, options)
-    reply = query.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
+    reply = query.http(peer_of(mlserver, way), "POST", http.infer_path("echo"), headers, body)
     return http.decode(reply.status, reply.headers, reply.body)
 
 
@@ -55,20 +55,20 @@ def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions
 
 @pytest.mark.parametrize("way", WAYS)
 def test_metadata_is_there_and_configuration_and_statistics_are_not_offered(mlserver: Urls, way: str) -> None:
-    there = place(mlserver, way)
+    there = peer_of(mlserver, way)
     assert kserve.live(there, {}) and kserve.ready(there, {})
     assert kserve.model_ready(there, {}, "echo")
     assert kserve.server_metadata(there, {}).name == "mlserver"
     found: ModelMetadata = kserve.model_metadata(there, {}, "echo")
     assert (found.name, found.inputs) == ("echo", (TensorSpec("x", "FP32", (-1, 4)),))
-    for ask in (kserve.model_config, kserve.statistics):
+    for read in (kserve.model_config, kserve.statistics):
         with pytest.raises(NotOffered):
-            ask(there, {}, "echo")
+            read(there, {}, "echo")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Urls, way: str) -> None:
-    entries = kserve.repository_index(place(mlserver, way), {})
+    entries = kserve.repository_index(peer_of(mlserver, way), {})
     assert [(entry.name, entry.state) for entry in entries] == [("echo", "READY"), ("words", "READY")]
     assert reach.reach(Server(mlserver[way], api="kserve")).model == "echo"
 
@@ -83,7 +83,7 @@ def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="nosuch") as caught:
-        kserve.model_metadata(place(mlserver, way), {}, "nosuch")
+        kserve.model_metadata(peer_of(mlserver, way), {}, "nosuch")
     assert not isinstance(caught.value, NotOffered)
 
 
@@ -94,9 +94,9 @@ def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
 def test_what_is_sent_comes_back(mlserver: Urls, way: str, datatype: str) -> None:
     sent = random("x", datatype, (3, 4), np.random.default_rng(7))
-    answer = infer(mlserver, way, [sent], InferOptions(id="seven", binary=False))
-    assert answer.outputs == [sent]
-    assert (answer.model, answer.id) == ("echo", "seven")
+    response = infer(mlserver, way, [sent], InferOptions(id="seven", binary=False))
+    assert response.outputs == [sent]
+    assert (response.model, response.id) == ("echo", "seven")
 
 
 def test_typed_contents_are_read(mlserver: Urls) -> None:
@@ -115,7 +115,7 @@ def test_typed_contents_are_read(mlserver: Urls) -> None:
     for datatype, (field, elements) in values.items():
         made = request.inputs.add(name=datatype, datatype=datatype, shape=[2])
         getattr(made.contents, field).extend(elements)
-    reply = query.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
+    reply = query.grpc(peer_of(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
     assert reply.fail is None, reply.fail
     assert (
         not protobuf.bundled("kserve")

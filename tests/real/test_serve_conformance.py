@@ -141,8 +141,8 @@ def controlled(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def ask_both(oracle: Oracle, calls: serve_calls.Calls, *servers: tuple[Url, Url]) -> Answers:
-    asked = list(calls.values())
-    theirs, own = (oracle(url, mode="calls", http=url, grpc=grpc, calls=asked)["answers"] for url, grpc in servers)
+    sent = list(calls.values())
+    theirs, own = (oracle(url, mode="calls", http=url, grpc=grpc, calls=sent)["results"] for url, grpc in servers)
     return dict(zip(calls, zip(theirs, own, strict=True), strict=True))
 
 
@@ -178,24 +178,24 @@ def assert_equal(name: str, theirs: Job, own: Job) -> None:
 
 
 def is_allowed(call: str, field: str, ours: Any) -> bool:
-    said = json.dumps(ours, ensure_ascii=False)
+    text = json.dumps(ours, ensure_ascii=False)
     return any(
-        re.fullmatch(each.call, call) and re.fullmatch(each.field, field) and re.fullmatch(each.ours, said)
+        re.fullmatch(each.call, call) and re.fullmatch(each.field, field) and re.fullmatch(each.ours, text)
         for each in ALLOWED
     )
 
 
-def plain(answer: Any) -> Any:
+def plain(response: Any) -> Any:
     """With lists of named things by their names: their order is nobody's promise. Messages without spaces at their ends."""
-    if isinstance(answer, dict):
-        return {key: plain(value) for key, value in answer.items()}
-    if not isinstance(answer, list):
-        return answer.rstrip(". ") if isinstance(answer, str) else answer
-    if answer and all(isinstance(each, dict) and "name" in each for each in answer):
-        names = [each["name"] for each in answer]
+    if isinstance(response, dict):
+        return {key: plain(value) for key, value in response.items()}
+    if not isinstance(response, list):
+        return response.rstrip(". ") if isinstance(response, str) else response
+    if response and all(isinstance(each, dict) and "name" in each for each in response):
+        names = [each["name"] for each in response]
         if len(set(names)) == len(names):
-            return {f"[{each['name']}]": plain(each) for each in answer}
-    return [plain(each) for each in answer]
+            return {f"[{each['name']}]": plain(each) for each in response}
+    return [plain(each) for each in response]
 
 
 def differences(theirs: Any, own: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -204,8 +204,8 @@ def differences(theirs: Any, own: Any, path: str = "") -> Iterator[tuple[str, An
             inner = f"{path}{key}" if key.startswith("[") else f"{path}.{key}"
             yield from differences(theirs.get(key, NOTHING), own.get(key, NOTHING), inner)
     elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
-        for place, (a, b) in enumerate(zip(theirs, own, strict=True)):
-            yield from differences(a, b, f"{path}[{place}]")
+        for index, (a, b) in enumerate(zip(theirs, own, strict=True)):
+            yield from differences(a, b, f"{path}[{index}]")
     elif theirs != own:
         yield path.removeprefix("."), theirs, own
 
@@ -232,11 +232,14 @@ def test_statistics_count_the_same(triton: Triton, ours: Running, oracle: Oracle
     calls = [{"client": client} | call for call in COUNTED]
     found = []
     for url, grpc in ((triton.http, triton.grpc), (ours.url, ours.grpc)):
-        ask = functools.partial(oracle, url, mode="calls", http=url, grpc=grpc)
-        before = still(functools.partial(ask, calls=questions))["answers"]
-        ask(calls=calls)
-        until(lambda ask=ask, before=before: ended(before, ask(calls=questions)["answers"]) >= 5, "all are counted")  # type: ignore[misc]
-        after = still(functools.partial(ask, calls=questions))["answers"]
+        run_calls = functools.partial(oracle, url, mode="calls", http=url, grpc=grpc)
+        before = still(functools.partial(run_calls, calls=questions))["results"]
+        run_calls(calls=calls)
+        until(
+            lambda run_calls=run_calls, before=before: ended(before, run_calls(calls=questions)["results"]) >= 5,
+            "all are counted",
+        )  # type: ignore[misc]
+        after = still(functools.partial(run_calls, calls=questions))["results"]
         found.append({name: counted(a, b) for name, a, b in zip(models, before, after, strict=True)})
     for count in found[0]["failing"].keys() & {"executions", "of 1"}:
         assert found[0]["failing"].pop(count) == found[1]["failing"].pop(count) + 1
@@ -345,8 +348,8 @@ def exchange(url: str, method: str, path: str, body: Any) -> tuple[int, str]:
     try:
         text = body if isinstance(body, str) else json.dumps(body)
         connection.request(method, path, text, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     finally:
         connection.close()
 
@@ -366,6 +369,6 @@ def test_http_says_the_same_to_the_letter(triton: Triton, ours: Running, words: 
 def test_statuses_that_are_better_than_tritons(
     triton: Triton, ours: Running, words: tuple[str, str, Any], theirs: int, own: int, why: str
 ) -> None:
-    said, answered = exchange(triton.http, *words), exchange(ours.url, *words)
-    assert (said[0], answered[0]) == (theirs, own), why
-    assert '"error":"' in said[1] and '"error":"' in answered[1]
+    from_triton, from_ours = exchange(triton.http, *words), exchange(ours.url, *words)
+    assert (from_triton[0], from_ours[0]) == (theirs, own), why
+    assert '"error":"' in from_triton[1] and '"error":"' in from_ours[1]

@@ -92,8 +92,8 @@ class Described:
         call = self._channel.unary_unary(
             f"/{service}/{method}", request_serializer=given.SerializeToString, response_deserializer=gives.FromString
         )
-        answer = call(json_format.ParseDict(request, given()), timeout=PATIENCE_S)
-        tree: dict[str, Any] = json_format.MessageToDict(answer, preserving_proto_field_name=True)
+        response = call(json_format.ParseDict(request, given()), timeout=PATIENCE_S)
+        tree: dict[str, Any] = json_format.MessageToDict(response, preserving_proto_field_name=True)
         return tree
 
 
@@ -126,10 +126,10 @@ def test_asking_with_nothing_but_reflection(described: Described) -> None:
 def test_inferring_with_nothing_but_reflection(described: Described) -> None:
     shape = {"datatype": "INT32", "shape": [1, 16]}
     given = [{"name": name, "contents": {"int_contents": [number] * 16}} | shape for name, number in (("INPUT0", 5), ("INPUT1", 3))]  # fmt: skip
-    answer = described.call("ModelInfer", {"model_name": "add_sub", "id": "x", "inputs": given})
-    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("add_sub", "1", "x")
-    names = [each["name"] for each in answer["outputs"]]
-    raw = dict(zip(names, answer["raw_output_contents"], strict=True))
+    response = described.call("ModelInfer", {"model_name": "add_sub", "id": "x", "inputs": given})
+    assert (response["model_name"], response["model_version"], response["id"]) == ("add_sub", "1", "x")
+    names = [each["name"] for each in response["outputs"]]
+    raw = dict(zip(names, response["raw_output_contents"], strict=True))
     decoded = {name: np.frombuffer(base64.b64decode(text), "<i4").tolist() for name, text in raw.items()}
     assert decoded == {"OUTPUT0": [8] * 16, "OUTPUT1": [2] * 16}
 
@@ -145,5 +145,5 @@ def test_a_refusal_has_its_code(described: Described) -> None:
 def test_compressed_messages(ours: Running, how: grpc.Compression) -> None:
     with grpc.insecure_channel(ours.grpc.partition("://")[2], compression=how) as channel:
         given = {"name": "INPUT0", "datatype": "FP32", "shape": [1000], "contents": {"fp32_contents": [0.5] * 1000}}
-        answer = Described(channel).call("ModelInfer", {"model_name": "no_batch", "inputs": [given]})
-    assert [int(length) for length in answer["outputs"][0]["shape"]] == [1000]
+        response = Described(channel).call("ModelInfer", {"model_name": "no_batch", "inputs": [given]})
+    assert [int(length) for length in response["outputs"][0]["shape"]] == [1000]

@@ -31,12 +31,12 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def perf_analyzer(server: Running, protocol: str, model: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
-    place = INSTALLED / "perf_analyzer"
+    folder = INSTALLED / "perf_analyzer"
     address = (server.url if protocol == "http" else server.grpc).partition("://")[2]
-    command = [place / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
+    command = [folder / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
     return subprocess.run(
         list(map(str, command)),
-        env=os.environ | {"LD_LIBRARY_PATH": str(place / "lib/perf_analyzer")},
+        env=os.environ | {"LD_LIBRARY_PATH": str(folder / "lib/perf_analyzer")},
         capture_output=True,
         text=True,
         timeout=60,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_client import ask
+from plain_client import stream_request
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
 from inferometer.apis import APIS
@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("load", [CLOSED, OPEN], ids=["closed", "open"])
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "unstreamed"])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_all_answers_are_complete_and_counted_by_the_server(
     tmp_path: Path, server: dict[str, Any], api: str, stream: bool, load: dict[str, Any]
@@ -55,17 +55,17 @@ def test_all_answers_are_complete_and_counted_by_the_server(
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_plain_client_sees_the_same_counts_and_no_done(tmp_path: Path, server: dict[str, Any], api: str) -> None:
     def body(prompt: str) -> dict[str, object]:
-        asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
-        return {"model": server["model"], "max_tokens": 12, **asked}
+        prompt_fields = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
+        return {"model": server["model"], "max_tokens": 12, **prompt_fields}
 
-    plain = [ask(server["url"], APIS[api].path, body(prompt)) for prompt in PROMPTS]
+    plain = [stream_request(server["url"], APIS[api].path, body(prompt)) for prompt in PROMPTS]
     data = {"type": "prompts", "prompts": PROMPTS, "output": 12}
     run, _ = measure(tmp_path, server["url"], in_a_row(3), server={"model": server["model"], "api": api}, data=data)
     rows = run.records.rows
-    assert [(answer.finish, answer.done) for answer in plain] == [("length", False)] * 3
-    assert rows["n_in"].tolist() == [answer.usage["prompt_tokens"] for answer in plain]
-    assert rows["n_out"].tolist() == [answer.usage["completion_tokens"] for answer in plain]
-    assert rows["chunk_count"].tolist() == [len(answer.pieces) for answer in plain]
+    assert [(response.finish, response.done) for response in plain] == [("length", False)] * 3
+    assert rows["n_in"].tolist() == [response.usage["prompt_tokens"] for response in plain]
+    assert rows["n_out"].tolist() == [response.usage["completion_tokens"] for response in plain]
+    assert rows["chunk_count"].tolist() == [len(response.pieces) for response in plain]
 
 
 @pytest.mark.parametrize(

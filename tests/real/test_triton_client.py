@@ -39,7 +39,7 @@ ALL_WAYS = [*WAYS, "json"]
 BOTH = ["http", "grpc"]
 
 
-def place(triton: Triton, way: str) -> Peer:
+def peer_of(triton: Triton, way: str) -> Peer:
     return Peer(parse(triton.grpc if way.startswith("grpc") else triton.http))
 
 
@@ -53,13 +53,13 @@ def infer(
 ) -> InferResponse:
     """One inference that has one answer."""
     if way.startswith("grpc"):
-        (answer,) = over_grpc(triton, way, model, tensors, options, version)
-        return answer
+        (response,) = over_grpc(triton, way, model, tensors, options, version)
+        return response
     own = {"Accept-Encoding": WAYS[way]} if WAYS.get(way, "none") != "none" else {}
     wishes = InferOptions(options.id, options.parameters, options.outputs, options.classification, binary=way != "json")
     headers, body = http.encode(tensors, wishes)
     packed, body = http.compressed(body, WAYS.get(way, "none"))
-    reply = query.http(place(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
+    reply = query.http(peer_of(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
     assert reply.headers.get("content-encoding") == (own.get("Accept-Encoding") if reply.status == 200 else None)
     check_instants(reply)
     return http.decode(reply.status, reply.headers, reply.body)
@@ -72,15 +72,15 @@ def over_grpc(
     streamed = way == "grpc stream"
     message = grpc.infer_request(model, version, tensors, options)
     path = grpc.STREAM_INFER if streamed else grpc.INFER
-    reply = query.grpc(place(triton, way), path, [message], {}, compression=WAYS[way])
+    reply = query.grpc(peer_of(triton, way), path, [message], {}, compression=WAYS[way])
     if reply.fail is not None:
         raise UserError(f"{reply.fail.code}: {reply.fail.message}")
     check_instants(reply)
-    answers = [(grpc.stream_response if streamed else grpc.infer_response)(piece) for _, piece in reply.pieces]
-    for answer in answers:
-        if isinstance(answer, str):
-            raise UserError(answer)
-    return [answer for answer in answers if isinstance(answer, InferResponse)]
+    responses = [(grpc.stream_response if streamed else grpc.infer_response)(piece) for _, piece in reply.pieces]
+    for response in responses:
+        if isinstance(response, str):
+            raise UserError(response)
+    return [response for response in responses if isinstance(response, InferResponse)]
 
 
 def check_instants(reply: Reply) -> None:
@@ -92,12 +92,12 @@ def jobs(tensors: list[Tensor]) -> list[Job]:
     return [job_tensor(one.name, one.datatype, one.shape, one.data) for one in tensors]
 
 
-def told(answer: Job) -> list[Tensor]:
+def tensors_of(response: Job) -> list[Tensor]:
     """The oracle's outputs."""
-    assert "outputs" in answer, answer
+    assert "outputs" in response, response
     return [
         Tensor(one["name"], one["datatype"], tuple(one["shape"]), base64.b64decode(one["data"]))
-        for one in answer["outputs"]
+        for one in response["outputs"]
     ]
 
 
@@ -132,7 +132,7 @@ def as_outputs(tensors: list[Tensor]) -> list[Tensor]:
 def test_every_datatype_comes_back_bit_for_bit(triton: Triton, oracle: Oracle, datatype: str, data: DataObject) -> None:
     sent = [data.draw(any_tensor(datatype))]
     names = (f"OUT_{datatype}",)
-    truth = told(oracle(triton.grpc, model="all_types", inputs=jobs(sent), outputs=list(names)))
+    truth = tensors_of(oracle(triton.grpc, model="all_types", inputs=jobs(sent), outputs=list(names)))
     assert truth == as_outputs(sent)
     for way in WAYS:
         assert infer(triton, way, "all_types", sent, InferOptions(outputs=names)).outputs == truth, way
@@ -162,7 +162,7 @@ def test_every_datatype_that_json_carries_comes_back_through_it(
     raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
     sent = [Tensor(f"IN_{datatype}", datatype, (len(content),), raw)]
     names = [f"OUT_{datatype}"]
-    truth = told(oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent), outputs=names))
+    truth = tensors_of(oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent), outputs=names))
     found = infer(triton, "json", "all_types", sent, InferOptions(outputs=tuple(names))).outputs
     assert found == truth
     (output,) = found
@@ -190,7 +190,7 @@ def test_many_tensors_of_all_datatypes_in_one_request(
     chosen = data.draw(st.lists(st.sampled_from(list(DATATYPES)), min_size=1, unique=True))
     sent = [data.draw(any_tensor(datatype)) for datatype in chosen]
     names = [one.name for one in as_outputs(sent)]
-    truth = told(oracle(triton.http, model="all_types", inputs=jobs(sent), outputs=names))
+    truth = tensors_of(oracle(triton.http, model="all_types", inputs=jobs(sent), outputs=names))
     found = infer(triton, way, "all_types", sent, InferOptions(outputs=tuple(names))).outputs
     assert {one.name: one for one in found} == {one.name: one for one in truth}
     assert {one.name for one in found} == set(names)
@@ -201,7 +201,7 @@ def test_many_tensors_of_all_datatypes_in_one_request(
 @given(rows=st.integers(1, 64), columns=st.integers(1, 50))
 def test_batches_of_any_shape(triton: Triton, oracle: Oracle, way: str, rows: int, columns: int) -> None:
     sent = [whole("INPUT0", "FP32", [rows, columns], np.arange(rows * columns) / 7)]
-    truth = told(oracle(triton.http, model="identity", inputs=jobs(sent)))
+    truth = tensors_of(oracle(triton.http, model="identity", inputs=jobs(sent)))
     assert infer(triton, way, "identity", sent).outputs == truth
 
 
@@ -220,7 +220,7 @@ def test_a_tensor_of_two_megabytes(triton: Triton, way: str) -> None:
 def test_only_the_outputs_asked_for(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "INT32", [1, 16], range(16)), whole("INPUT1", "INT32", [1, 16], [2] * 16)]
     for names in ((), ("OUTPUT1",), ("OUTPUT0", "OUTPUT1")):
-        truth = told(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
+        truth = tensors_of(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
         found = infer(triton, way, "add_sub", sent, InferOptions(outputs=names)).outputs
         assert found == truth
         assert len(found) == (len(names) or 2)
@@ -231,9 +231,9 @@ def test_the_best_classes_with_their_labels(triton: Triton, oracle: Oracle, way:
     image = np.zeros(192)
     image[[0, 20, 189]] = [1, 3, 2]
     sent = [whole("IMAGE", "FP32", [1, 3, 8, 8], image)]
-    truth = told(oracle(triton.http, model="classifier", inputs=jobs(sent), outputs=["SCORES"], classes=3))
-    answer = infer(triton, way, "classifier", sent, InferOptions(outputs=("SCORES",), classification=3))
-    assert answer.outputs == truth
+    truth = tensors_of(oracle(triton.http, model="classifier", inputs=jobs(sent), outputs=["SCORES"], classes=3))
+    response = infer(triton, way, "classifier", sent, InferOptions(outputs=("SCORES",), classification=3))
+    assert response.outputs == truth
     assert split_bytes(truth[0].data) == [b"3.000000:1:barge", b"2.000000:9:kayak", b"1.000000:0:anchor"]
 
 
@@ -241,9 +241,9 @@ def test_the_best_classes_with_their_labels(triton: Triton, oracle: Oracle, way:
 def test_id_and_version_are_in_the_answer(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "FP32", [2], [1, 2])]
     truth = oracle(triton.grpc, model="no_batch", inputs=jobs(sent), version="1", id="number 7")
-    answer = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
-    assert (answer.model, answer.version, answer.id) == (truth["model"], truth["version"], truth["id"])
-    assert (answer.version, answer.id) == ("1", "number 7")
+    response = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
+    assert (response.model, response.version, response.id) == (truth["model"], truth["version"], truth["id"])
+    assert (response.version, response.id) == ("1", "number 7")
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
@@ -278,8 +278,8 @@ def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None
             "sequence_end": end,
         }
         sent = [whole("INPUT", "INT32", [1, 1], [number])]
-        answer = infer(triton, way, "sequence", sent, InferOptions(parameters=flags))
-        found = {one.name: one for one in answer.outputs if isinstance(one, Tensor)}
+        response = infer(triton, way, "sequence", sent, InferOptions(parameters=flags))
+        found = {one.name: one for one in response.outputs if isinstance(one, Tensor)}
         return [int(to_numpy(found[name]).item()) for name in ("SUM", "SEQUENCE")]
 
     first, second = 7 + ALL_WAYS.index(way), 2**62 + ALL_WAYS.index(way)
@@ -300,18 +300,18 @@ def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None
 def test_a_decoupled_model_answers_as_often_as_it_likes(triton: Triton, oracle: Oracle, count: int) -> None:
     sent = [whole("N", "INT32", [1], [count])]
     truth = oracle(triton.grpc, model="square", stream=True, inputs=jobs(sent))["responses"]
-    answers = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
-    assert [answer.outputs for answer in answers] == [told(response) for response in truth]
-    assert len(answers) == count
+    responses = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
+    assert [received.outputs for received in responses] == [tensors_of(response) for response in truth]
+    assert len(responses) == count
 
 
 def test_the_empty_final_answer_comes_if_the_parameter_asks_for_it(triton: Triton) -> None:
     sent = [whole("N", "INT32", [1], [2])]
     options = InferOptions(id="q", parameters={"triton_enable_empty_final_response": True})
-    answers = over_grpc(triton, "grpc stream", "square", sent, options)
-    assert [len(answer.outputs) for answer in answers] == [1, 1, 0]
-    assert [answer.parameters["triton_final_response"] for answer in answers] == [False, False, True]
-    assert {answer.id for answer in answers} == {"q"}
+    responses = over_grpc(triton, "grpc stream", "square", sent, options)
+    assert [len(response.outputs) for response in responses] == [1, 1, 0]
+    assert [response.parameters["triton_final_response"] for response in responses] == [False, False, True]
+    assert {response.id for response in responses} == {"q"}
 
 
 @pytest.mark.parametrize("way", [way for way in ALL_WAYS if way != "grpc stream"])
@@ -344,7 +344,7 @@ def test_what_triton_refuses_is_quoted(triton: Triton, oracle: Oracle, way: str)
         ("no_batch", [whole("OTHER", "FP32", [1], [1])], ""),
     ]
     for model, sent, version in cases:
-        truth = oracle(place(triton, way).target.url, model=model, inputs=jobs(sent), version=version)["error"]
+        truth = oracle(peer_of(triton, way).target.url, model=model, inputs=jobs(sent), version=version)["error"]
         with pytest.raises(UserError) as caught:
             infer(triton, way, model, sent, version=version)
         assert " ".join(truth.split())[:200] in caught.value.what
@@ -359,7 +359,7 @@ def as_number(value: Any) -> int:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     truth = oracle(there.target.url, mode="metadata")["result"]
     found: control.ServerMetadata = kserve.server_metadata(there, {})
     assert (found.name, found.version, list(found.extensions)) == (truth["name"], truth["version"], truth["extensions"])
@@ -368,7 +368,7 @@ def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     index = oracle(there.target.url, mode="index")["result"]
     entries: tuple[control.IndexEntry, ...] = kserve.repository_index(there, {})
     assert [(one.name, one.version, one.state) for one in entries] == [
@@ -413,7 +413,7 @@ SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_
 
 @pytest.mark.parametrize("way", BOTH)
 def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     (earlier,) = settled(there, "identity")
     infer(triton, way, "identity", [whole("INPUT0", "FP32", [3, 2], range(6))])
     counted(there, earlier.success.count + 1)
@@ -434,7 +434,7 @@ def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Ora
 
 @pytest.mark.parametrize("way", BOTH)
 def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     earlier = settled(there, "")
     for _ in range(3):
         infer(triton, way, "identity", [whole("INPUT0", "FP32", [2, 2], range(4))])
@@ -447,7 +447,7 @@ def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str
 
 @pytest.mark.parametrize("way", BOTH)
 def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     truth = oracle(there.target.url, mode="metadata", model="nosuch")["error"]
     with pytest.raises(UserError) as caught:
         kserve.model_metadata(there, {}, "nosuch")
@@ -458,7 +458,7 @@ def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> 
 def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as triton:
         for way in BOTH:
-            there = place(triton, way)
+            there = peer_of(triton, way)
             assert kserve.model_ready(there, {}, "square")
             assert not kserve.model_ready(there, {}, "identity")
             entries = kserve.repository_index(there, {})

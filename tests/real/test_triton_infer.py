@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 from PIL import Image
 from triton_server import Oracle, Triton, join_bytes, tensor, values
 
@@ -26,14 +26,14 @@ def url(request: pytest.FixtureRequest, triton: Triton) -> str:
     return triton.http if request.param == "http" else triton.grpc
 
 
-def infer(*arguments: str | Path) -> Said:
+def infer(*arguments: str | Path) -> Result:
     return cli("infer", *arguments)
 
 
 def in_json(*arguments: str | Path) -> Any:
-    said = infer(*arguments, "--json", "-")
-    assert said.status == 0, said
-    return json.loads(said.out)
+    result = infer(*arguments, "--json", "-")
+    assert result.status == 0, result
+    return json.loads(result.out)
 
 
 def data(tree: Any) -> dict[str, Any]:
@@ -84,12 +84,12 @@ def test_the_scores_themselves_with_ones_own_labels(
 
 
 def test_in_print(url: str, picture: tuple[str, Any]) -> None:
-    said = infer(url, "--model", "classifier", "--image", picture[0])
-    assert said.status == 0, said
-    assert "noise.png, 8×8 RGB to 8×8 RGB, NCHW, scaling inception" in said.out
-    assert sum(label in said.out for label in LABELS) == 5
-    assert "by its statistics" in said.out
-    assert max(map(len, said.out.splitlines())) <= 100
+    result = infer(url, "--model", "classifier", "--image", picture[0])
+    assert result.status == 0, result
+    assert "noise.png, 8×8 RGB to 8×8 RGB, NCHW, scaling inception" in result.out
+    assert sum(label in result.out for label in LABELS) == 5
+    assert "by its statistics" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -99,10 +99,19 @@ def test_in_print(url: str, picture: tuple[str, Any]) -> None:
 def test_add_sub(triton: Triton, tmp_path: Path, api: str) -> None:
     np.save(tmp_path / "a.npy", np.arange(16, dtype=np.int32))
     ones = ",".join(["1"] * 16)
-    asked = ("--api", api, "--model", "add_sub", "--input", f"INPUT0=@{tmp_path}/a.npy", "--input", f"INPUT1={ones}")
-    found = data(in_json(triton.http, *asked))
+    arguments = (
+        "--api",
+        api,
+        "--model",
+        "add_sub",
+        "--input",
+        f"INPUT0=@{tmp_path}/a.npy",
+        "--input",
+        f"INPUT1={ones}",
+    )
+    found = data(in_json(triton.http, *arguments))
     assert found == {"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}
-    assert list(data(in_json(triton.http, *asked, "--output", "OUTPUT1"))) == ["OUTPUT1"]
+    assert list(data(in_json(triton.http, *arguments, "--output", "OUTPUT1"))) == ["OUTPUT1"]
 
 
 def test_all_types_made_up_come_back_as_they_went(url: str, tmp_path: Path) -> None:
@@ -126,10 +135,10 @@ def test_all_types_made_up_come_back_as_they_went(url: str, tmp_path: Path) -> N
 def test_a_megabyte_each_way(url: str, tmp_path: Path) -> None:
     array = np.random.default_rng(3).random((1, 300_000), np.float32)
     np.save(tmp_path / "a.npy", array)
-    said = infer(url, "--model", "identity", "--input", f"@{tmp_path}/a.npy", "--save", tmp_path / "o.npz")
-    assert said.status == 0, said
+    result = infer(url, "--model", "identity", "--input", f"@{tmp_path}/a.npy", "--save", tmp_path / "o.npz")
+    assert result.status == 0, result
     assert (np.load(tmp_path / "o.npz")["OUTPUT0"] == array).all()
-    assert "..." in said.out and "1.14 MiB" in said.out
+    assert "..." in result.out and "1.14 MiB" in result.out
 
 
 def test_the_servers_own_time_is_a_part_of_the_whole(url: str) -> None:
@@ -164,9 +173,11 @@ def test_square_is_streamed_by_itself(triton: Triton, count: int) -> None:
 
 
 def test_generate_streams_text(triton: Triton) -> None:
-    said = infer(triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego mika", "--max-tokens", "3")
-    assert said.out.startswith(" dego mika dego\n\n"), said
-    assert "3 out  one per chunk" in said.out
+    result = infer(
+        triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego mika", "--max-tokens", "3"
+    )
+    assert result.out.startswith(" dego mika dego\n\n"), result
+    assert "3 out  one per chunk" in result.out
     whole = ("--no-stream", "--max-tokens", "1", "--json", "-")
     once = json.loads(infer(triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego", *whole).out)
     assert (once["text"], once["tokens"]["ttft"]) == (" dego", None)
@@ -199,8 +210,8 @@ def test_what_triton_or_we_refuse_is_one_line(url: str, arguments: tuple[str, ..
 
 
 def test_a_deadline_that_passes(triton: Triton) -> None:
-    said = infer(triton.grpc, "--model", "slow", "--input", "400", "--deadline", "50ms")
-    assert_one_line(said, "DEADLINE_EXCEEDED", "raise --deadline")
+    result = infer(triton.grpc, "--model", "slow", "--input", "400", "--deadline", "50ms")
+    assert_one_line(result, "DEADLINE_EXCEEDED", "raise --deadline")
 
 
 def test_the_ports_swapped(triton: Triton) -> None:
@@ -216,4 +227,4 @@ def test_errors_after_some_answers(triton: Triton) -> None:
         triton.http, "--api", "generate", "--model", "generator", "--prompt", "a", "--parameter", "fail_after=2"
     )
     assert (http.status, http.out) == (2, " a a\n")
-    assert all("failed after 2 tokens" in said.err for said in (grpc, http))
+    assert all("failed after 2 tokens" in result.err for result in (grpc, http))

@@ -66,15 +66,17 @@ def url_of(triton: Triton, protocol: str) -> str:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_identity_gives_back_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
     given = numbers("INPUT0", "FP32", [rows, 5], np.arange(rows * 5))
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given])
-    assert answer == {"outputs": [given | {"name": "OUTPUT0"}], "model": "identity", "version": "1", "id": "x7"}
+    response = oracle(
+        url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given]
+    )
+    assert response == {"outputs": [given | {"name": "OUTPUT0"}], "model": "identity", "version": "1", "id": "x7"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_no_batch_gives_back_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = numbers("INPUT0", "FP32", [7], np.arange(7))
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
-    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
+    response = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
+    assert response["outputs"] == [given | {"name": "OUTPUT0"}]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -85,12 +87,12 @@ def test_all_types(triton: Triton, oracle: Oracle, datatype: str, empty: bool, p
     raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
     given = tensor(f"IN_{datatype}", datatype, [len(content)], raw)
     wanted = [f"OUT_{datatype}"]
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="all_types", inputs=[given], outputs=wanted)
+    response = oracle(url_of(triton, protocol), protocol=protocol, model="all_types", inputs=[given], outputs=wanted)
     if protocol == "http-json" and datatype in ("FP16", "BF16"):
-        assert "binary data" in answer["error"]
+        assert "binary data" in response["error"]
     else:
-        assert answer["outputs"] == [given | {"name": wanted[0]}]
-        assert values(answer, wanted[0]) == content
+        assert response["outputs"] == [given | {"name": wanted[0]}]
+        assert values(response, wanted[0]) == content
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -121,8 +123,8 @@ def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, p
     def add(sequence: int, number: int, start: bool = False, end: bool = False) -> list[int]:
         about = {"id": sequence, "start": start, "end": end}
         given = numbers("INPUT", "INT32", [1, 1], [number])
-        answer = oracle(url_of(triton, protocol), model="sequence", inputs=[given], sequence=about)
-        return values(answer, "SUM") + values(answer, "SEQUENCE")
+        response = oracle(url_of(triton, protocol), model="sequence", inputs=[given], sequence=about)
+        return values(response, "SUM") + values(response, "SEQUENCE")
 
     assert add(7, 10, start=True) == [10, 7]
     assert add(2**62 + 8, 500, start=True) == [500, 2**62 + 8]
@@ -184,9 +186,9 @@ def test_failing_raises_and_lives_on(triton: Triton, oracle: Oracle, protocol: s
 )
 def test_what_triton_refuses(triton: Triton, oracle: Oracle, job: Job, words: str, statuses: list[str]) -> None:
     usual = {"model": "no_batch", "inputs": [numbers("INPUT0", "FP32", [1], [1])]}
-    answers = [oracle(url, **(usual | job)) for url in (triton.http, triton.grpc)]
-    assert all(words in answer["error"] for answer in answers), answers
-    assert [answer["status"] for answer in answers] == statuses, answers
+    responses = [oracle(url, **(usual | job)) for url in (triton.http, triton.grpc)]
+    assert all(words in response["error"] for response in responses), responses
+    assert [response["status"] for response in responses] == statuses, responses
 
 
 # --- many answers or none -----------------------------------------------------------------------------------------------
@@ -194,32 +196,32 @@ def test_what_triton_refuses(triton: Triton, oracle: Oracle, job: Job, words: st
 
 @pytest.mark.parametrize("count", [0, 1, 5, 200])
 def test_square_answers_as_often_as_it_is_told(triton: Triton, oracle: Oracle, count: int) -> None:
-    answer = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
-    assert [values(each, "SQUARE") for each in answer["responses"]] == [[number**2] for number in range(count)]
-    assert {each["id"] for each in answer["responses"]} <= {"s"}
+    response = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
+    assert [values(each, "SQUARE") for each in response["responses"]] == [[number**2] for number in range(count)]
+    assert {each["id"] for each in response["responses"]} <= {"s"}
 
 
 def test_a_model_that_is_not_decoupled_answers_once_in_a_stream(triton: Triton, oracle: Oracle) -> None:
     given = numbers("INPUT0", "FP32", [2], [1, 2])
-    answer = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
-    assert [each["outputs"] for each in answer["responses"]] == [[given | {"name": "OUTPUT0"}]]
+    response = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
+    assert [each["outputs"] for each in response["responses"]] == [[given | {"name": "OUTPUT0"}]]
 
 
 def test_an_error_in_a_stream_is_its_last_response(triton: Triton, oracle: Oracle) -> None:
     wishes = [numbers(name, "INT32", [1], [2]) for name in ("fail_after", "delay_ms")]
-    answer = oracle(triton.grpc, model="generator", stream=True, inputs=[texts("text_input", b"la li"), *wishes])
-    assert [values(each, "text_output") for each in answer["responses"][:-1]] == [[b" la"], [b" li"]]
-    assert answer["responses"][-1]["error"] == "failed after 2 tokens"
+    response = oracle(triton.grpc, model="generator", stream=True, inputs=[texts("text_input", b"la li"), *wishes])
+    assert [values(each, "text_output") for each in response["responses"][:-1]] == [[b" la"], [b" li"]]
+    assert response["responses"][-1]["error"] == "failed after 2 tokens"
 
 
 def exchange(url: str, path: str, body: Job) -> tuple[int, str, str]:
     """Status, media type and body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    content = answer.read().decode()
+    response = connection.getresponse()
+    content = response.read().decode()
     connection.close()
-    return answer.status, answer.headers.get_content_type(), content
+    return response.status, response.headers.get_content_type(), content
 
 
 def events(body: str) -> list[Job]:
@@ -320,8 +322,8 @@ def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: 
     body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [300]}]}
     before = still(lambda: counts(oracle, triton.http, "slow"))
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
-    assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[300]] * 3
+        responses = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
+    assert [json.loads(response)["outputs"][0]["data"] for response in responses] == [[300]] * 3
     found = since(before, oracle, triton.http, "slow", 3)
     assert found["success"] == found["executions"] == 3
     assert found["infer_ns"] >= 3 * 300_000_000
@@ -349,10 +351,10 @@ def measured(triton: Triton, model: str) -> int:
 def test_tensors_in_shared_memory(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = numbers("INPUT0", "FP32", [1000], np.arange(1000))
     url = url_of(triton, protocol)
-    answer = oracle(url, mode="shared_memory", model="no_batch", inputs=[given], outputs=["OUTPUT0"])
-    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
-    assert [region["byte_size"] for region in answer["registered"]] == [4000, 4000]
-    assert answer["afterwards"] == []
+    response = oracle(url, mode="shared_memory", model="no_batch", inputs=[given], outputs=["OUTPUT0"])
+    assert response["outputs"] == [given | {"name": "OUTPUT0"}]
+    assert [region["byte_size"] for region in response["registered"]] == [4000, 4000]
+    assert response["afterwards"] == []
 
 
 def test_another_server_with_some_of_the_models_and_options_of_its_own(triton: Triton, oracle: Oracle) -> None:
@@ -371,5 +373,5 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_the_oracle_sees_the_bytes_of_a_bytes_tensor(triton: Triton, oracle: Oracle) -> None:
     raw = struct.pack("<I", 3) + b"\x00\xff\n" + struct.pack("<I", 0)
     given = tensor("IN_BYTES", "BYTES", [2], raw)
-    answer = oracle(triton.grpc, model="all_types", inputs=[given], outputs=["OUT_BYTES"])
-    assert answer["outputs"] == [given | {"name": "OUT_BYTES"}]
+    response = oracle(triton.grpc, model="all_types", inputs=[given], outputs=["OUT_BYTES"])
+    assert response["outputs"] == [given | {"name": "OUT_BYTES"}]

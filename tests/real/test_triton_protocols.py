@@ -23,11 +23,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", ["identity", "no_batch"])
 def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
     """The machine may be busy: the verdicts are not the point here."""
-    said = cli(
+    result = cli(
         "compare-protocols", triton.http, "--grpc", triton.grpc, "--model", model, "--sizes", "1kB,20kB",
         "--requests", "30", "--json", "out.json", "--chart", "out.svg", "--out", "kept",
     )  # fmt: skip
-    assert said.status in (0, 1), said.err
+    assert result.status in (0, 1), result.err
     found = json.loads(Path("out.json").read_text())
     assert found["server"].startswith("triton ")
     assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
@@ -48,14 +48,14 @@ def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
             assert size < bytes_out[way, size] < size + 600
         assert bytes_out["http-json", size] > 2 * size
     for way in PROTOCOLS.values():
-        assert way.label in said.out and way.label in Path("out.svg").read_text()
-    assert "averages of the server's own statistics" in said.out
+        assert way.label in result.out and way.label in Path("out.svg").read_text()
+    assert "averages of the server's own statistics" in result.out
 
 
 def test_gRPC_alone(triton: Triton) -> None:  # noqa: N802
-    said = cli("compare-protocols", "--grpc", triton.grpc.removeprefix("grpc://"), "--sizes", "4", "--requests", "5")
-    assert said.status in (0, 1), said.err
-    assert "http was not measured" in said.out and "HTTP JSON" not in said.out
+    result = cli("compare-protocols", "--grpc", triton.grpc.removeprefix("grpc://"), "--sizes", "4", "--requests", "5")
+    assert result.status in (0, 1), result.err
+    assert "http was not measured" in result.out and "HTTP JSON" not in result.out
 
 
 def test_models_that_are_not_for_it(triton: Triton) -> None:

@@ -83,7 +83,7 @@ def slow_by(folder: Path, ms: int) -> dict[str, Any]:
 
 def kinds(run: Run) -> Counter[str]:
     """Failures by code."""
-    return Counter(run.records.failures[place - 1].code for place in run.records.rows["failure"] if place)
+    return Counter(run.records.failures[failure - 1].code for failure in run.records.rows["failure"] if failure)
 
 
 def check_ok(run: Run, count: int) -> None:
@@ -126,7 +126,7 @@ def quiet(oracle: Oracle, triton: Triton) -> None:
     assert "outputs" in oracle(triton.http, model="slow", inputs=[delay])
 
 
-def told(run: Run) -> dict[str, int]:
+def statistics_of(run: Run) -> dict[str, int]:
     """The same, from the run's manifest."""
     total: Counter[str] = Counter()
     for stage in run.manifest.statistics:
@@ -153,11 +153,11 @@ def test_every_request_is_answered_and_the_server_counted_as_many(
     data = {"fill": "random", "shape": {"INPUT0": [1, 100]}}
     run, summary = measured(tmp_path, triton, protocol, "identity", closed(4, 200), data=data)
     check_ok(run, 200)
-    assert told(run) == since(before, stats(oracle, triton, "identity"))
-    assert told(run)["success count"] == told(run)["inferences"] == 200
+    assert statistics_of(run) == since(before, stats(oracle, triton, "identity"))
+    assert statistics_of(run)["success count"] == statistics_of(run)["inferences"] == 200
     found = split(run)
     assert (found.requests, found.counted) == (200, 200)
-    assert found.batch == 200 / told(run)["executions"]
+    assert found.batch == 200 / statistics_of(run)["executions"]
     assert summary.counts.ok == 200
     assert run.manifest.server["name"] == "triton"
     assert run.manifest.server["max_batch_size"] == 64
@@ -171,7 +171,7 @@ def test_batches_of_four(tmp_path: Path, triton: Triton, oracle: Oracle, protoco
     run, _ = measured(tmp_path, triton, protocol, "identity", closed(2, 100), data={"batch": 4, "fill": "zeros"})
     check_ok(run, 100)
     counted = since(before, stats(oracle, triton, "identity"))
-    assert counted["inferences"] == told(run)["inferences"] == 400
+    assert counted["inferences"] == statistics_of(run)["inferences"] == 400
     assert counted["success count"] == 100
     assert run.manifest.server["batch"] == 4
 
@@ -192,7 +192,7 @@ def test_two_client_processes(tmp_path: Path, triton: Triton) -> None:
     run, _ = measured(tmp_path, triton, "grpc", "identity", closed(8, 200), client={"processes": 2})
     check_ok(run, 200)
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
-    assert told(run)["success count"] == 200
+    assert statistics_of(run)["success count"] == 200
 
 
 def test_a_version_and_only_some_outputs(tmp_path: Path, triton: Triton) -> None:
@@ -214,7 +214,7 @@ def test_arrays_from_an_npz(tmp_path: Path, triton: Triton, protocol: str) -> No
     np.savez(path, INPUT0=np.ones((3, 16), np.int32), INPUT1=np.ones((3, 16), np.int32))
     run, _ = measured(tmp_path, triton, protocol, "add_sub", closed(2, 50), data={"fill": f"@{path}"})
     check_ok(run, 50)
-    assert told(run)["inferences"] == 150
+    assert statistics_of(run)["inferences"] == 150
     assert run.manifest.server["batch"] == 3
 
 
@@ -239,7 +239,7 @@ def test_perf_analyzers_json_with_a_dynamic_size(tmp_path: Path, triton: Triton,
     data["shape"] = {"INPUT0": [3] if model == "no_batch" else [1, 3]}
     run, _ = measured(tmp_path, triton, "grpc", model, closed(1, 20), data=data)
     check_ok(run, 20)
-    assert told(run)["inferences"] == 20
+    assert statistics_of(run)["inferences"] == 20
     rows = run.records.rows
     longer = rows["id"] % 5 == 4
     assert (rows["bytes_in"][longer] > rows["bytes_in"][~longer].max()).all()
@@ -261,7 +261,7 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
     data = input_data(tmp_path, *entries) | {"batch": 2}
     run, _ = measured(tmp_path, triton, "http", "add_sub", closed(2, 20), data=data)
     check_ok(run, 20)
-    assert told(run)["inferences"] == 40
+    assert statistics_of(run)["inferences"] == 40
     assert run.manifest.workload["distinct"] == 2
 
 
@@ -302,7 +302,7 @@ def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, trito
     assert summary.metrics["ttft"].count == 100
     assert ((rows["first_token"] - rows["sent"]) >= NS // 1000).all()
     assert summary.metrics["itl"].count == 600
-    assert told(run)["success count"] > 0
+    assert statistics_of(run)["success count"] > 0
     assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
 
 
@@ -341,26 +341,26 @@ def test_an_error_in_the_middle_of_a_stream(tmp_path: Path, triton: Triton, prot
 
 
 @contextlib.contextmanager
-def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
-    """A relay before the server: its URL, and what the server said over each connection."""
-    there, said = urlsplit(url), list[bytearray]()
+def recorded(url: str) -> Iterator[tuple[str, list[bytearray]]]:
+    """Relay to the server; yields the URL, and what the server sent over each connection."""
+    there, received = urlsplit(url), list[bytearray]()
 
     def connected() -> socket.socket:
         return socket.create_connection((there.hostname or "", there.port or 0))
 
-    def copy(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
+    def copy(source: socket.socket, sink: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                heard += data
+                record += data
                 sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
     def relay(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), connected() as server:
-            heard = bytearray()
-            said.append(heard)
-            back = threading.Thread(target=copy, args=(server, client, heard))
+            record = bytearray()
+            received.append(record)
+            back = threading.Thread(target=copy, args=(server, client, record))
             back.start()
             copy(client, server, bytearray())
             back.join()
@@ -373,7 +373,7 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=accept, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", said
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", received
         finally:
             listener.shutdown(socket.SHUT_RDWR)
 
@@ -384,12 +384,12 @@ def test_sequences_side_by_side_are_each_sent_from_their_start_on(
     """The model adds up what it is sent from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
     entries = [{"INPUT": [10**turn]} for turn in range(5)]
     data = {"type": "tensors", "sequence": 5} | input_data(tmp_path, *entries)
-    with overheard(triton.http) as (url, said):
+    with recorded(triton.http) as (url, received):
         server = {"model": "sequence", "api": "kserve-json"}
         run, _ = helpers.measure(tmp_path, url, server=server, data=data, load=closed(3, 90))
     check_ok(run, 90)
     sums: dict[int, Counter[int]] = {}
-    for body in re.findall(rb'\{"model_name".*?\}\]\}', b"".join(said)):
+    for body in re.findall(rb'\{"model_name".*?\}\]\}', b"".join(received)):
         values = {output["name"]: output["data"][0] for output in json.loads(body)["outputs"]}
         sums.setdefault(values["SEQUENCE"], Counter())[values["SUM"]] += 1
     assert sum(each.total() for each in sums.values()) == 90
@@ -410,7 +410,7 @@ def test_sequences_end(tmp_path: Path, triton: Triton, protocol: str) -> None:
     timeouts = {"timeouts": {"total": "5s"}}
     run, _ = measured(tmp_path, triton, protocol, "sequence", closed(1, 100), data={"sequence": 5}, server=timeouts)
     check_ok(run, 100)
-    assert told(run)["success count"] == 100
+    assert statistics_of(run)["success count"] == 100
 
 
 # --- what the time went into --------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def test_three_of_four_wait_in_the_queue_of_one_instance(
     run, _ = measured(tmp_path, triton, protocol, "slow", closed(4, 48), data=slow_by(tmp_path, 30))
     check_ok(run, 48)
     counted = since(before, stats(oracle, triton, "slow"))
-    assert told(run) == counted
+    assert statistics_of(run) == counted
     found = split(run)
     assert found.queue == pytest.approx(counted["queue ns"] / 48 / NS)
     assert found.compute_infer == pytest.approx(counted["compute_infer ns"] / 48 / NS)
@@ -444,7 +444,7 @@ def test_statistics_of_each_stage(tmp_path: Path, triton: Triton, oracle: Oracle
     run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20))
     check_ok(run, 130)
     assert len(run.manifest.statistics) == 2
-    assert told(run) == since(before, stats(oracle, triton, "slow"))
+    assert statistics_of(run) == since(before, stats(oracle, triton, "slow"))
     alone, crowded = split(run, 0), split(run, 1)
     assert alone.requests + crowded.requests == 130
     assert alone.requests >= 50  # some of the second stage are counted before its beginning is seen
@@ -466,7 +466,9 @@ def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Trit
         after = [stats(oracle, each, "identity") for each in (triton, other)]
     counted = [since(*pair) for pair in zip(before, after, strict=True)]
     assert [each["success count"] for each in counted] == [40, 40]
-    assert told(run) == {name: counted[0].get(name, 0) + counted[1].get(name, 0) for name in told(run)}
+    assert statistics_of(run) == {
+        name: counted[0].get(name, 0) + counted[1].get(name, 0) for name in statistics_of(run)
+    }
     assert split(run).counted == 80
 
 
@@ -478,7 +480,7 @@ def test_one_server_behind_two_urls_counts_once(tmp_path: Path, triton: Triton, 
     run, _ = helpers.measure(tmp_path, urls, server=server, data={"type": "tensors"}, load=closed(2, 80))
     check_ok(run, 80)
     assert set(run.records.rows["url"].tolist()) == {0, 1}
-    assert told(run)["success count"] == 80 == split(run).counted
+    assert statistics_of(run)["success count"] == 80 == split(run).counted
 
 
 def test_a_stored_run_has_the_same_breakdown(tmp_path: Path, triton: Triton) -> None:
@@ -577,34 +579,34 @@ def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections:
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "identty")
-    assert "identty" in said
-    assert "did you mean identity?" in said
-    assert "no_batch" in said
+    message = refused(tmp_path, triton, protocol, "identty")
+    assert "identty" in message
+    assert "did you mean identity?" in message
+    assert "no_batch" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_a_version_that_is_not_there(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
-    assert "version 9 is not found" in said
-    assert "check server.version: the server has 1" in said
+    message = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
+    assert "version 9 is not found" in message
+    assert "check server.version: the server has 1" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_a_decoupled_model_without_a_stream(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "square")
-    assert "decoupled" in said
-    assert "server.stream" in said
+    message = refused(tmp_path, triton, protocol, "square")
+    assert "decoupled" in message
+    assert "server.stream" in message
 
 
 def test_a_wrong_shape_names_the_expected_and_the_given(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
-    assert "INPUT0" in said and "[-1, 16]" in said and "[1, 17]" in said
+    message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
+    assert "INPUT0" in message and "[-1, 16]" in message and "[1, 17]" in message
 
 
 def test_a_wrong_input_name_names_the_expected(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
-    assert "INPUT2" in said and "INPUT0, INPUT1" in said
+    message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
+    assert "INPUT2" in message and "INPUT0, INPUT1" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json", "json with a shape"])
@@ -616,14 +618,14 @@ def test_a_wrong_shape_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> N
         data = input_data(tmp_path, {"INPUT0": [1] * 17, "INPUT1": [1] * 16})
     else:
         data = input_data(tmp_path, {"INPUT0": {"content": [1] * 17, "shape": [17]}, "INPUT1": [1] * 16})
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "INPUT0" in said and "16" in said and "17" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in message and "16" in message and "17" in message
 
 
 def test_a_batch_in_a_file_that_is_too_large(tmp_path: Path, triton: Triton) -> None:
     np.savez(tmp_path / "in.npz", INPUT0=np.ones((9, 16), np.int32), INPUT1=np.ones((9, 16), np.int32))
-    said = refused(tmp_path, triton, "grpc", "add_sub", data={"fill": f"@{tmp_path / 'in.npz'}"})
-    assert "9" in said and "8" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data={"fill": f"@{tmp_path / 'in.npz'}"})
+    assert "9" in message and "8" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
@@ -631,8 +633,8 @@ def test_a_wrong_name_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> No
     np.savez(tmp_path / "in.npz", INPUT=np.ones((1, 16), np.int32), INPUT1=np.ones((1, 16), np.int32))
     data = input_data(tmp_path, {"INPUT": [1] * 16, "INPUT1": [1] * 16})
     data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "has no INPUT0" in said and "it has INPUT, INPUT1" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "has no INPUT0" in message and "it has INPUT, INPUT1" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
@@ -640,26 +642,26 @@ def test_a_wrong_datatype_in_a_file(tmp_path: Path, triton: Triton, kind: str) -
     np.savez(tmp_path / "in.npz", INPUT0=np.full((1, 16), 0.5), INPUT1=np.ones((1, 16), np.int32))
     data = input_data(tmp_path, {"INPUT0": [0.5] * 16, "INPUT1": [1] * 16})
     data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "INPUT0" in said and "INT32" in said
-    assert ("float64" if kind == "npz" else "0.5") in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in message and "INT32" in message
+    assert ("float64" if kind == "npz" else "0.5") in message
 
 
 def test_a_batch_for_a_model_that_takes_none(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
-    assert "takes no batches" in said
+    message = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
+    assert "takes no batches" in message
 
 
 def test_fp16_as_json_is_refused_before_anything_is_sent(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http json", "all_types", data={"shape": {"IN_FP16": [1]}})
-    assert "FP16 cannot be sent as JSON" in said
+    message = refused(tmp_path, triton, "http json", "all_types", data={"shape": {"IN_FP16": [1]}})
+    assert "FP16 cannot be sent as JSON" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_the_other_protocols_port(tmp_path: Path, triton: Triton, protocol: str) -> None:
     wrong = triton._replace(http=triton.grpc.replace("grpc:", "http:"), grpc=triton.http.replace("http:", "grpc:"))
-    said = refused(tmp_path, wrong, protocol, "identity")
-    assert ("grpc://" if protocol == "http" else "http://") in said
+    message = refused(tmp_path, wrong, protocol, "identity")
+    assert ("grpc://" if protocol == "http" else "http://") in message
 
 
 # --- compressed answers --------------------------------------------------------------------------------------------------

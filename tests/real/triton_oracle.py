@@ -55,10 +55,10 @@ def main():
 
 def answer(job):
     if job.get("mode") == "calls":
-        return {"answers": asyncio.run(calls(job))}
-    library, place = module(job), urlsplit(job["url"]).netloc
+        return {"results": asyncio.run(calls(job))}
+    library, address = module(job), urlsplit(job["url"]).netloc
     try:
-        with library.InferenceServerClient(place) as client:
+        with library.InferenceServerClient(address) as client:
             return MODES[job.get("mode", "infer")](client, job)
     except utils.InferenceServerException as error:
         return {"error": error.message(), "status": error.status()}
@@ -213,7 +213,7 @@ def to_raw(array, datatype):
 
 def in_shared_memory(client, job):
     """Each output is given as much room as the first input."""
-    given, asked, places = inputs(job), [], {}
+    given, requested, places = inputs(job), [], {}
     with ExitStack() as stack:
         for tensor, source in zip(given, job["inputs"], strict=True):
             array = to_array(source)
@@ -223,10 +223,10 @@ def in_shared_memory(client, job):
         for name in job["outputs"]:
             size = to_array(job["inputs"][0]).nbytes
             region, places[name] = registered(stack, client, size)
-            asked.append(module(job).InferRequestedOutput(name))
-            asked[-1].set_shared_memory(region, size)
+            requested.append(module(job).InferRequestedOutput(name))
+            requested[-1].set_shared_memory(region, size)
         during = status(client, job)
-        result = client.infer(job["model"], given, outputs=asked)
+        result = client.infer(job["model"], given, outputs=requested)
         tensors = [from_region(result, name, handle, job) for name, handle in places.items()]
     return {"outputs": tensors, "registered": during, "afterwards": status(client, job)}
 
@@ -290,20 +290,20 @@ async def calls(job):
         for name, library in CLIENTS.items():
             more = {"concurrency": AT_ONCE} if name == "http" else {}
             clients[name] = library.InferenceServerClient(urlsplit(job[name[:4]]).netloc, **more)
-        return [await called(clients[call["client"]], call | places(job, call)) for call in job["calls"]]
+        return [await called(clients[call["client"]], call | urls(job, call)) for call in job["calls"]]
     finally:
         for client in clients.values():
             await awaited(client.close())
 
 
-def places(job, call):
+def urls(job, call):
     protocol = call["client"][:4]
     return {"url": job[protocol], "protocol": "http-json" if call.get("json") else protocol}
 
 
 async def called(client, call):
     try:
-        return await INFERENCES.get(call["call"], asked)(client, call)
+        return await INFERENCES.get(call["call"], call_method)(client, call)
     except utils.InferenceServerException as error:
         return {"error": error.message(), "status": error.status()}
     except Exception:
@@ -314,7 +314,7 @@ async def awaited(value):
     return await value if inspect.isawaitable(value) else value
 
 
-async def asked(client, call):
+async def call_method(client, call):
     method, options = getattr(client, call["call"]), call.get("options", {})
     if "as_json" in inspect.signature(method).parameters:
         options = options | {"as_json": True}

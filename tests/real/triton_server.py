@@ -1,4 +1,4 @@
-"""A real Triton Inference Server with the models of triton_models, and NVIDIA's own client to ask for a second opinion.
+"""A real Triton Inference Server with the models of triton_models, and NVIDIA's own client as a second opinion.
 
 A test file that says
 
@@ -68,22 +68,22 @@ def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[Oracle]:
+def running_oracle() -> Iterator[Oracle]:
     """A process of triton_oracle.py, which answers one job after the other."""
     with _process([PYTHON, Path(__file__).parent / "triton_oracle.py"], None) as process:
 
-        def ask(url: str, **job: Any) -> Job:
+        def send_job(url: str, **job: Any) -> Job:
             assert process.stdin is not None and process.stdout is not None
             protocol = "grpc" if url.startswith("grpc:") else "http"
             process.stdin.write(json.dumps({"url": url, "protocol": protocol} | job) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
             assert line, f"the oracle ended with status {process.wait(STOP_S)}"
-            answer: Job = json.loads(line)
-            assert "broken" not in answer, answer["broken"]
-            return answer
+            response: Job = json.loads(line)
+            assert "broken" not in response, response["broken"]
+            return response
 
-        yield ask
+        yield send_job
 
 
 def tensor(name: str, datatype: str, shape: Iterable[int], raw: bytes) -> Job:
@@ -91,10 +91,10 @@ def tensor(name: str, datatype: str, shape: Iterable[int], raw: bytes) -> Job:
     return {"name": name, "datatype": datatype, "shape": list(shape), "data": base64.b64encode(raw).decode()}
 
 
-def values(answer: Job, name: str) -> list[Any]:
+def values(response: Job, name: str) -> list[Any]:
     """An output's elements in an answer of the oracle's; BYTES as bytes, BF16 as raw 16 bits."""
-    output = next((each for each in answer.get("outputs", []) if each["name"] == name), None)
-    assert output is not None, answer
+    output = next((each for each in response.get("outputs", []) if each["name"] == name), None)
+    assert output is not None, response
     raw = base64.b64decode(output["data"])
     if output["datatype"] == "BYTES":
         return split_bytes(raw)
@@ -158,5 +158,5 @@ def triton() -> Iterator[Triton]:
 
 @pytest.fixture(scope="session")
 def oracle() -> Iterator[Oracle]:
-    with asking() as ask:
-        yield ask
+    with running_oracle() as send_job:
+        yield send_job

@@ -60,14 +60,14 @@ def by_request() -> Run:
     return made.run(rows, chunks, plan=(made.OPEN,))
 
 
-def unsaid() -> Run:
+def without_server_times() -> Run:
     """Both kinds of load; the server reports nothing, and the second stage was never reached."""
     rows, chunks = made.closed_rows()
     return made.run(rows, chunks, plan=(made.CLOSED, made.OPEN))
 
 
 RUNS: dict[str, Callable[[], Run]] = {
-    "statistics": by_statistics, "request": by_request, "unsaid": unsaid, "beyond": beyond,
+    "statistics": by_statistics, "request": by_request, "without_server_times": without_server_times, "beyond": beyond,
 }  # fmt: skip
 
 

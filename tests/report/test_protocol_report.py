@@ -58,7 +58,7 @@ def by_statistics() -> Comparison:
 
 
 def by_request() -> Comparison:
-    runs = {way: measured(2.0 + index, told=(0.25, 0.5 + index)) for index, way in enumerate(PROTOCOLS)}
+    runs = {way: measured(2.0 + index, reported=(0.25, 0.5 + index)) for index, way in enumerate(PROTOCOLS)}
     return with_cells({1_004: runs}, requests=500, duration=None, rounds=3, concurrency=16)
 
 

@@ -106,19 +106,19 @@ def text() -> Result:
 @pytest.mark.parametrize("width", [76, 80, 99, 100])
 @pytest.mark.parametrize("made_up", [tensors, text])
 def test_what_infer_says_fits(made_up: object, width: int) -> None:
-    said = show.render(made_up(), width=width)  # type: ignore[operator]
-    assert max(map(len, said.splitlines())) <= width
-    assert all(line == line.rstrip() for line in said.splitlines())
-    assert "a-model-of-mine, version 2 · KServe v2 over gRPC, streamed" in " ".join(said.split())
+    shown = show.render(made_up(), width=width)  # type: ignore[operator]
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(line == line.rstrip() for line in shown.splitlines())
+    assert "a-model-of-mine, version 2 · KServe v2 over gRPC, streamed" in " ".join(shown.split())
 
 
 def test_what_infer_says_of_latencies_is_broken_between_them() -> None:
     lines = show.render(text(), width=76).splitlines()
-    place = next(place for place, line in enumerate(lines) if line.startswith(" latency"))
-    assert lines[place] == " latency  ttft 400.0 ms · itl 300.0 ms mean, 400.0 ms max · e2e 1,019 ms ·"
-    assert lines[place + 1] == "          39,254.2 tokens/s"
-    assert lines[place - 2] == " tokens   70,000 in, 40,000 out, 30,000 cached, 20,000 reasoning"
-    assert lines[place - 1] == "          the server's count"
+    index = next(index for index, line in enumerate(lines) if line.startswith(" latency"))
+    assert lines[index] == " latency  ttft 400.0 ms · itl 300.0 ms mean, 400.0 ms max · e2e 1,019 ms ·"
+    assert lines[index + 1] == "          39,254.2 tokens/s"
+    assert lines[index - 2] == " tokens   70,000 in, 40,000 out, 30,000 cached, 20,000 reasoning"
+    assert lines[index - 1] == "          the server's count"
 
 
 def test_infer_asks_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ def decoder(stream: bool = True) -> Decoder:
     return ResponseDecoder(openai.body_decoder(stream))
 
 
-def decode(answer: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
+def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
     """Events up to the first that ends the answer, as the engine takes them."""
     it = decoder(stream)
     events: list[Event] = []
-    for piece in pieces or [answer]:
+    for piece in pieces or [response]:
         for event in it.feed(piece):
             events.append(event)
             if isinstance(event, End | Fail):
@@ -54,22 +54,22 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
-    answer, stream, eof = GOOD[name]
+    response, stream, eof = GOOD[name]
     usage = Usage(7, 3, 4, 1)
     expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
-    assert joined(decode(answer, stream, eof)) == expected
-    for place in range(1, len(answer)):
-        assert joined(decode(answer, stream, eof, [answer[:place], answer[place:]])) == expected, place
-    assert joined(decode(answer, stream, eof, [answer[n : n + 1] for n in range(len(answer))])) == expected
+    assert joined(decode(response, stream, eof)) == expected
+    for cut in range(1, len(response)):
+        assert joined(decode(response, stream, eof, [response[:cut], response[cut:]])) == expected, cut
+    assert joined(decode(response, stream, eof, [response[n : n + 1] for n in range(len(response))])) == expected
 
 
-def failed(answer: bytes, stream: bool = True, eof: bool = False) -> Fail:
-    last = decode(answer, stream, eof)[-1]
+def failed(response: bytes, stream: bool = True, eof: bool = False) -> Fail:
+    last = decode(response, stream, eof)[-1]
     assert isinstance(last, Fail)
-    for place in range(1, len(answer)):
-        split = decode(answer, stream, eof, [answer[:place], answer[place:]])[-1]
+    for cut in range(1, len(response)):
+        split = decode(response, stream, eof, [response[:cut], response[cut:]])[-1]
         assert isinstance(split, Fail)
-        assert split.code == last.code, place
+        assert split.code == last.code, cut
     return last
 
 
@@ -140,8 +140,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> None:
-    answer, stream, eof, code, message = BAD[name]
-    fail = failed(answer, stream, eof)
+    response, stream, eof, code, message = BAD[name]
+    fail = failed(response, stream, eof)
     assert fail.code == code
     assert message in fail.message
 
@@ -172,8 +172,8 @@ def test_a_long_message_is_bounded() -> None:
     ],
 )
 def test_what_counts_as_a_token(delta: dict[str, object], count: int) -> None:
-    answer = http(sse({"choices": [{"delta": delta, "finish_reason": None}]}, chunk(finish="stop")), chunked=True)
-    assert tokens(decode(answer)) == count
+    response = http(sse({"choices": [{"delta": delta, "finish_reason": None}]}, chunk(finish="stop")), chunked=True)
+    assert tokens(decode(response)) == count
 
 
 def test_a_finish_reason_is_enough_without_done_and_done_without_a_finish_reason() -> None:

@@ -419,10 +419,10 @@ def test_a_pipelined_request_gets_its_100_continue():
                     await asyncio.sleep(0)
                 (connection,) = listener.connections
                 reply(connection, echo.requests[0], 200, b"")
-                told = b""
-                while b"100 Continue\r\n\r\n" not in told:
-                    told += await client.some()
-                assert told.startswith(b"HTTP/1.1 200 OK")
+                received = b""
+                while b"100 Continue\r\n\r\n" not in received:
+                    received += await client.some()
+                assert received.startswith(b"HTTP/1.1 200 OK")
                 await client.send(late[-4:])
                 assert await client.response() == (200, b"late")
 
@@ -447,10 +447,10 @@ def test_stop_accepting_refuses_new_connections_only():
 def test_stop_accepting_takes_the_backlog_first():
     async def main() -> None:
         async with listening() as (listener, _):
-            place = listener._sock.getsockname()
+            address = listener._sock.getsockname()
             with contextlib.ExitStack() as clients:
                 for _ in range(300):
-                    clients.enter_context(socket.create_connection(place))
+                    clients.enter_context(socket.create_connection(address))
                 listener.stop_accepting()
                 assert len(listener.connections) == 300
 

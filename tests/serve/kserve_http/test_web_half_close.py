@@ -33,12 +33,12 @@ def test_a_stream_is_sent_to_its_end(tmp_path: Path, what: str):
         web.send(ASKS[what])
         assert web._more()  # the head, and perhaps an event
         web.sock.shutdown(socket.SHUT_WR)
-        answer = web.response()
-        assert (answer.status, answer.complete) == (200, True)
-        frames = answer.body.decode().removesuffix("\n\n").split("\n\n")
-        told = [frame for frame in frames if frame != ":"]
-        assert all(frame.startswith("data: ") for frame in told)
-        assert len(told) >= 3
+        response = web.response()
+        assert (response.status, response.complete) == (200, True)
+        frames = response.body.decode().removesuffix("\n\n").split("\n\n")
+        events = [frame for frame in frames if frame != ":"]
+        assert all(frame.startswith("data: ") for frame in events)
+        assert len(events) >= 3
         assert web.at_end()
         server.until(lambda: not server.listener.connections)
         assert server.models.in_flight == 0

@@ -64,8 +64,8 @@ def test_good_response_gives_the_same_events_at_every_split(name: str) -> None:
     wire, stream, eof, count, text = GOOD[name]
     expected = ([Tokens(1)] * count + [End(keep_alive=not eof)], text)
     assert run(wire, stream, eof=eof) == expected
-    for place in range(1, len(wire)):
-        assert run(wire, stream, [wire[:place], wire[place:]], eof) == expected, place
+    for cut in range(1, len(wire)):
+        assert run(wire, stream, [wire[:cut], wire[cut:]], eof) == expected, cut
     assert run(wire, stream, [wire[n : n + 1] for n in range(len(wire))], eof) == expected
 
 
@@ -95,10 +95,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_each_failure_has_its_code_and_the_server_message(name: str) -> None:
     wire, stream, code, words = BAD[name]
-    for place in range(len(wire)):
-        last = run(wire, stream, [wire[:place], wire[place:]] if place else [wire])[0][-1]
+    for cut in range(len(wire)):
+        last = run(wire, stream, [wire[:cut], wire[cut:]] if cut else [wire])[0][-1]
         assert isinstance(last, Fail)
-        assert last.code == code, place
+        assert last.code == code, cut
         assert words in last.message
 
 
