@@ -28,7 +28,7 @@ def short_name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    """The server that the examples ask for, with a simulator that takes less time."""
+    """The server that the examples need, with a simulator that takes less time."""
     quick = Sim(timing=Fixed(ttft=0.005, itl=0.001))
     with serving(Settings(models=("identity",), sim=quick, http=0, grpc=0)) as running:
         yield running

@@ -101,7 +101,7 @@ def test_a_response_without_a_known_read_delay_is_not_read_late() -> None:
     assert counts(of_gaps((-1, [0, -50]), (0, [0, -50]))) == (0, 0, [])
 
 
-def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
+def reference(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
     """The rule of gaps.py, for one response at a time."""
     ends = zip(rows["chunk_start"].tolist(), rows["chunk_count"].tolist(), strict=True)
     own = [np.diff(chunks.arrival[start : start + count]).tolist() for start, count in ends]
@@ -111,9 +111,9 @@ def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int,
         gaps = own[row]
         if not gaps:
             continue
-        told_apart = sorted(gap for gap in gaps if gap)
-        if told_apart:
-            yardstick = min(told_apart[len(told_apart) // 2], sum(gaps) / len(gaps))
+        distinct = sorted(gap for gap in gaps if gap)
+        if distinct:
+            yardstick = min(distinct[len(distinct) // 2], sum(gaps) / len(gaps))
         else:
             yardstick = sum(everything) / len(everything)
         if rows["read_delay"][row] > yardstick / 4:
@@ -134,7 +134,7 @@ def test_merged_chunks_are_counted_correctly_for_any_piece_size(
     chunks = Chunks(np.cumsum(data.draw(some), dtype=np.int64), chunks.tokens)
     rows["read_delay"] = data.draw(st.lists(st.integers(-1, 12), min_size=len(rows), max_size=len(rows)))
     found = gather(made.run(rows, chunks, piece=piece), np.array(counted))
-    assert counts(found) == by_hand(rows, chunks, np.array(counted))
+    assert counts(found) == reference(rows, chunks, np.array(counted))
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------

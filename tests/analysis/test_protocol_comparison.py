@@ -6,7 +6,7 @@ import synthetic_run as made
 from protocol_runs import measured
 
 from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST
-from inferometer.analysis.protocol_comparison import WAYS, Cell, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison, Measured, cell_of
 from inferometer.analysis.summary import summarise
 
 
@@ -100,15 +100,17 @@ def test_folders_are_listed_only_if_they_are_kept() -> None:
 
 def test_a_comparison_is_valid_if_it_completed_and_all_cells_are_valid() -> None:
     good, bad = cell(measured(2.0)), cell(measured(2.0, failed=100))
-    whole = Comparison(model="m", concurrency=1, cells=(good, good))
-    assert whole.is_valid
-    assert not msgspec.structs.replace(whole, cells=(good, bad)).is_valid
-    assert not msgspec.structs.replace(whole, interrupted=True).is_valid
+    complete = Comparison(model="m", concurrency=1, cells=(good, good))
+    assert complete.is_valid
+    assert not msgspec.structs.replace(complete, cells=(good, bad)).is_valid
+    assert not msgspec.structs.replace(complete, interrupted=True).is_valid
 
 
 def test_a_comparison_survives_json() -> None:
-    whole = Comparison(model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in WAYS))
-    assert msgspec.json.decode(msgspec.json.encode(whole), type=Comparison) == whole
+    complete = Comparison(
+        model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in PROTOCOLS)
+    )
+    assert msgspec.json.decode(msgspec.json.encode(complete), type=Comparison) == complete
 
 
 def test_server_time_above_the_clients_gives_an_excess_and_no_network() -> None:

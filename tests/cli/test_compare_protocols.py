@@ -15,7 +15,7 @@ from command import Result, assert_one_line, cli
 from helpers import Client, scripted
 
 from inferometer import compare_protocols, conduct
-from inferometer.analysis.protocol_comparison import WAYS
+from inferometer.analysis.protocol_comparison import PROTOCOLS
 from inferometer.records import Outcome
 
 
@@ -163,7 +163,7 @@ def test_runs_are_kept_in_the_given_folder(url: str, tmp_path: Path) -> None:
         assert Path(folder).parent == tmp_path / "kept"
         run, summary = conduct.open_run(folder)
         assert summary.counts.ok == 9 and summary.verdict == cell["verdict"]
-        assert run.manifest.config["server"]["api"] == WAYS[cell["protocol"]].api  # type: ignore[index]
+        assert run.manifest.config["server"]["api"] == PROTOCOLS[cell["protocol"]].api  # type: ignore[index]
 
 
 def test_a_protocol_that_the_server_rejects_is_invalid_with_a_reason(url: str, model: Identity) -> None:
@@ -218,7 +218,7 @@ def test_an_interrupted_run_ends_the_comparison_with_the_results_so_far(
 
 
 def test_each_turn_begins_with_another_protocol() -> None:
-    ways, sizes = list(WAYS), (1, 2, 3)
+    ways, sizes = list(PROTOCOLS), (1, 2, 3)
     order = compare_protocols.run_order(ways, sizes, 2)
     assert Counter(order) == {(way, size): 2 for way in ways for size in sizes}
     begun = [order[at] for at in range(0, len(order), 4)]
@@ -228,9 +228,9 @@ def test_each_turn_begins_with_another_protocol() -> None:
 
 
 def test_over_four_rounds_each_protocol_has_every_position() -> None:
-    order = compare_protocols.run_order(list(WAYS), (1,), 4)
+    order = compare_protocols.run_order(list(PROTOCOLS), (1,), 4)
     for position in range(4):
-        assert {way for way, _ in order[position::4]} == set(WAYS)
+        assert {way for way, _ in order[position::4]} == set(PROTOCOLS)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_without_a_url_the_reference_server_is_measured_over_all_protocols(tmp_p
     result = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))
     assert result.status in (0, 1), result
     cells = json.loads(out.read_text())["cells"]
-    assert [cell["protocol"] for cell in cells] == list(WAYS)
+    assert [cell["protocol"] for cell in cells] == list(PROTOCOLS)
     assert all(cell["ok"] == 20 and cell["failed"] == 0 for cell in cells)
     assert all(0 < cell["server"] < cell["mean"] for cell in cells)
 

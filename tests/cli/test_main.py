@@ -91,7 +91,7 @@ def test_a_bug_exits_with_3_and_names_the_file_with_the_traceback(broken: Path) 
     assert log.stat().st_mode & 0o077 == 0, "only the user can read it"
 
 
-def test_a_bug_without_a_place_for_the_log(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_when_the_log_cannot_be_written(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(broken / "none"))
     result = cli("report", "x")
     assert result.status == 3

@@ -349,7 +349,7 @@ def test_an_untrusted_certificate_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: Path) -> None:
-    """Its queue of connections is full after the look: those of the run are not answered, within timeouts.connect."""
+    """Its connection queue is full after the probe: the connections of the run do not open within timeouts.connect."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

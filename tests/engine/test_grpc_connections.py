@@ -87,7 +87,7 @@ def test_more_connections_are_opened_if_the_server_allows_few_streams(tmp_path: 
 def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> tuple[list[int], int]:
     """Return the number of calls over each connection, and the largest number that shared one at a time."""
     counts: dict[str, int] = {}
-    under_way: dict[str, int] = {}
+    in_flight: dict[str, int] = {}
     most = 0
     lock, gate = threading.Lock(), threading.Barrier(concurrency)
 
@@ -96,11 +96,11 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
         peer = context.peer()
         with lock:
             counts[peer] = counts.get(peer, 0) + 1
-            under_way[peer] = under_way.get(peer, 0) + 1
-            most = max(most, under_way[peer])
+            in_flight[peer] = in_flight.get(peer, 0) + 1
+            most = max(most, in_flight[peer])
         gate.wait(30)  # so that calls that share a connection overlap, and none is overtaken again and again
         with lock:
-            under_way[peer] -= 1
+            in_flight[peer] -= 1
         return message
 
     load = {"type": "closed", "concurrency": concurrency, "requests": 48}

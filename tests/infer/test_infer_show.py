@@ -226,13 +226,13 @@ def test_classes_are_requested_from_servers_that_have_labels(
 
 
 def test_tokens_and_their_times() -> None:
-    spoken = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
-    found = tokens.measured(result(output=spoken))
+    output = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
+    found = tokens.measured(result(output=output))
     assert found == {
         "input": 7, "output": 4, "cached": 3, "reasoning": None, "counted_by": "server", "chunks": 3, "ttft": 0.004,
         "itl_mean": 0.003, "itl_max": 0.004, "e2e": 0.019, "per_second": 4 / 0.019,
     }  # fmt: skip
-    text = show.render(result(output=spoken))
+    text = show.render(result(output=output))
     assert "tokens   7 in, 4 out, 3 cached  the server's count" in text
     assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in text
 

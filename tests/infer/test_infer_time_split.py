@@ -46,10 +46,10 @@ class Server:
 def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
     monkeypatch.setattr(kserve, "statistics", server.statistics)
     monkeypatch.setattr(time_split, "time", server)
-    whom: Any = SimpleNamespace(
+    endpoint: Any = SimpleNamespace(
         peer=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
     )
-    return StatisticsDelta(whom)
+    return StatisticsDelta(endpoint)
 
 
 @pytest.mark.parametrize("counts_at", [0.0001, 0.12, 0.49])

@@ -83,7 +83,7 @@ def test_an_http_server_that_is_not_kserve_is_recognised() -> None:
 
 
 def test_compressed_responses_are_requested_for_inferences_only(tmp_path: Path) -> None:
-    """Some servers compress whatever they may."""
+    """Some servers compress every response that they may compress."""
     received_paths: list[tuple[str, str]] = []
     usual = kserve_peers.over_http()
 

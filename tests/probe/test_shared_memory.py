@@ -136,7 +136,7 @@ class Fake:
             file.write(raw)
 
     def slots(self) -> list[int]:
-        """Where each request's output went."""
+        """The slot of each request's output."""
         return [one.body["outputs"][0]["parameters"].get("shared_memory_offset", 0) for one in self.inferred]
 
     def left_over(self) -> list[str]:
@@ -239,10 +239,10 @@ def test_the_size_of_outputs_comes_from_the_metadata_or_a_first_inference(
 ) -> None:
     with serving(output) as (fake, url):
         run = shared_run(tmp_path, url, data={"type": "tensors", "batch": 2})
-        by_hand = [one for one in fake.inferred if "outputs" not in one.body]
+        probes = [one for one in fake.inferred if "outputs" not in one.body]
         assert failures(run) == 0
-        assert len(by_hand) == (-1 in output[1:])
-        fake.inferred = [one for one in fake.inferred if one not in by_hand]
+        assert len(probes) == (-1 in output[1:])
+        fake.inferred = [one for one in fake.inferred if one not in probes]
         assert {one.body["outputs"][0]["parameters"]["shared_memory_byte_size"] for one in fake.inferred} == {size}
 
 
@@ -479,7 +479,7 @@ def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> No
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
 def test_consecutive_requests_have_different_slots(count: int, at_once: int, room: int) -> None:
-    """As many as may be in flight, at any point of the round, whatever the numbers of requests and of slots."""
+    """For all requests that can be in flight together, at any point of the round and for any numbers of requests and slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
     requests = job._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)

@@ -48,10 +48,6 @@ class Triton(NamedTuple):
     pid: int
     log: Path
 
-    def said(self) -> str:
-        """The end of its log, for the message of a failed assertion."""
-        return self.log.read_text(errors="replace")[-LOG_TAIL:]
-
 
 @contextlib.contextmanager
 def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator[Triton]:

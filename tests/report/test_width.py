@@ -78,7 +78,7 @@ def test_the_report_fits_the_terminal_and_is_100_wide_in_a_pipe(tmp_path: Path) 
     assert piped == in_terminal(120, *report) == console.render(stored, summarise(stored))
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- a single request ------------------------------------------------------------------------------------------------
 
 
 def result(**parts: object) -> Result:
@@ -97,10 +97,10 @@ def tensors() -> Result:
 
 
 def text() -> Result:
-    spoken = TextOutput(
+    output = TextOutput(
         "one two", ((400 * MS, 1), (600 * MS, 1), (1000 * MS, 2)), Usage(70_000, 40_000, 30_000, 20_000)
     )
-    return result(output=spoken)
+    return result(output=output)
 
 
 @pytest.mark.parametrize("width", [76, 80, 99, 100])
@@ -121,6 +121,6 @@ def test_what_infer_says_of_latencies_is_broken_between_them() -> None:
     assert lines[index - 1] == "          the server's count"
 
 
-def test_infer_asks_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infer_uses_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "columns", lambda: 80)
     assert show.render(tensors()) == show.render(tensors(), width=80) != show.render(tensors(), width=100)

@@ -30,7 +30,7 @@ def infer(inputs, parameters):
 WAITER = """
 import os, time
 def infer(inputs, parameters):
-    if inputs["x"].any():  # not where the server warms it up
+    if inputs["x"].any():  # not during warm-up
         open("{folder}/begun", "w").close()
         while not os.path.exists("{folder}/enough"):
             time.sleep(0.01)

@@ -213,7 +213,7 @@ def test_many_pipelined_requests_are_all_read(client: RawClient):
     assert all(client.response().status == 200 for _ in range(500))
 
 
-def test_expect_continue_is_answered_before_the_body(client: RawClient):
+def test_expect_continue_gets_a_response_before_the_body(client: RawClient):
     head, body = request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=1), Expect="100-continue").split(b"\r\n\r\n")
     client.send(head + b"\r\n\r\n")
     assert client.response().status == 100

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import STREAM, USAGE, WHOLE, chunk, http, sse
+from responses import STREAM, UNSTREAMED, USAGE, chunk, http, sse
 
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
 from inferometer.wire import calls, openai
@@ -20,7 +20,7 @@ def decoder(stream: bool = True) -> Decoder:
 
 
 def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
-    """Events up to the first that ends the answer, as the engine takes them."""
+    """Events up to the first that ends the response, as the engine reads them."""
     it = decoder(stream)
     events: list[Event] = []
     for piece in pieces or [response]:
@@ -45,9 +45,9 @@ GOOD = {
     "stream, length": (http(STREAM), True, False),
     "stream, until closed": (http(STREAM, length=False), True, True),
     "stream, CRLF": (http(STREAM.replace(b"\n", b"\r\n"), chunked=True), True, False),
-    "whole": (http(WHOLE), False, False),
-    "whole, chunked": (http(WHOLE, chunked=True), False, False),
-    "whole, until closed": (http(WHOLE, length=False), False, True),
+    "whole": (http(UNSTREAMED), False, False),
+    "whole, chunked": (http(UNSTREAMED, chunked=True), False, False),
+    "whole, until closed": (http(UNSTREAMED, length=False), False, True),
     "after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n" + http(STREAM, chunked=True), True, False),
 }
 
@@ -95,7 +95,7 @@ BAD = {
         "error_frame",
         "gone",
     ),
-    "error body where a stream was asked for": (
+    "error body although a stream was requested": (
         http(json.dumps(ERROR).encode()),
         True,
         False,
@@ -106,14 +106,14 @@ BAD = {
     "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
     "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
     "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
-    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", ""),
+    "unstreamed although a stream was requested": (http(UNSTREAMED), True, False, "not_streamed", ""),
     "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
     "no body": (http(b""), True, False, "truncated", "empty"),
     "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
     "closed in the head": (b"HTTP/1.1 200 OK\r\nContent-Le", True, True, "cut_short", ""),
     "closed after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n", True, True, "cut_short", ""),
     "status 000": (b"HTTP/1.0 000\r\n\r\n", True, True, "cut_short", ""),
-    "whole, cut short": (http(WHOLE)[:-5], False, True, "cut_short", ""),
+    "whole, cut short": (http(UNSTREAMED)[:-5], False, True, "cut_short", ""),
     "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
     "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),
     "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),

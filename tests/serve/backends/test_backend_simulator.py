@@ -16,7 +16,7 @@ from inferometer.timing.clock import now
 from inferometer.timing.loop import run
 
 
-class Asked:
+class Request:
     def __init__(self, models: Models, tokens: int) -> None:
         self._models = models
         self.responses = 0
@@ -62,7 +62,7 @@ TIMINGS = [Fixed(ttft=0, itl=0.0005, max_batch=1), Batch(prefill_rate=1e6, decod
 @pytest.mark.parametrize("cancels_at", [0, 1, 3])
 def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancels_at: int) -> None:
     async def test(models: Models, simulator: Simulator) -> None:
-        one, after = Asked(models, 100_000), Asked(models, 3)
+        one, after = Request(models, 100_000), Request(models, 3)
         one.cancels_at = cancels_at  # from within a response
         models.submit(one.inference)
         models.submit(after.inference)
@@ -74,14 +74,14 @@ def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancel
         assert one.responses == cancels_at or not cancels_at
         assert (after.responses, after.ends) == (3, [None])
         assert (simulator.timing.n_running, simulator.timing.n_waiting) == (0, 0)
-        await models.unload("sim")  # waits for whatever still runs
+        await models.unload("sim")  # waits for everything that still runs
 
     serving(timing, test)
 
 
 def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
     async def test(models: Models, simulator: Simulator) -> None:
-        one = Asked(models, 2**31 - 1)
+        one = Request(models, 2**31 - 1)
         models.submit(one.inference)
         (why,) = one.ends
         assert why is not None

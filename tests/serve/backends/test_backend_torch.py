@@ -131,7 +131,7 @@ def test_a_batch_gives_the_same_results_as_single_requests(script: Path) -> None
     check({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
 
 
-# --- arguments and answers -------------------------------------------------------------------------------------------
+# --- arguments and outputs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

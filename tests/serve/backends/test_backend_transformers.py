@@ -76,7 +76,7 @@ def seeded(kind: Any, config: Any, seed: int = 0) -> Any:
 def causal() -> Any:
     made = seeded(transformers.LlamaForCausalLM, llama())
     with torch.no_grad():
-        made.lm_head.weight[:3] = 0  # never a special token, which is no text
+        made.lm_head.weight[:3] = 0  # never a special token, which has no text
     return made
 
 

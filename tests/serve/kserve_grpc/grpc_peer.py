@@ -181,4 +181,4 @@ def failure(call: Callable[[], Any]) -> tuple[str, str]:
         response = call()
     except grpc.RpcError as error:
         return error.code().name, error.details()
-    raise AssertionError(f"it was answered: {response}")
+    raise AssertionError(f"expected a failure, got {response}")

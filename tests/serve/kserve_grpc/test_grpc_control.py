@@ -30,7 +30,7 @@ def request(kind: str, /, **fields: Any) -> Any:
     return messages.SCHEMA.message(f"inference.{kind}")(**fields)
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
+# --- queries ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_server_is_live_and_ready_and_has_metadata(stub: Stub) -> None:

@@ -244,7 +244,7 @@ def test_responses_are_compressed_on_request(served: Served, accepted: str, is_s
         values = bytes(400_000)
         response = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", accepted),))
         assert response.raw_output_contents == [values]
-    assert (relay.answered < 100_000) == is_smaller
+    assert (relay.bytes_back < 100_000) == is_smaller
 
 
 def test_messages_over_the_limit_are_refused() -> None:
@@ -267,10 +267,10 @@ def test_calls_over_the_limit_are_refused_until_others_end() -> None:
         for call in held:
             call.cancel()
         until(lambda: one.in_flight() == 0)
-        until(lambda: _is_answered(stub))
+        until(lambda: _gets_response(stub))
 
 
-def _is_answered(stub: Stub) -> bool:
+def _gets_response(stub: Stub) -> bool:
     try:
         return bool(stub.ModelInfer(a_request()))
     except grpc.RpcError:
@@ -365,7 +365,7 @@ def test_an_endless_model_stops_when_the_client_does_not_read(
 ) -> None:
     monkeypatch.setattr(backpressure, "GIVEN_UP", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
-    next(call)  # it is under way; nothing more is read
+    next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)
     assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", backpressure.not_read().message)
 
@@ -440,7 +440,7 @@ class counted:  # noqa: N801 - reads as what it does
     """Relays one connection to a local port, and counts the bytes that come back."""
 
     def __init__(self, port: int) -> None:
-        self.answered = 0
+        self.bytes_back = 0
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -461,7 +461,7 @@ class counted:  # noqa: N801 - reads as what it does
     def _pump(self, source: Any, sink: Any, counts: bool) -> None:
         try:
             while data := source.recv(65536):
-                self.answered += len(data) * counts
+                self.bytes_back += len(data) * counts
                 sink.sendall(data)
         except OSError:
             pass

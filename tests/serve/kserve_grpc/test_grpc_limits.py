@@ -61,7 +61,7 @@ def test_metadata_calls_do_not_count_as_requests(channel: grpc.Channel) -> None:
 
 def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Served, channel: grpc.Channel) -> None:
     stub = Stub(channel)
-    under_way = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
+    in_flight = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
     options: dict[str, Any] = {"timeout": PATIENCE_S}
     for call in (
@@ -76,7 +76,7 @@ def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Serv
     assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), **options).status == 1
     assert stub.ServerReady(b"", **options).ready
     assert stub.ModelReady(messages.SCHEMA.message("inference.ModelReadyRequest")(name="identity"), **options).ready
-    assert not any(call.done() for call in under_way)
+    assert not any(call.done() for call in in_flight)
 
 
 def test_chunked_requests_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
@@ -113,7 +113,7 @@ def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.C
     holding.start()
     assert busy.wait(PATIENCE_S)
     calls = [check.future(health_pb2.HealthCheckRequest(), timeout=2 * PATIENCE_S) for _ in range(20)]
-    go_on.wait(0.2)  # they are on their way; one that comes later is answered in any case
+    go_on.wait(0.2)  # they are in flight; one that arrives later gets a response in any case
     go_on.set()
     assert [call.result().status for call in calls] == [1] * 20
     holding.join(PATIENCE_S)

@@ -92,7 +92,7 @@ def test_each_path_has_its_status(web: RawClient, path: str, status: int):
 
 
 def test_our_client_reads_metadata_and_statistics(web: RawClient):
-    for question in (
+    for call in (
         control.live(),
         control.ready(),
         control.server_metadata(),
@@ -100,8 +100,8 @@ def test_our_client_reads_metadata_and_statistics(web: RawClient):
         control.model_config("identity"),
         control.repository_index(),
     ):
-        response = web.request(question.path, question.body or None, question.method)
-        assert control.read(question, response.status, response.body)
+        response = web.request(call.path, call.body or None, call.method)
+        assert control.read(call, response.status, response.body)
 
 
 def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
@@ -350,8 +350,8 @@ def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
 
 def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
-        with RawClient(server.url) as under_way, RawClient(server.url) as web:
-            under_way.send(SLOW)
+        with RawClient(server.url) as busy, RawClient(server.url) as web:
+            busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
             server.call(server.web.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):

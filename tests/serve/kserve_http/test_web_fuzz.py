@@ -74,7 +74,7 @@ def reshaped(draw: Any) -> bytes:
                 "datatype": draw(st.sampled_from(["FP32", "BYTES", "BOOL", "FP16", "INT64"]) | JSON),
                 "shape": draw(st.lists(st.integers(-1, 2**64), max_size=3) | JSON),
                 "data": draw(st.lists(st.floats(), max_size=3) | JSON),
-                "parameters": draw(st.dictionaries(st.sampled_from(PLACES), JSON, max_size=2)),
+                "parameters": draw(st.dictionaries(st.sampled_from(MEMORY_PARAMETERS), JSON, max_size=2)),
             }
         ],
         "outputs": draw(
@@ -88,7 +88,7 @@ def reshaped(draw: Any) -> bytes:
     return request(path, tree)
 
 
-PLACES = ["binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"]
+MEMORY_PARAMETERS = ["binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"]
 KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_output", "x"]
 
 

@@ -46,8 +46,8 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
     "gzip": (request(INFER, gzip.compress(body()), Content_Encoding="gzip"), b"request"),
     "deflate": (request(INFER, zlib.compress(body()), Content_Encoding="deflate"), b"request"),
     "generate": (request(GENERATE, {"text_input": "a", "n": [1] * COUNT}), b"generate"),
-    "json answer": (request(INFER, binary()[0], **binary()[1]), b"answer"),
-    "packed answer": (
+    "json response": (request(INFER, binary()[0], **binary()[1]), b"answer"),
+    "compressed response": (
         request(
             INFER, binary(binary_data_output=True)[0], Accept_Encoding="gzip", **binary(binary_data_output=True)[1]
         ),
@@ -114,12 +114,12 @@ def test_other_requests_are_served_while_a_large_body_is_processed(server: Serve
         assert (response.status, response.complete) == (200, True)
         if kind == "generate":
             assert response.json["m"] == [1] * COUNT
-        elif kind == "packed answer":
+        elif kind == "compressed response":
             plain = gzip.decompress(response.body)
             assert plain[int(response.headers["inference-header-content-length"]) :] == bytes(4 * COUNT)
         else:
             (output,) = response.json["outputs"]
-            assert output["data"] == [0.0 if kind == "json answer" else 0.5] * COUNT
+            assert output["data"] == [0.0 if kind == "json response" else 0.5] * COUNT
         assert large.request(INFER, SMALL).status == 200  # the connection goes on
     assert asides(server) == 0
 
@@ -146,7 +146,7 @@ def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypa
         assert client.request(GENERATE, {"text_input": "a", "n": [1, 2]}).status == 200
 
 
-@pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json answer", 1)])
+@pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json response", 1)])
 def test_the_result_for_a_disconnected_client_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
 ):
@@ -205,7 +205,7 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
             assert (response.status, response.headers["connection"]) == (200, "close")
 
 
-@pytest.mark.parametrize("kind", ["json", "json answer"])
+@pytest.mark.parametrize("kind", ["json", "json response"])
 def test_unfinished_jobs_are_refused_with_an_error_at_the_end(hold: Any, kind: str):
     with serving() as server:
         data, part = LARGE_ONES[kind]
@@ -277,9 +277,9 @@ def test_large_bodies_are_freed(server: Served):
         with RawClient(server.url) as client:
             for data in (body(), body()[:-1], body().replace(b"INPUT0", b"INPUT9")):
                 client.request(INFER, data)
-            client.send(LARGE_ONES["packed answer"][0])
+            client.send(LARGE_ONES["compressed response"][0])
             client.response()
-            client.request("/v2/health/live")  # the loop has let go of the answer before
+            client.request("/v2/health/live")  # by now the loop has released the response
             server.call(lambda: None)
             known = set(map(id, before))
 

@@ -25,7 +25,7 @@ RAISED: dict[str, BaseException] = {
     "its exit": SystemExit(3),
     "an interruption": KeyboardInterrupt("negative"),
 }
-TOLD = {
+ERRORS = {
     "an error": ("INTERNAL", "ValueError: negative"),
     "no memory": ("INTERNAL", "MemoryError: no room for all"),
     "a refusal": ("INVALID_ARGUMENT", "negative"),
@@ -106,12 +106,12 @@ def test_only_the_request_that_caused_the_error_fails(tmp_path: Path, kind: str)
             for call in calls:
                 call.on(models)
             why = await calls[1].refused()
-            assert (why.code, why.message) == TOLD[kind]
+            assert (why.code, why.message) == ERRORS[kind]
             good = [calls[i] for i in (0, 2, 3)]
             assert [(await call.outputs())["OUTPUT0"].tolist() for call in good] == [[[2]], [[4]], [[6]]]
             assert WATCHED.rows == [4, 1, 1, 1, 1]
             call = Call("m", fp32([-1], [1], [1], [1]), parameters={"kind": kind}).on(models)
-            assert (await call.refused()).message == TOLD[kind][1]
+            assert (await call.refused()).message == ERRORS[kind][1]
             assert WATCHED.rows[5:] == [4]  # of a request that is alone there is nothing to find out
 
     run(test())
@@ -386,7 +386,7 @@ def test_an_exception_without_a_printable_message_is_named_by_its_type(tmp_path:
             why = await bad.refused()
             assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be displayed)")
             assert (await good.outputs())["OUTPUT0"].ravel().tolist() == [1]
-            await models.unload("m")  # waits for what is under way
+            await models.unload("m")  # waits for what is in progress
             assert models.in_flight == 0
 
     run(test())

@@ -602,7 +602,7 @@ def test_idle_threads_do_not_keep_tensors(tmp_path: Path, fakes: Gates) -> None:
             call = Call("m", tensor).on(models)
             await call.outputs()
             del call, tensor
-            async with asyncio.timeout(WAIT_S):  # the thread comes to its end a little later than the answer does
+            async with asyncio.timeout(WAIT_S):  # the thread ends a little later than the response
                 while gc.collect() or seen() is not None:  # a Call and its request know each other
                     await asyncio.sleep(0.001)
 

@@ -222,7 +222,7 @@ def test_a_model_file_outside_the_version_is_refused(tmp_path: Path) -> None:
     assert "must be a plain file name" in refused(ModelSource("m", tmp_path / "m"))
 
 
-# --- what is put over it ---------------------------------------------------------------------------------------------
+# --- overrides -------------------------------------------------------------------------------------------------------
 
 
 def test_overrides_change_the_configuration() -> None:

@@ -319,10 +319,10 @@ def large_over_http(server: Child, size: int) -> None:
         client.sock.sendall(infer_head("identity", size, [1, size // 4]))
         for _ in range(size // PIECE):
             client.sock.sendall(_TRUTH)
-        _compare_answer(client.sock, size)
+        _compare_response(client.sock, size)
 
 
-def _compare_answer(sock: socket.socket, size: int) -> None:
+def _compare_response(sock: socket.socket, size: int) -> None:
     with sock.makefile("rb", buffering=PIECE) as file:
         assert file.readline().split()[1] == b"200"
         json_size = 0
@@ -398,7 +398,7 @@ class Tally:
 
 def many_streams(address: str, count: int, model: str, channels: int = 4) -> Tally:
     """Open `count` ModelStreamInfer calls concurrently; once all are open, each sends a request and reads the response."""
-    import asyncio  # noqa: PLC0415  (threads would be as many as streams)
+    import asyncio  # noqa: PLC0415  (threads would need one per stream)
 
     async def run() -> Tally:
         tally, opened, everybody = Tally(), 0, asyncio.Event()
@@ -444,14 +444,14 @@ def many_connections(address: tuple[str, int], count: int, request: bytes) -> Ta
     socks = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(count)]
     try:
         for _ in range(2):
-            _ask_all(socks, request, tally)
+            _request_all(socks, request, tally)
     finally:
         for sock in socks:
             sock.close()
     return tally
 
 
-def _ask_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
+def _request_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
     for sock in socks:
         sock.sendall(request)
     with selectors.DefaultSelector() as selector:

@@ -176,13 +176,13 @@ def test_bad_requests_get_the_right_status_and_message(server: Child, what: str)
     code, details = over_grpc(server, bad)
     assert (status, code) == (bad.status, bad.code), (message, details)
     for words in bad.words:
-        assert words in message or what in SAID_BEFORE, message
+        assert words in message or what in REFUSED_EARLIER, message
         assert words in details, details
     assert "\n" not in details
     assert server.errors() == ""
 
 
-SAID_BEFORE = ("a negative dimension", "a timeout that is none", "no datatype at all")
+REFUSED_EARLIER = ("a negative dimension", "a timeout that is none", "no datatype at all")
 """Over HTTP, the JSON parser refuses these with its own message."""
 
 

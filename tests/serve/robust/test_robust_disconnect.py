@@ -74,7 +74,7 @@ def closed_channel(server: Child, stack: contextlib.ExitStack) -> Callable[[], N
 
     def close() -> None:
         channel.close()
-        until(call.done)  # and it is kept until here: a call that nobody knows cancels itself
+        until(call.done)  # and it is kept until here: a call without references cancels itself
 
     return close
 

@@ -161,11 +161,11 @@ ANY: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=10,
 )
-PLACES = (
+PARAMETER_NAMES = (
     "binary_data_size", "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification",
     "binary_data", "timeout", "priority", "sequence_id", "sequence_start", "binary_data_output", "triton_x", "x",
 )  # fmt: skip
-parameters = st.dictionaries(st.sampled_from(PLACES), NUMBERS | ANY, max_size=3)
+parameters = st.dictionaries(st.sampled_from(PARAMETER_NAMES), NUMBERS | ANY, max_size=3)
 shapes = st.lists(NUMBERS, max_size=4) | st.sampled_from([[2**62, 4], [2**32, 2**32], [-1, -1], [1] * 500]) | ANY
 
 
