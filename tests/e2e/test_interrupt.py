@@ -171,7 +171,7 @@ def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
+def test_a_killed_run_ends_its_processes_and_its_records_can_be_recovered(tmp_path: Path, sim: str) -> None:
     process = start_run(tmp_path, sim, "--set", "client.processes=2")
     folder = wait_until_recording(tmp_path, process)
     until(lambda: control(folder, 1)["sent"] >= 2, "both of the other process's users have sent requests")
@@ -294,7 +294,7 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
 
 
 @pytest.mark.slow
-def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) -> None:
+def test_a_spool_that_cannot_grow_ends_the_run_and_keeps_what_was_recorded(tmp_path: Path) -> None:
     """Responses have 3000 chunks, there is little room, and many are in flight when it is used up. (This many streams are too many for
     the simulator that other tests share: it would be busy with them long after they are given up.)"""
     paced = simulator(timing=Fixed(ttft=0.01, itl=0.02))

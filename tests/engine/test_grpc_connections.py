@@ -131,7 +131,7 @@ def test_connection_is_opened_during_the_run_if_none_was_opened_before(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(tmp_path: Path) -> None:
+def test_no_call_is_lost_when_the_server_repeatedly_closes_its_connections(tmp_path: Path) -> None:
     peers: set[str] = set()
 
     def note(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -182,7 +182,7 @@ def test_server_that_stops_gracefully_completes_its_calls_and_accepts_no_more(tm
 
 
 @pytest.mark.slow
-def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(tmp_path: Path) -> None:
+def test_every_call_has_a_row_when_the_server_stops_abruptly(tmp_path: Path) -> None:
     count = 0
     stopping = threading.Event()
 

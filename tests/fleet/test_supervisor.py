@@ -94,7 +94,7 @@ def test_command_reports_which_process_died_and_exits_with_1(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     def hang() -> None:
         worker = workers()[0]
         worker.send_signal(signal.SIGSTOP)

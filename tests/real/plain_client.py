@@ -15,9 +15,9 @@ class PlainResponse(NamedTuple):
     usage: dict[str, Any]
     events: int
     done: bool
-    """[DONE] came."""
+    """Whether [DONE] was received."""
     body: bytes
-    """Everything that came, with the chunked coding taken off."""
+    """Everything that was received, without the chunked transfer coding."""
 
 
 def stream_request(url: str, path: str, body: Mapping[str, object]) -> PlainResponse:

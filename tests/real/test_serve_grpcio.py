@@ -1,6 +1,6 @@
-"""grpcio's own clients against our server: health (as grpc_health_probe asks), reflection, and calls with nothing but that.
+"""grpcio's own clients against our server: health (like grpc_health_probe), reflection, and calls that need only reflection.
 
-The server is a process of its own, and none of our code is on the client's side.
+The server is a separate process, and none of our code runs on the client's side.
 """
 
 import base64
@@ -67,8 +67,10 @@ def test_watches_see_the_server_stop(tmp_path: Path) -> None:
             stub = health_pb2_grpc.HealthStub(channel)
             watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
             assert [next(watch).status for watch in watches] == [SERVING] * 2
-            following = [pool.submit(next, watch) for watch in watches]  # who asks only after the end may be too late
-            until(lambda: all(each.running() for each in following), "both ask")
+            following = [
+                pool.submit(next, watch) for watch in watches
+            ]  # a watch that starts only after the end may be too late
+            until(lambda: all(each.running() for each in following), "both watch")
             server.stop()
             assert [each.result().status for each in following] == [NOT_SERVING] * 2
     finally:
@@ -79,7 +81,7 @@ def test_watches_see_the_server_stop(tmp_path: Path) -> None:
 
 
 class Described:
-    """Calls methods by their names, with messages that reflection alone describes: what grpc_cli and grpcurl do."""
+    """Calls methods by name, with messages that only reflection describes, like grpc_cli and grpcurl."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -114,7 +116,7 @@ def test_listing_services_and_methods(described: Described) -> None:
     assert {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= set(listed)
 
 
-def test_asking_with_nothing_but_reflection(described: Described) -> None:
+def test_metadata_with_only_reflection(described: Described) -> None:
     assert described.call("ServerReady", {}) == {"ready": True}
     assert described.call("Check", {"service": "identity"}, "grpc.health.v1.Health") == {"status": "SERVING"}
     metadata = described.call("ModelMetadata", {"name": "add_sub"})
@@ -123,7 +125,7 @@ def test_asking_with_nothing_but_reflection(described: Described) -> None:
     assert [each["name"] for each in index["models"]] == NAMES
 
 
-def test_inferring_with_nothing_but_reflection(described: Described) -> None:
+def test_inference_with_only_reflection(described: Described) -> None:
     shape = {"datatype": "INT32", "shape": [1, 16]}
     given = [{"name": name, "contents": {"int_contents": [number] * 16}} | shape for name, number in (("INPUT0", 5), ("INPUT1", 3))]  # fmt: skip
     response = described.call("ModelInfer", {"model_name": "add_sub", "id": "x", "inputs": given})

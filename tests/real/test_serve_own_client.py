@@ -1,4 +1,4 @@
-"""Our own client against our own server, as it is against Triton: runs over every API, `infer`, `triton`, `compare-protocols`.
+"""Our own client against our own server, as against Triton: runs over every API, `infer`, `triton`, `compare-protocols`.
 
 The queue and compute times that a run reports are those that the server sent with each request, and agree with its statistics.
 """
@@ -83,7 +83,7 @@ def stats(server: Running, model: str) -> Counter[str]:
 
 
 def statistics_of(run: Run) -> Counter[str]:
-    """What the run's manifest says that the server counted."""
+    """Return the server's counts according to the run's manifest."""
     (stage,) = run.manifest.statistics
     assert stage is not None
     spent = {f"{name} {unit}": getattr(getattr(stage, name), unit) for name in stage.__struct_fields__[2:] for unit in ("count", "ns")}  # fmt: skip
@@ -94,13 +94,13 @@ def statistics_of(run: Run) -> Counter[str]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> None:
+def test_every_request_succeeds_and_is_counted(ours: Running, protocol: str) -> None:
     before = stats(ours, "identity")
     run = measured(ours, protocol, "identity", closed(4, 100), fill="random", shape={"INPUT0": [2, 50]})
     check_ok(run, 100)
     counted = statistics_of(run)
     assert (counted["success count"], counted["inferences"], counted["fail count"]) == (100, 200, 0)
-    if PROTOCOLS[protocol][1].get("shared_memory"):  # one request before the run finds out how large the outputs are
+    if PROTOCOLS[protocol][1].get("shared_memory"):  # one request before the run determines the size of the outputs
         assert (stats(ours, "identity") - before)["success count"] == 101
     else:
         assert +counted == stats(ours, "identity") - before
@@ -114,10 +114,8 @@ def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> 
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
-def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
-    ours: Running, protocol: str
-) -> None:
-    """Four at a time on a model that does one in 20 ms: three of them wait."""
+def test_the_times_in_the_responses_add_up_to_the_statistics(ours: Running, protocol: str) -> None:
+    """Four at a time for a model that handles one request in 20 ms: three of them wait."""
     before = stats(ours, "slow")
     run = measured(ours, protocol, "slow", closed(4, 20), fill=entries({"DELAY_MS": [20]}))
     check_ok(run, 20)
@@ -126,7 +124,7 @@ def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_co
     assert int(rows["queue"].sum()) == pytest.approx(counted["queue ns"], abs=20)
     computed = counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]
     assert (rows["compute"] >= 20_000_000).all() and computed >= 20 * 20_000_000
-    assert int(rows["compute"].sum()) >= computed  # the way back from the model's thread is in it, too
+    assert int(rows["compute"].sum()) >= computed  # includes the way back from the model's thread
     assert int(rows["compute"].sum()) == pytest.approx(computed, rel=1)
     assert (rows["queue"] + rows["compute"] <= rows["done"] - rows["sent"]).all()
     found = breakdown(run, rows["failure"] == 0)
@@ -153,7 +151,7 @@ def test_an_open_loop(ours: Running, protocol: str) -> None:
     check_ok(run, 30)
 
 
-def test_as_many_arrivals_as_a_decoupled_model_gives_answers(ours: Running) -> None:
+def test_one_arrival_per_response_of_a_decoupled_model(ours: Running) -> None:
     sizes = [0, 1, 5, 17]
     run = measured(ours, "grpc stream", "square", closed(2, 40), fill=entries(*({"N": [size]} for size in sizes)))
     check_ok(run, 40)
@@ -174,7 +172,7 @@ def test_generate(ours: Running, stream: bool) -> None:
         assert (summary.metrics["ttft"].count, summary.metrics["itl"].count) == (30, 120)
 
 
-def test_failures_are_rows_with_what_the_server_said(ours: Running) -> None:
+def test_failures_are_rows_with_the_servers_message(ours: Running) -> None:
     data = entries({"INPUT0": ["fine"]}, {"INPUT0": ["INTERNAL"]}, {"INPUT0": ["UNAVAILABLE"]}, {"INPUT0": ["RAISE"]})
     load = {"type": "constant", "rate": 400, "requests": 20}
     codes = {}
@@ -187,7 +185,7 @@ def test_failures_are_rows_with_what_the_server_said(ours: Running) -> None:
     assert codes["http"].total() == 15
 
 
-def test_a_deadline_that_both_keep(ours: Running) -> None:
+def test_a_deadline_that_both_sides_enforce(ours: Running) -> None:
     server = {"model": "slow", "api": "kserve", "deadline": "20ms"}
     data = {"type": "tensors", "fill": entries({"DELAY_MS": [100]})}
     run, _ = helpers.measure(
@@ -197,7 +195,7 @@ def test_a_deadline_that_both_keep(ours: Running) -> None:
     assert (run.records.rows["failure"] > 0).all()
 
 
-# --- one request by hand ----------------------------------------------------------------------------------------------------
+# --- a single request ------------------------------------------------------------------------------------------------------
 
 
 def infer(*words: str | Path) -> Any:
@@ -221,10 +219,10 @@ def test_infer_an_image(ours: Running, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_infer_all_types_made_up(ours: Running, protocol: str) -> None:
+def test_infer_generates_all_types(ours: Running, protocol: str) -> None:
     shapes = [
         word for kind in DATATYPES for word in ("--shape", f"IN_{kind}=2")
-    ]  # or one of them, for all are optional
+    ]  # or only one of them, since all are optional
     tree = infer(url_of(ours, protocol), "--api", "kserve", "--model", "all_types", *shapes)
     types = [one["datatype"] for one in tree["inputs"]]
     assert len(types) == 14
@@ -251,9 +249,7 @@ def test_infer_streams_a_decoupled_model(ours: Running) -> None:
         (("--model", "square", "--no-stream", "--input", "1"), ("decoupled",)),
     ],
 )
-def test_what_is_refused_is_one_line(
-    ours: Running, protocol: str, words: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
+def test_errors_are_one_line(ours: Running, protocol: str, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert_one_line(cli("infer", url_of(ours, protocol), "--api", "kserve", *words), *expected)
 
 
@@ -265,7 +261,7 @@ def verb(model: str, address: str, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_verb_triton(ours: Running, protocol: str) -> None:
+def test_the_triton_command(ours: Running, protocol: str) -> None:
     address = url_of(ours, protocol).partition("://")[2]
     result = verb("identity", address, "-i", protocol, "-b", "4", "-s", "100", "--csv", "out.csv")
     assert result.status in (0, 1), result.err

@@ -1,4 +1,4 @@
-"""What our codecs get from Triton, by every way there is to ask it, is bit for bit what tritonclient gets."""
+"""What our codecs get from Triton, over every protocol, is bit for bit what tritonclient gets."""
 
 import base64
 from typing import Any
@@ -34,7 +34,7 @@ WAYS = {
     "grpc deflate": "deflate",
     "grpc stream": "none",
 }
-"""Each with its compression; JSON, which cannot carry everything, is apart."""
+"""Protocols with their compression; JSON, which cannot carry everything, is separate."""
 ALL_WAYS = [*WAYS, "json"]
 BOTH = ["http", "grpc"]
 
@@ -51,7 +51,7 @@ def infer(
     options: InferOptions = InferOptions(),  # noqa: B008 - frozen
     version: str = "",
 ) -> InferResponse:
-    """One inference that has one answer."""
+    """Send one inference that has one response."""
     if way.startswith("grpc"):
         (response,) = over_grpc(triton, way, model, tensors, options, version)
         return response
@@ -68,7 +68,7 @@ def infer(
 def over_grpc(
     triton: Triton, way: str, model: str, tensors: list[Tensor], options: InferOptions, version: str = ""
 ) -> list[InferResponse]:
-    """All answers to one inference."""
+    """Return all responses to one inference."""
     streamed = way == "grpc stream"
     message = grpc.infer_request(model, version, tensors, options)
     path = grpc.STREAM_INFER if streamed else grpc.INFER
@@ -93,7 +93,7 @@ def jobs(tensors: list[Tensor]) -> list[Job]:
 
 
 def tensors_of(response: Job) -> list[Tensor]:
-    """The oracle's outputs."""
+    """Return the outputs that the oracle got."""
     assert "outputs" in response, response
     return [
         Tensor(one["name"], one["datatype"], tuple(one["shape"]), base64.b64decode(one["data"]))
@@ -110,7 +110,7 @@ def whole(name: str, datatype: str, shape: list[int], content: Any) -> Tensor:
 
 @st.composite
 def any_tensor(draw: st.DrawFn, datatype: str) -> Tensor:
-    """Any bits at all, NaN and infinities among them; BYTES of any bytes."""
+    """Tensors of arbitrary bits, including NaN and infinities; BYTES of arbitrary bytes."""
     size = draw(st.integers(0, 40))
     if datatype == "BYTES":
         raw = join_bytes(draw(st.lists(st.binary(max_size=30), min_size=size, max_size=size)))
@@ -139,7 +139,7 @@ def test_every_datatype_comes_back_bit_for_bit(triton: Triton, oracle: Oracle, d
 
 
 def json_elements(datatype: str) -> st.SearchStrategy[Any]:
-    """What JSON can carry."""
+    """Tensors that JSON can carry."""
     if datatype == "BYTES":
         return st.text(max_size=20).map(str.encode)
     if datatype == "BOOL":
@@ -174,7 +174,9 @@ def test_every_datatype_that_json_carries_comes_back_through_it(
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_what_json_does_not_carry_is_refused_before_it_is_sent(triton: Triton, oracle: Oracle, datatype: str) -> None:
+def test_datatypes_that_json_cannot_carry_are_refused_before_sending(
+    triton: Triton, oracle: Oracle, datatype: str
+) -> None:
     sent = [Tensor(f"IN_{datatype}", datatype, (1,), b"\0\0")]
     assert "binary data" in oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent))["error"]
     with pytest.raises(UserError, match=f"{datatype} cannot be sent as JSON"):
@@ -213,11 +215,11 @@ def test_a_tensor_of_two_megabytes(triton: Triton, way: str) -> None:
     assert output.data == sent.data
 
 
-# --- what a request says beside its tensors -----------------------------------------------------------------------------
+# --- what a request has besides its tensors -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_only_the_outputs_asked_for(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_only_the_requested_outputs(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "INT32", [1, 16], range(16)), whole("INPUT1", "INT32", [1, 16], [2] * 16)]
     for names in ((), ("OUTPUT1",), ("OUTPUT0", "OUTPUT1")):
         truth = tensors_of(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
@@ -238,7 +240,7 @@ def test_the_best_classes_with_their_labels(triton: Triton, oracle: Oracle, way:
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_id_and_version_are_in_the_answer(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_id_and_version_are_in_the_response(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "FP32", [2], [1, 2])]
     truth = oracle(triton.grpc, model="no_batch", inputs=jobs(sent), version="1", id="number 7")
     response = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
@@ -247,7 +249,7 @@ def test_id_and_version_are_in_the_answer(triton: Triton, oracle: Oracle, way: s
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_parameters_of_every_kind_are_taken(triton: Triton, way: str) -> None:
+def test_parameters_of_every_kind_are_accepted(triton: Triton, way: str) -> None:
     sent = [whole("INPUT0", "FP32", [1], [1])]
     own: dict[str, bool | int | float | str] = {
         "text": "a",
@@ -262,7 +264,7 @@ def test_parameters_of_every_kind_are_taken(triton: Triton, way: str) -> None:
 
 @pytest.mark.parametrize("way", ALL_WAYS)
 def test_a_parameter_of_the_wrong_kind_is_refused(triton: Triton, way: str) -> None:
-    """Which shows that Triton reads what we send as parameters."""
+    """This shows that Triton reads the parameters that we send."""
     sent = [whole("INPUT0", "FP32", [1], [1])]
     wrong: dict[str, bool | int | float | str] = {"priority": "high"}
     with pytest.raises(UserError, match="priority"):
@@ -297,7 +299,7 @@ def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_decoupled_model_answers_as_often_as_it_likes(triton: Triton, oracle: Oracle, count: int) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(triton: Triton, oracle: Oracle, count: int) -> None:
     sent = [whole("N", "INT32", [1], [count])]
     truth = oracle(triton.grpc, model="square", stream=True, inputs=jobs(sent))["responses"]
     responses = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
@@ -305,7 +307,7 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(triton: Triton, oracle: 
     assert len(responses) == count
 
 
-def test_the_empty_final_answer_comes_if_the_parameter_asks_for_it(triton: Triton) -> None:
+def test_the_empty_final_response_is_sent_on_request(triton: Triton) -> None:
     sent = [whole("N", "INT32", [1], [2])]
     options = InferOptions(id="q", parameters={"triton_enable_empty_final_response": True})
     responses = over_grpc(triton, "grpc stream", "square", sent, options)
@@ -325,7 +327,7 @@ def test_a_decoupled_model_refuses_plain_inference(triton: Triton, way: str) -> 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("word", ["INTERNAL", "UNAVAILABLE", "RAISE"])
-def test_a_failing_model_is_quoted(triton: Triton, oracle: Oracle, way: str, word: str) -> None:
+def test_the_message_of_a_failing_model_is_kept(triton: Triton, oracle: Oracle, way: str, word: str) -> None:
     sent = [Tensor("INPUT0", "BYTES", (1,), join_bytes([word.encode()]))]
     truth = oracle(triton.http, model="failing", inputs=jobs(sent))["error"]
     with pytest.raises(UserError) as caught:
@@ -334,7 +336,7 @@ def test_a_failing_model_is_quoted(triton: Triton, oracle: Oracle, way: str, wor
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_what_triton_refuses_is_quoted(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_the_message_of_a_refusal_is_kept(triton: Triton, oracle: Oracle, way: str) -> None:
     good = [whole("INPUT0", "FP32", [1], [1])]
     cases: list[tuple[str, list[Tensor], str]] = [
         ("nosuch", good, ""),
@@ -399,7 +401,7 @@ def settled(there: Peer, model: str) -> tuple[control.ModelStatistics, ...]:
 
 
 def counted(there: Peer, successes: int) -> None:
-    """Wait until so many requests to identity are: Triton counts one after it has answered it."""
+    """Wait until this many requests to identity are counted: Triton counts a request after its response."""
 
     def so_far() -> int:
         (found,) = kserve.statistics(there, {}, "identity")
@@ -433,7 +435,7 @@ def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Ora
 
 
 @pytest.mark.parametrize("way", BOTH)
-def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str) -> None:
+def test_statistics_of_all_models_and_the_difference(triton: Triton, way: str) -> None:
     there = peer_of(triton, way)
     earlier = settled(there, "")
     for _ in range(3):
@@ -446,7 +448,7 @@ def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str
 
 
 @pytest.mark.parametrize("way", BOTH)
-def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_an_unknown_model(triton: Triton, oracle: Oracle, way: str) -> None:
     there = peer_of(triton, way)
     truth = oracle(there.target.url, mode="metadata", model="nosuch")["error"]
     with pytest.raises(UserError) as caught:
@@ -455,7 +457,7 @@ def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> 
     assert not isinstance(caught.value, control.NotOffered)
 
 
-def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
+def test_a_model_that_is_not_loaded_is_neither_ready_nor_chosen() -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as triton:
         for way in BOTH:
             there = peer_of(triton, way)

@@ -1,7 +1,7 @@
-"""That Triton, its models and the oracle are what the other tests take them for: none of inferometer's code is asked here.
+"""Checks that Triton, its models and the oracle behave as the other tests expect; no code of inferometer is involved.
 
-Worth knowing of Triton 2.51: a model that is decoupled cannot be asked through plain inference; /generate answers 200 with an
-error in the body where a model gives none or several responses; and JSON carries neither FP16 nor BF16.
+Good to know about Triton 2.51: a decoupled model refuses plain inference; /generate responds with 200 and an error in the body
+if a model sends no or several responses; and JSON carries neither FP16 nor BF16.
 """
 
 import http.client
@@ -64,7 +64,7 @@ def url_of(triton: Triton, protocol: str) -> str:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_identity_gives_back_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
+def test_identity_returns_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
     given = numbers("INPUT0", "FP32", [rows, 5], np.arange(rows * 5))
     response = oracle(
         url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given]
@@ -73,7 +73,7 @@ def test_identity_gives_back_a_batch(triton: Triton, oracle: Oracle, protocol: s
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_batch_gives_back_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_no_batch_returns_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = numbers("INPUT0", "FP32", [7], np.arange(7))
     response = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
     assert response["outputs"] == [given | {"name": "OUTPUT0"}]
@@ -96,7 +96,7 @@ def test_all_types(triton: Triton, oracle: Oracle, datatype: str, empty: bool, p
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_add_sub_gives_the_outputs_asked_for(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_add_sub_returns_the_requested_outputs(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = [numbers("INPUT0", "INT32", [1, 16], range(16)), numbers("INPUT1", "INT32", [1, 16], [2] * 16)]
     job = {"protocol": protocol, "model": "add_sub", "inputs": given}
     both = oracle(url_of(triton, protocol), **job)
@@ -107,7 +107,7 @@ def test_add_sub_gives_the_outputs_asked_for(triton: Triton, oracle: Oracle, pro
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classifier_gives_scores_or_the_best_labels(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_classifier_returns_scores_or_the_best_labels(triton: Triton, oracle: Oracle, protocol: str) -> None:
     image = np.zeros(192)
     image[[0, 20, 189]] = [1, 3, 2]  # classes 0, 1 and 9
     given = numbers("IMAGE", "FP32", [1, 3, 8, 8], image)
@@ -119,7 +119,7 @@ def test_classifier_gives_scores_or_the_best_labels(triton: Triton, oracle: Orac
 
 
 @pytest.mark.parametrize("protocol", BINARY)
-def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_concurrent_sequences_are_kept_apart(triton: Triton, oracle: Oracle, protocol: str) -> None:
     def add(sequence: int, number: int, start: bool = False, end: bool = False) -> list[int]:
         about = {"id": sequence, "start": start, "end": end}
         given = numbers("INPUT", "INT32", [1, 1], [number])
@@ -151,7 +151,7 @@ def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, p
         ("CANCELLED", 400, "CANCELLED"),
     ],
 )
-def test_failing_fails_with_the_code_asked_for(
+def test_failing_fails_with_the_requested_code(
     triton: Triton, oracle: Oracle, code: str, http_status: int, grpc_status: str
 ) -> None:
     job = {"model": "failing", "inputs": [texts("INPUT0", code.encode())]}
@@ -161,7 +161,7 @@ def test_failing_fails_with_the_code_asked_for(
 
 
 @pytest.mark.parametrize("protocol", BINARY)
-def test_failing_raises_and_lives_on(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_failing_raises_and_keeps_working(triton: Triton, oracle: Oracle, protocol: str) -> None:
     url = url_of(triton, protocol)
     raised = oracle(url, model="failing", inputs=[texts("INPUT0", b"RAISE")])
     assert "ValueError: told to raise" in raised["error"]
@@ -191,17 +191,17 @@ def test_what_triton_refuses(triton: Triton, oracle: Oracle, job: Job, words: st
     assert [response["status"] for response in responses] == statuses, responses
 
 
-# --- many answers or none -----------------------------------------------------------------------------------------------
+# --- many responses or none ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 200])
-def test_square_answers_as_often_as_it_is_told(triton: Triton, oracle: Oracle, count: int) -> None:
+def test_square_sends_the_requested_number_of_responses(triton: Triton, oracle: Oracle, count: int) -> None:
     response = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
     assert [values(each, "SQUARE") for each in response["responses"]] == [[number**2] for number in range(count)]
     assert {each["id"] for each in response["responses"]} <= {"s"}
 
 
-def test_a_model_that_is_not_decoupled_answers_once_in_a_stream(triton: Triton, oracle: Oracle) -> None:
+def test_a_model_that_is_not_decoupled_sends_one_response_in_a_stream(triton: Triton, oracle: Oracle) -> None:
     given = numbers("INPUT0", "FP32", [2], [1, 2])
     response = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
     assert [each["outputs"] for each in response["responses"]] == [[given | {"name": "OUTPUT0"}]]
@@ -215,7 +215,7 @@ def test_an_error_in_a_stream_is_its_last_response(triton: Triton, oracle: Oracl
 
 
 def exchange(url: str, path: str, body: Job) -> tuple[int, str, str]:
-    """Status, media type and body."""
+    """Return status, media type and body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
@@ -225,14 +225,14 @@ def exchange(url: str, path: str, body: Job) -> tuple[int, str, str]:
 
 
 def events(body: str) -> list[Job]:
-    """Of a stream whose events are one `data:` line each."""
+    """Return the events of a stream, each of which is one `data:` line."""
     *whole, rest = body.split("\n\n")
     assert rest == ""
     return [json.loads(event.removeprefix("data: ")) for event in whole]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 50])
-def test_generate_stream_sends_an_event_a_token(triton: Triton, count: int) -> None:
+def test_generate_stream_sends_one_event_per_token(triton: Triton, count: int) -> None:
     body = {"text_input": "la €", "max_tokens": count, "delay_ms": 0}
     status, media, content = exchange(triton.http, "/v2/models/generator/generate_stream", body)
     assert (status, media) == (200, "text/event-stream")
@@ -248,7 +248,7 @@ def test_generate_stream_puts_an_error_after_tokens_into_the_stream(triton: Trit
     assert events(content)[-1] == {"error": "failed after 2 tokens"}
 
 
-def test_generate_answers_with_the_only_response(triton: Triton) -> None:
+def test_generate_returns_the_only_response(triton: Triton) -> None:
     body = {"text_input": "la", "max_tokens": 1}
     status, media, content = exchange(triton.http, "/v2/models/generator/generate", body)
     assert (status, media) == (200, "application/json")
@@ -256,7 +256,7 @@ def test_generate_answers_with_the_only_response(triton: Triton) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_generate_answers_200_with_an_error_to_other_than_one_response(triton: Triton, count: int) -> None:
+def test_generate_returns_200_with_an_error_unless_there_is_exactly_one_response(triton: Triton, count: int) -> None:
     body = {"text_input": "la", "max_tokens": count}
     status, _, content = exchange(triton.http, "/v2/models/generator/generate", body)
     assert (status, list(json.loads(content))) == (200, ["error"])
@@ -284,7 +284,7 @@ def test_metadata_config_and_index(triton: Triton, oracle: Oracle, protocol: str
 
 
 def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
-    """Requests that went well and that failed, executions, and nanoseconds in the queue and in the model."""
+    """Requests that succeeded and failed, executions, and nanoseconds in the queue and in the model."""
     (found,) = oracle(url, mode="statistics", model=model)["result"]["model_stats"]
     stats = found["inference_stats"]
     return {
@@ -297,7 +297,7 @@ def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
 
 
 def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests: int) -> dict[str, int]:
-    """What was counted after `before`, once these requests are: Triton counts one after it has answered it."""
+    """Return what was counted since `before`, once these requests are counted: Triton counts a request after its response."""
 
     def found() -> dict[str, int]:
         return {name: now - before[name] for name, now in counts(oracle, url, model).items()}
@@ -308,7 +308,7 @@ def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests
 
 @pytest.mark.parametrize("protocol", BINARY)
 def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol: str) -> None:
-    """An answer that is an error counts as a success; only an execution that failed is a failure."""
+    """A response that is an error counts as a success; only a failed execution is a failure."""
     url = url_of(triton, protocol)
     before = still(lambda: counts(oracle, url, "failing"))
     for word in (b"fine", b"INTERNAL", b"RAISE"):
@@ -318,7 +318,7 @@ def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol
 
 
 def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
-    """Three of 300 ms at once: each is 300 ms in the model, and two of them wait for another one first."""
+    """Three concurrent requests of 300 ms: each spends 300 ms in the model, and two of them wait for another one first."""
     body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [300]}]}
     before = still(lambda: counts(oracle, triton.http, "slow"))
     with ThreadPoolExecutor(3) as pool:
@@ -331,7 +331,7 @@ def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: 
 
 
 def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:
-    """In the metrics a request is counted a little after it is in the statistics."""
+    """The metrics count a request slightly later than the statistics."""
     before = still(lambda: counts(oracle, triton.http, "no_batch"))
     oracle(triton.http, model="no_batch", inputs=[numbers("INPUT0", "FP32", [1], [1])])
     count = before["success"] + since(before, oracle, triton.http, "no_batch", 1)["success"]
@@ -357,7 +357,7 @@ def test_tensors_in_shared_memory(triton: Triton, oracle: Oracle, protocol: str)
     assert response["afterwards"] == []
 
 
-def test_another_server_with_some_of_the_models_and_options_of_its_own(triton: Triton, oracle: Oracle) -> None:
+def test_another_server_with_fewer_models_and_its_own_options(triton: Triton, oracle: Oracle) -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as other:
         assert other.http != triton.http
         index = oracle(other.grpc, mode="index")["result"]

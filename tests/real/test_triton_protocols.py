@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("model", ["identity", "no_batch"])
 def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
-    """The machine may be busy: the verdicts are not the point here."""
+    """The machine may be busy, so the verdicts are not checked."""
     result = cli(
         "compare-protocols", triton.http, "--grpc", triton.grpc, "--model", model, "--sizes", "1kB,20kB",
         "--requests", "30", "--json", "out.json", "--chart", "out.svg", "--out", "kept",
@@ -58,7 +58,7 @@ def test_gRPC_alone(triton: Triton) -> None:  # noqa: N802
     assert "http was not measured" in result.out and "HTTP JSON" not in result.out
 
 
-def test_models_that_are_not_for_it(triton: Triton) -> None:
+def test_unsuitable_models(triton: Triton) -> None:
     urls = (triton.http, "--grpc", triton.grpc)
     assert_one_line(cli("compare-protocols", *urls, "--model", "add_sub"), "expecting 1 input")
     assert_one_line(cli("compare-protocols", *urls, "--model", "identiti"), "did you mean identity?")

@@ -1,4 +1,4 @@
-"""Whole runs against Triton: what is sent, counted and told, held against the server's own statistics and answers."""
+"""Complete runs against Triton: what is sent, counted and reported, compared with the server's own statistics and responses."""
 
 import contextlib
 import json
@@ -57,21 +57,21 @@ def closed(concurrency: int, requests: int) -> dict[str, Any]:
 
 
 def at_once(requests: int) -> dict[str, Any]:
-    """Where requests fail: a closed loop's users would wait longer after each."""
+    """A load for requests that fail: users of a closed loop would wait longer after each failure."""
     return {"type": "constant", "rate": 400, "requests": requests}
 
 
 def measured(
     folder: Path, triton: Triton, protocol: str, model: str, load: dict[str, Any], **sections: Any
 ) -> tuple[Run, Summary]:
-    """A run of tensors, unless `data` says otherwise; `server` adds to what the protocol needs."""
+    """Run with tensors, unless `data` overrides them; `server` is added to what the protocol needs."""
     server = {"model": model} | PROTOCOLS[protocol] | sections.pop("server", {})
     data = {"type": "tensors"} | sections.pop("data", {})
     return helpers.measure(folder, url_of(triton, protocol), server=server, data=data, load=load, **sections)
 
 
 def input_data(folder: Path, *entries: dict[str, Any]) -> dict[str, Any]:
-    """A `data` section of these requests, in turn."""
+    """Return a `data` section that sends these requests in turn."""
     path = folder / "data.json"
     path.write_text(json.dumps({"data": list(entries)}))
     return {"fill": f"@{path}"}
@@ -82,7 +82,7 @@ def slow_by(folder: Path, ms: int) -> dict[str, Any]:
 
 
 def kinds(run: Run) -> Counter[str]:
-    """Failures by code."""
+    """Count failures by code."""
     return Counter(run.records.failures[failure - 1].code for failure in run.records.rows["failure"] if failure)
 
 
@@ -96,7 +96,7 @@ def check_ok(run: Run, count: int) -> None:
 
 
 def split(run: Run, stage: int | None = None) -> Breakdown:
-    """Its breakdown, whose parts have to add up."""
+    """Return the breakdown, whose parts have to add up."""
     found = breakdown(run, run.records.rows["failure"] == 0, stage)
     assert found is not None
     parts = found.client + found.network + found.queue + found.compute
@@ -104,30 +104,30 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
     assert found.source == AVERAGES
     assert min(found.client, found.network, found.queue, found.compute) >= 0
     assert found.compute_output is not None
-    assert found.excess <= found.compute_output + 1e-4  # the answer leaves before the output's time is over
+    assert found.excess <= found.compute_output + 1e-4  # the response is sent before the output's time is over
     return found
 
 
 def stats(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
-    """What tritonclient says that the server counted, of all that was answered."""
+    """Return the server's counts according to tritonclient, for all completed requests."""
     return still(lambda: so_far(oracle, triton, model))
 
 
 def so_far(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
-    """The same while it may still count."""
+    """The same, while requests may still be counted."""
     (found,) = oracle(triton.http, mode="statistics", model=model)["result"]["model_stats"]
     spent = {f"{name} {unit}": int(one.get(unit, 0)) for name, one in found["inference_stats"].items() for unit in one}
     return spent | {"inferences": found["inference_count"], "executions": found["execution_count"]}
 
 
 def quiet(oracle: Oracle, triton: Triton) -> None:
-    """Until `slow`, which does one request after the other, has nothing left to do that was asked before."""
+    """Wait until `slow`, which handles one request at a time, has finished all earlier requests."""
     delay = job_tensor("DELAY_MS", "INT32", [1], bytes(4))
     assert "outputs" in oracle(triton.http, model="slow", inputs=[delay])
 
 
 def statistics_of(run: Run) -> dict[str, int]:
-    """The same, from the run's manifest."""
+    """Return the same counts from the run's manifest."""
     total: Counter[str] = Counter()
     for stage in run.manifest.statistics:
         assert stage is not None
@@ -146,7 +146,7 @@ def since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_request_is_answered_and_the_server_counted_as_many(
+def test_every_request_succeeds_and_is_counted_by_the_server(
     tmp_path: Path, triton: Triton, oracle: Oracle, protocol: str
 ) -> None:
     before = stats(oracle, triton, "identity")
@@ -246,7 +246,7 @@ def test_perf_analyzers_json_with_a_dynamic_size(tmp_path: Path, triton: Triton,
 
 
 def test_optional_inputs_are_left_out_unless_the_data_has_them(tmp_path: Path, triton: Triton) -> None:
-    """The model makes eight tokens unless told."""
+    """The model sends eight tokens by default."""
     run, _ = measured(tmp_path, triton, "grpc stream", "generator", closed(2, 10))
     check_ok(run, 10)
     assert set(run.records.rows["chunk_count"].tolist()) == {8}
@@ -270,7 +270,7 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
 DECOUPLED = "the statistics of a decoupled model end before it responds"
 
 
-def test_as_many_arrivals_as_a_decoupled_model_gives_answers(tmp_path: Path, triton: Triton) -> None:
+def test_one_arrival_per_response_of_a_decoupled_model(tmp_path: Path, triton: Triton) -> None:
     sizes = [0, 1, 5, 17]
     data = input_data(tmp_path, *({"N": [size]} for size in sizes))
     run, summary = measured(tmp_path, triton, "grpc stream", "square", closed(1, 100), data=data)
@@ -306,7 +306,7 @@ def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, trito
     assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
 
 
-def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
+def test_unstreamed_generate(tmp_path: Path, triton: Triton) -> None:
     server = {"model": "generator", "api": "generate", "stream": False, "body": {"delay_ms": 0}}
     data = {"type": "prompts", "prompts": ["la li lu"], "output": 1}
     run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=closed(4, 100))
@@ -315,7 +315,7 @@ def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
     assert set(run.records.rows["n_out"].tolist()) == {count}
 
 
-def test_generate_in_one_piece_of_a_model_that_answers_often_fails_in_its_body(tmp_path: Path, triton: Triton) -> None:
+def test_unstreamed_generate_fails_if_the_model_sends_several_responses(tmp_path: Path, triton: Triton) -> None:
     server = {"model": "generator", "api": "generate", "stream": False}
     data = {"type": "prompts", "prompts": ["la"], "output": 2}
     run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=at_once(10))
@@ -378,10 +378,8 @@ def recorded(url: str) -> Iterator[tuple[str, list[bytearray]]]:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_sequences_side_by_side_are_each_sent_from_their_start_on(
-    tmp_path: Path, triton: Triton, oracle: Oracle
-) -> None:
-    """The model adds up what it is sent from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
+def test_concurrent_sequences_are_each_sent_from_their_start(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
+    """The model adds up what it receives from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
     entries = [{"INPUT": [10**turn]} for turn in range(5)]
     data = {"type": "tensors", "sequence": 5} | input_data(tmp_path, *entries)
     with recorded(triton.http) as (url, received):
@@ -393,12 +391,12 @@ def test_sequences_side_by_side_are_each_sent_from_their_start_on(
         values = {output["name"]: output["data"][0] for output in json.loads(body)["outputs"]}
         sums.setdefault(values["SEQUENCE"], Counter())[values["SUM"]] += 1
     assert sum(each.total() for each in sums.values()) == 90
-    assert len(sums) == 12  # four a user are made, and begun again when they have ended
+    assert len(sums) == 12  # four per user are encoded, and sent again from the start after the last
     for sequence, each in sums.items():
         begun, *others = (each[total] for total in (1, 11, 111, 1111, 11111))
         assert sorted(others, reverse=True) == others
         assert begun + sum(others) == each.total()
-        if others[-1] < begun:  # the run was over before it was
+        if others[-1] < begun:  # the run ended before the sequence
             assert others[-1] == begun - 1
             last = job_tensor("INPUT", "INT32", [1, 1], bytes(4))
             oracle(triton.http, model="sequence", inputs=[last], sequence={"id": sequence, "end": True})
@@ -406,7 +404,7 @@ def test_sequences_side_by_side_are_each_sent_from_their_start_on(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
 def test_sequences_end(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    """The server holds four at a time, and one without an end for 10 s: with 20 of them, that would fail."""
+    """The server holds four at a time, and keeps one without an end for 10 s: 20 without an end would fail."""
     timeouts = {"timeouts": {"total": "5s"}}
     run, _ = measured(tmp_path, triton, protocol, "sequence", closed(1, 100), data={"sequence": 5}, server=timeouts)
     check_ok(run, 100)
@@ -447,13 +445,13 @@ def test_statistics_of_each_stage(tmp_path: Path, triton: Triton, oracle: Oracle
     assert statistics_of(run) == since(before, stats(oracle, triton, "slow"))
     alone, crowded = split(run, 0), split(run, 1)
     assert alone.requests + crowded.requests == 130
-    assert alone.requests >= 50  # some of the second stage are counted before its beginning is seen
+    assert alone.requests >= 50  # some requests of the second stage are counted before its start is noticed
     assert alone.queue < 1.3 * alone.compute
     assert crowded.queue > 2.2 * crowded.compute
 
 
 def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
-    """The servers have counted different numbers before, so that whoever mixes them up is found out."""
+    """The servers start with different counts, so that mixing them up is detected."""
     measured(tmp_path, triton, "http", "identity", closed(1, 30))
     with running(["identity"]) as other:
         before = [stats(oracle, each, "identity") for each in (triton, other)]
@@ -501,7 +499,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("protocol", [*BOTH, "http json", "grpc stream"])
-def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton, protocol: str) -> None:
+def test_failures_are_rows_with_the_servers_message(tmp_path: Path, triton: Triton, protocol: str) -> None:
     data = input_data(tmp_path, *({"INPUT0": [word]} for word in WORDS))
     run, summary = measured(tmp_path, triton, protocol, "failing", at_once(100), data=data)
     code = 1 if protocol == "grpc" else 0
@@ -519,7 +517,7 @@ def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton
         assert set(run.records.rows["status"].tolist()) == {200, 400, 404, 500, 503}
 
 
-def test_a_deadline_is_kept_by_whoever_comes_to_it_first(tmp_path: Path, triton: Triton) -> None:
+def test_a_deadline_is_enforced_by_the_side_that_reaches_it_first(tmp_path: Path, triton: Triton) -> None:
     load = at_once(20)
     run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20), server={"deadline": "1ms"})
     assert kinds(run) == {"grpc_DEADLINE_EXCEEDED": 20}
@@ -537,15 +535,15 @@ def test_a_timeout_of_ours_ends_the_request(tmp_path: Path, triton: Triton) -> N
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: Oracle, protocol: str) -> None:
+def test_a_server_that_dies_causes_failures_and_no_hang(tmp_path: Path, oracle: Oracle, protocol: str) -> None:
     with running(["slow"]) as triton:
 
         def kill() -> None:
-            # More than are asked for below: what is counted may not have left the server.
+            # More than are required below: a counted response may not have left the server.
             while so_far(oracle, triton, "slow").get("success count", 0) < 30:
                 pass
             server = psutil.Process(triton.pid)
-            for process in (server, *server.children(recursive=True)):  # its models are processes of their own
+            for process in (server, *server.children(recursive=True)):  # its models are separate processes
                 process.kill()
 
         killer = threading.Thread(target=kill)
@@ -568,7 +566,7 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
 
 
 def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections: Any) -> str:
-    """The one line that says what is wrong; nothing is sent and no folder is left."""
+    """Return the one-line error; nothing is sent and no folder is left."""
     output = folder / "runs"
     output.mkdir()
     with pytest.raises(UserError) as caught:
@@ -578,7 +576,7 @@ def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections:
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, triton: Triton, protocol: str) -> None:
+def test_an_unknown_model_error_lists_the_known_models(tmp_path: Path, triton: Triton, protocol: str) -> None:
     message = refused(tmp_path, triton, protocol, "identty")
     assert "identty" in message
     assert "did you mean identity?" in message
@@ -586,7 +584,7 @@ def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_version_that_is_not_there(tmp_path: Path, triton: Triton, protocol: str) -> None:
+def test_an_unknown_version(tmp_path: Path, triton: Triton, protocol: str) -> None:
     message = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
     assert "version 9 is not found" in message
     assert "check server.version: the server has 1" in message
@@ -599,12 +597,12 @@ def test_a_decoupled_model_without_a_stream(tmp_path: Path, triton: Triton, prot
     assert "server.stream" in message
 
 
-def test_a_wrong_shape_names_the_expected_and_the_given(tmp_path: Path, triton: Triton) -> None:
+def test_a_wrong_shape_error_has_the_expected_and_the_given_shape(tmp_path: Path, triton: Triton) -> None:
     message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
     assert "INPUT0" in message and "[-1, 16]" in message and "[1, 17]" in message
 
 
-def test_a_wrong_input_name_names_the_expected(tmp_path: Path, triton: Triton) -> None:
+def test_a_wrong_input_name_error_has_the_expected_names(tmp_path: Path, triton: Triton) -> None:
     message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
     assert "INPUT2" in message and "INPUT0, INPUT1" in message
 
@@ -647,7 +645,7 @@ def test_a_wrong_datatype_in_a_file(tmp_path: Path, triton: Triton, kind: str) -
     assert ("float64" if kind == "npz" else "0.5") in message
 
 
-def test_a_batch_for_a_model_that_takes_none(tmp_path: Path, triton: Triton) -> None:
+def test_a_batch_for_a_model_without_batching(tmp_path: Path, triton: Triton) -> None:
     message = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
     assert "takes no batches" in message
 
@@ -664,12 +662,12 @@ def test_the_other_protocols_port(tmp_path: Path, triton: Triton, protocol: str)
     assert ("grpc://" if protocol == "http" else "http://") in message
 
 
-# --- compressed answers --------------------------------------------------------------------------------------------------
+# --- compressed responses ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("protocol", ["http", "http json"])
-def test_answers_over_http_are_compressed_where_a_header_asks_for_it(
+def test_http_responses_are_compressed_if_a_header_requests_it(
     tmp_path: Path, triton: Triton, protocol: str, encoding: str
 ) -> None:
     data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
@@ -683,7 +681,7 @@ def test_answers_over_http_are_compressed_where_a_header_asks_for_it(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "grpc stream"])
-def test_answers_over_grpc_that_the_server_compresses_are_read(tmp_path: Path, protocol: str) -> None:
+def test_compressed_grpc_responses_are_decoded(tmp_path: Path, protocol: str) -> None:
     data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
     with running(["identity"], ["--grpc-infer-response-compression-level=high"]) as triton:
         run, summary = measured(tmp_path, triton, protocol, "identity", closed(2, 10), data=data)
