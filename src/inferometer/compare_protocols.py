@@ -121,7 +121,7 @@ def protocols_of(options: ComparisonOptions) -> list[str]:
 
 
 def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[ModelFacts, dict[bool, str]]:
-    """Ask both ports about the model, which must be the same.
+    """Query both ports for the model, which must be the same.
 
     Returns its description, and the URLs of the ports without credentials: that of gRPC under True, of HTTP under False.
     """

@@ -10,7 +10,7 @@ from responses import http
 
 from inferometer.types import End, Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder
-from inferometer.wire.kserve.generate import StreamedText, WholeText, generate_path, request_body
+from inferometer.wire.kserve.generate import StreamedText, UnstreamedText, generate_path, request_body
 
 
 def test_path_depends_on_streaming() -> None:
@@ -35,7 +35,7 @@ def sse(*messages: Any) -> bytes:
 
 def run(wire: bytes, stream: bool, pieces: list[bytes] | None = None, eof: bool = False) -> tuple[list[Event], str]:
     """The events up to the first one that ends the response, as the engine reads them, and the text."""
-    decoder = ResponseDecoder(StreamedText() if stream else WholeText())
+    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
     found: list[Event] = []
     for piece in pieces or [wire]:
         for event in decoder.feed(piece):
@@ -108,7 +108,7 @@ def test_tokens_before_an_error_are_counted() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_body_decoder_is_reusable(stream: bool) -> None:
-    decoder = ResponseDecoder(StreamedText() if stream else WholeText())
+    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
     for text in ("one", "two"):
         decoder.reset()
         assert decoder.text == ""
@@ -120,7 +120,7 @@ def test_body_decoder_is_reusable(stream: bool) -> None:
 @given(st.lists(st.binary(max_size=40), max_size=5), st.booleans())
 def test_garbage_gives_a_failure_or_an_end_and_never_an_exception(pieces: list[bytes], stream: bool) -> None:
     events: list[Event] = []
-    body = StreamedText() if stream else WholeText()
+    body = StreamedText() if stream else UnstreamedText()
     for piece in pieces:
         body.feed(piece, events)
     failure = body.finish(events)

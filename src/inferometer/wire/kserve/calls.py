@@ -95,7 +95,7 @@ def encode_generate(context: CallContext, requests: Sequence[Request]) -> Calls:
 
 
 def generate_decoder(streamed: bool) -> BodyDecoder:
-    return generate.StreamedText() if streamed else generate.WholeText()
+    return generate.StreamedText() if streamed else generate.UnstreamedText()
 
 
 def _decoder(body: Callable[[], BodyDecoder]) -> Decoder:
