@@ -619,7 +619,7 @@ def test_a_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_teaches_by_example() -> None:
     result = infer("--help")
-    for word in ("--prompt", "--image examples/shapes.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
+    for word in ("--prompt", "--image shapes.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
         assert word in result.out
     assert max(map(len, result.out.splitlines())) <= 100
 

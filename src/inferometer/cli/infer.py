@@ -20,7 +20,7 @@ metadata; the responses of a decoupled model are streamed, and all of them are s
 
 \b
 inferometer infer grpc://127.0.0.1:8001 --model identity
-inferometer infer grpc://127.0.0.1:8001 --model classifier --image examples/shapes.jpg
+inferometer infer grpc://127.0.0.1:8001 --model classifier --image shapes.jpg
 inferometer infer http://127.0.0.1:8000 --model m --input A=@a.npy --input B=1
 inferometer infer http://127.0.0.1:8000 --model m --fill zeros --shape A=1,100
 
