@@ -223,9 +223,8 @@ class Http:
             self.sock.sendall(data)
         except OSError as error:
             self.cut = f"while sending: {error}"
-        return (
-            self.read_response()
-        )  # even then: a request that is refused early gets a response, but is not read to its end
+        # Even then: a request that is refused early gets a response, but is not read to its end.
+        return self.read_response()
 
     def json(self, method: str, path: str, tree: Any = None) -> tuple[int, Any]:
         status, body = self.request(http_request(method, path, b"" if tree is None else json.dumps(tree).encode()))
