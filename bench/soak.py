@@ -24,9 +24,11 @@ from scipy import stats
 
 from bench.common import Line, show
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/serve/robust"))
 
 import robust_peer as peer
+from waiting import until
 
 MIB = peer.MIB
 SIZE = 1024 * MIB
@@ -92,7 +94,7 @@ def _crowd(server: peer.Child, what: str, connect: Callable[[], peer.Tally], exp
     tally = connect()
     took, peak = time.monotonic() - began, server.peak()
     with contextlib.suppress(AssertionError):
-        peer.until(lambda: server.files() <= files, "the files are closed")
+        until(lambda: server.files() <= files, "the files are closed")
     after, left = server.memory(), server.files() - files
     refused = sum(tally.refused.values())
     good = tally.served + refused == expected and after - before <= 64 * MIB and left <= 0 and not server.errors()
@@ -254,7 +256,7 @@ def _mixed() -> list[Line]:
                 while (at := time.monotonic() - began) < 60 * MINUTES:
                     samples.append(Sample(at, server.memory(), server.files(), server.threads()))
                     time.sleep(1)
-            peer.until(lambda: peer.pending(server, "long") == 0, "no request is pending")
+            until(lambda: peer.pending(server, "long") == 0, "no request is pending")
             return _flat(samples, load, server.errors(), peer.responds(server))
 
 
