@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 import httptools
 import uvloop
 
-from inferometer.timing.clock import CMSG_SPACE, ask_for_stamps, stamp_of
+from inferometer.timing.clock import CMSG_SPACE, enable_stamps, stamp_of
 
 
 class Stream:
     def __init__(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], request: bytes, work: "Work") -> None:
         self.sock = socket.create_connection(address)
         self.sock.setblocking(False)
-        ask_for_stamps(self.sock)
+        enable_stamps(self.sock)
         self.loop, self.request, self.work = loop, request, work
         self.parser = httptools.HttpResponseParser(self)
         loop.add_reader(self.sock.fileno(), self.readable)

@@ -1,4 +1,4 @@
-/* The ceiling for pacing: a loop in C that never sleeps and does nothing but send at Poisson instants and read answers.
+/* The ceiling for pacing: a loop in C that never sleeps and does nothing but send at Poisson instants and read responses.
  *
  * bare_pacer PORT RATE SECONDS: the lag of its sends, p50 and p99 in microseconds. What it has is the machine's own: the time
  * for which the host, or another process, had the core.
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
     if (argc < 4) return fprintf(stderr, "bare_pacer PORT RATE SECONDS\n"), 2;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     double rate = atof(argv[2]), seconds = atof(argv[3]);
-    char body[512], request[1024], answer[4096];
+    char body[512], request[1024], response[4096];
     int size = snprintf(body, sizeof body, "{\"model\":\"null\",\"prompt\":\"%0256d\",\"max_tokens\":1}", 0);
     size = snprintf(request, sizeof request, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", size, body);
 
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         struct epoll_event events[16];
         int ready = epoll_wait(poll, events, 16, 0);
         for (int i = 0; i < ready; i++) {
-            ssize_t got = recv(events[i].data.fd, answer, sizeof answer, 0); /* the null server's answer comes in one piece */
+            ssize_t got = recv(events[i].data.fd, response, sizeof response, 0); /* the null server's response comes in one piece */
             if (got > 0) idle[idle_count++] = events[i].data.fd;
             else if (got == 0 || errno != EAGAIN) return fprintf(stderr, "the server closed\n"), 1;
         }

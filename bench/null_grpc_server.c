@@ -1,4 +1,4 @@
-/* The null gRPC server of the benchmarks: answers every call with the same small message, as fast as one core can.
+/* The null gRPC server of the benchmarks: responds to every call with the same small message, as fast as one core can.
  *
  *   null_grpc_server PORT ANSWER_BYTES
  *
@@ -33,8 +33,8 @@ struct connection {
 };
 
 static struct connection connections[MAX_FD];
-static unsigned char answer[BUFFER], out[OUT + BUFFER];
-static int answer_size, data_at, trailers_at, out_size;
+static unsigned char response[BUFFER], out[OUT + BUFFER];
+static int response_size, data_at, trailers_at, out_size;
 
 static void be32(unsigned char *to, uint32_t value) {
     value = htonl(value);
@@ -56,11 +56,11 @@ static void prepare(int message_size) {
     unsigned char *message = calloc(1, (size_t)message_size + 5);
     be32(message + 1, (uint32_t)message_size);
     if (message_size >= 2) message[5] = 0x2a, message[6] = (unsigned char)(message_size - 2); /* ModelInferResponse.raw-ish: field 5 */
-    answer_size = frame(answer, HEADERS, END_HEADERS, 0, headers, sizeof headers - 1);
-    data_at = answer_size;
-    answer_size += frame(answer + answer_size, DATA, 0, 0, message, message_size + 5);
-    trailers_at = answer_size;
-    answer_size += frame(answer + answer_size, HEADERS, END_HEADERS | END_STREAM, 0, trailers, sizeof trailers - 1);
+    response_size = frame(response, HEADERS, END_HEADERS, 0, headers, sizeof headers - 1);
+    data_at = response_size;
+    response_size += frame(response + response_size, DATA, 0, 0, message, message_size + 5);
+    trailers_at = response_size;
+    response_size += frame(response + response_size, HEADERS, END_HEADERS | END_STREAM, 0, trailers, sizeof trailers - 1);
     free(message);
 }
 
@@ -77,9 +77,9 @@ static void flush(int fd) {
 }
 
 static void reply(int fd, uint32_t stream) {
-    be32(answer + 5, stream), be32(answer + data_at + 5, stream), be32(answer + trailers_at + 5, stream);
-    memcpy(out + out_size, answer, (size_t)answer_size);
-    out_size += answer_size;
+    be32(response + 5, stream), be32(response + data_at + 5, stream), be32(response + trailers_at + 5, stream);
+    memcpy(out + out_size, response, (size_t)response_size);
+    out_size += response_size;
     if (out_size > OUT) flush(fd);
 }
 
@@ -98,7 +98,7 @@ static void handle(int fd, struct connection *c, int type, int flags, uint32_t s
     if (type == PING && !(flags & ACK)) out_size += frame(out + out_size, PING, ACK, 0, payload, 8);
 }
 
-/* Takes the frames that are whole out of the buffer. */
+/* Takes the complete frames out of the buffer. */
 static void parse(int fd) {
     struct connection *c = &connections[fd];
     int at = 0;

@@ -1,9 +1,9 @@
-/* The null server of the benchmarks: answers OpenAI-style requests as fast as one core can, so that it is never the limit.
+/* The null server of the benchmarks: responds to OpenAI-style requests as fast as one core can, so that it is never the limit.
  *
  *   null_server PORT ITL_US CHUNKS
  *
  * A body with "stream":true gets CHUNKS chunks, one every ITL_US microseconds on a common clock (0: all at once); any other
- * POST gets one small JSON answer at once; a GET gets the list of models. Keep-alive and pipelining; nothing is checked. It polls
+ * POST gets one small JSON response at once; a GET gets the list of models. Keep-alive and pipelining; nothing is checked. It polls
  * without pause and takes a whole core. */
 
 #define _GNU_SOURCE
@@ -34,8 +34,8 @@ static int streams[MAX_FD], stream_count;
 static int chunks = 100;
 static long interval_us;
 
-static char whole[1024], models[1024], head[512], chunk[1024], tail[1024];
-static int whole_size, models_size, head_size, chunk_size, tail_size;
+static char full[1024], models[1024], head[512], chunk[1024], tail[1024];
+static int full_size, models_size, head_size, chunk_size, tail_size;
 
 static int frame(char *to, const char *json) {
     int size = (int)strlen(json) + 8; /* "data: " and the blank line */
@@ -46,7 +46,7 @@ static void prepare(void) {
     const char *body =
         "{\"id\":\"0\",\"object\":\"text_completion\",\"model\":\"null\",\"choices\":[{\"index\":0,\"text\":\" a\","
         "\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}";
-    whole_size = sprintf(whole, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+    full_size = sprintf(full, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
     body = "{\"object\":\"list\",\"data\":[{\"id\":\"null\",\"object\":\"model\"}]}";
     models_size = sprintf(models, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
     head_size = sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -76,11 +76,11 @@ static void step(int fd) {
     if (--c->left == 0) put(fd, tail, tail_size);
 }
 
-static void answer(int fd, int is_post, int is_stream) {
+static void respond(int fd, int is_post, int is_stream) {
     if (!is_post) {
         put(fd, models, models_size);
     } else if (!is_stream) {
-        put(fd, whole, whole_size);
+        put(fd, full, full_size);
     } else {
         put(fd, head, head_size);
         connections[fd].left = chunks;
@@ -90,7 +90,7 @@ static void answer(int fd, int is_post, int is_stream) {
     }
 }
 
-/* Takes the requests that are whole out of the buffer. */
+/* Takes the complete requests out of the buffer. */
 static void parse(int fd) {
     struct connection *c = &connections[fd];
     for (;;) {
@@ -103,7 +103,7 @@ static void parse(int fd) {
         *end = '\r';
         if (c->used < head_length + body_length) return;
         int is_stream = memmem(c->buffer + head_length, (size_t)body_length, "\"stream\":true", 13) != NULL;
-        answer(fd, c->buffer[0] == 'P', is_stream);
+        respond(fd, c->buffer[0] == 'P', is_stream);
         c->used -= head_length + body_length;
         memmove(c->buffer, c->buffer + head_length + body_length, (size_t)c->used);
     }

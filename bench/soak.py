@@ -24,9 +24,11 @@ from scipy import stats
 
 from bench.common import Line, show
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/serve/robust"))
 
 import robust_peer as peer
+from waiting import until
 
 MIB = peer.MIB
 SIZE = 1024 * MIB
@@ -51,13 +53,13 @@ def _large() -> list[Line]:
     lines = []
     for protocol, send in peer.LARGE.items():
         with peer.child("identity", *peer.PORTS, "--max-message=1500MiB") as server:
-            peer.answers(server)
+            peer.responds(server)
             before, began = server.memory(), time.monotonic()
             server.forget_peak()
             send(server, SIZE)
             took, peak = time.monotonic() - began, server.peak()
             times = (peak - before) / SIZE
-            peer.answers(server)
+            peer.responds(server)
             found = f"{peak / MIB:.0f} MiB at most, {times:.2f} x; {took:.1f} s; then {server.memory() / MIB:.0f} MiB"
             hold = f"at most {TIMES[protocol]:g} x the tensor"
             lines.append(Line(f"1 GiB to the server and back, {protocol}", found, hold, times <= TIMES[protocol]))
@@ -71,9 +73,9 @@ def _many() -> list[Line]:
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         models = peer.write_models(Path(folder), late=peer.delayed("200ms", slots=0))
         with peer.child("identity", models, *peer.PORTS) as server:
-            peer.answers(server)
+            peer.responds(server)
             return [
-                _crowd(server, "streams", lambda: peer.many_streams(server.place, MANY, "late"), MANY),
+                _crowd(server, "streams", lambda: peer.many_streams(server.grpc_address, MANY, "late"), MANY),
                 _crowd(
                     server,
                     "HTTP connections",
@@ -92,7 +94,7 @@ def _crowd(server: peer.Child, what: str, connect: Callable[[], peer.Tally], exp
     tally = connect()
     took, peak = time.monotonic() - began, server.peak()
     with contextlib.suppress(AssertionError):
-        peer.until(lambda: server.files() <= files, "the files are closed")
+        until(lambda: server.files() <= files, "the files are closed")
     after, left = server.memory(), server.files() - files
     refused = sum(tally.refused.values())
     good = tally.served + refused == expected and after - before <= 64 * MIB and left <= 0 and not server.errors()
@@ -101,7 +103,7 @@ def _crowd(server: peer.Child, what: str, connect: Callable[[], peer.Tally], exp
         f"{before / MIB:.0f}, {peak / MIB:.0f}, {after / MIB:.0f} MiB; {left} files left"
     )
     return Line(
-        f"{MANY} {what} at the same time", found, "none lost; memory and files released", good and peer.answers(server)
+        f"{MANY} {what} at the same time", found, "none lost; memory and files released", good and peer.responds(server)
     )
 
 
@@ -160,12 +162,12 @@ class Load:
         with peer.Http(self.server.address) as client:
             for i in range(50):
                 data = peer.small(values=bytes(100_000)) if i % 10 == 0 else peer.small(("identity", "late")[i % 2])
-                status, body = client.ask(data)
+                status, body = client.request(data)
                 _hold(status == 200, f"{status} {body[:100]!r} {client.cut}")
         return 50
 
     def grpc(self) -> int:
-        with peer.dialled(self.server.place) as channel:
+        with peer.dialled(self.server.grpc_address) as channel:
             for i in range(50):
                 values = bytes(100_000) if i % 10 == 0 else bytes(4)
                 peer.infer(channel, peer.a_request(("identity", "late")[i % 2], values))
@@ -173,7 +175,7 @@ class Load:
 
     def stream(self) -> int:
         sent = [peer.a_request(("identity", "words")[i % 2]).SerializeToString() for i in range(20)]
-        with peer.dialled(self.server.place) as channel:
+        with peer.dialled(self.server.grpc_address) as channel:
             received = sum(1 for _ in channel.stream_stream(peer.STREAM_INFER)(iter(sent), timeout=peer.PATIENCE_S))
         _hold(received == 10 + 10 * 3, f"{received} responses")
         return 20
@@ -184,17 +186,19 @@ class Load:
         return 1
 
     def wrong_requests(self) -> int:
-        with peer.Http(self.server.address) as client, peer.dialled(self.server.place) as channel:
+        with peer.Http(self.server.address) as client, peer.dialled(self.server.grpc_address) as channel:
             for _ in range(10):
-                _hold(client.ask(peer.small("nope"))[0] == 404, "not 404")
-                _hold(client.ask(peer.infer_head("identity", 4, [1, 7]) + bytes(4))[0] == 400, "not 400")
-                _hold(client.ask(peer.http_request("POST", "/v2/models/late/infer", b"{" * 50))[0] == 400, "not 400")
+                _hold(client.request(peer.small("nope"))[0] == 404, "not 404")
+                _hold(client.request(peer.infer_head("identity", 4, [1, 7]) + bytes(4))[0] == 400, "not 400")
+                _hold(
+                    client.request(peer.http_request("POST", "/v2/models/late/infer", b"{" * 50))[0] == 400, "not 400"
+                )
                 with contextlib.suppress(grpc.RpcError):
                     peer.infer(channel, peer.a_request("nope"))
                 with contextlib.suppress(grpc.RpcError):
                     peer.infer(channel, peer.a_request("late"), timeout=0.001)
         with peer.Http(self.server.address) as client:
-            _hold(client.ask(b"this is not HTTP\r\n\r\n")[0] == 400, "not 400")
+            _hold(client.request(b"this is not HTTP\r\n\r\n")[0] == 400, "not 400")
         return 51
 
     def gone(self) -> int:
@@ -202,7 +206,7 @@ class Load:
             client.sock.sendall(peer.small("long"))
         with peer.Http(self.server.address) as client:
             client.sock.sendall(peer.small(values=bytes(4000))[:-2000])
-        with peer.dialled(self.server.place) as channel:
+        with peer.dialled(self.server.grpc_address) as channel:
             message = peer.a_request("long").SerializeToString()
             unary = channel.unary_unary(peer.MODEL_INFER).future(message)
             stream = channel.stream_stream(peer.STREAM_INFER)(iter([message]))
@@ -219,10 +223,10 @@ class Load:
                 "/v2/repository/models/other/unload",
             ):
                 data = peer.small("other") if path.endswith("infer") else peer.http_request("POST", path, b"{}")
-                status, body = client.ask(data)
+                status, body = client.request(data)
                 _hold(status == 200, f"{path}: {status} {body!r}")
             client.json("POST", "/v2/repository/index", {})
-            client.ask(peer.http_request("GET", "/metrics"))
+            client.request(peer.http_request("GET", "/metrics"))
         time.sleep(0.1)
         return 5
 
@@ -239,7 +243,7 @@ def _mixed() -> list[Line]:
             Path(folder),
             late=peer.delayed("2ms", slots=4),
             long=peer.delayed("10s", slots=0),
-            words=peer.delayed("1ms", slots=0, answers=3, more=decoupled),
+            words=peer.delayed("1ms", slots=0, responses=3, more=decoupled),
             other='backend: "python"\n' + PYTHON,
         )
         (Path(folder) / "other/1/model.py").write_text(
@@ -252,8 +256,8 @@ def _mixed() -> list[Line]:
                 while (at := time.monotonic() - began) < 60 * MINUTES:
                     samples.append(Sample(at, server.memory(), server.files(), server.threads()))
                     time.sleep(1)
-            peer.until(lambda: peer.pending(server, "long") == 0, "no request is pending")
-            return _flat(samples, load, server.errors(), peer.answers(server))
+            until(lambda: peer.pending(server, "long") == 0, "no request is pending")
+            return _flat(samples, load, server.errors(), peer.responds(server))
 
 
 PYTHON = """

@@ -8,7 +8,7 @@ Latencies are from the send to the end of the response.
 `requests per CPU second` is the number of requests that the server counted, divided by the user and system time of all of the
 client's processes up to the printed report. From both, the values of a run a fifth as long are subtracted, for every client:
 the result is what the core can drive, independent of the duration. The value of the whole run, including imports and report, is
-shown next to it; in a run of a few seconds they matter. The target is for the former with 16 requests in flight; with one, no
+shown next to it; in a run of a few seconds they matter. The target applies to the first value, with 16 requests in flight; with one, no
 client is at its limit. Packets are not recorded in these runs.
 
 `reported` and `true` are the client's latencies and those of the same requests according to the packets (wire_truth.py). A

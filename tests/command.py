@@ -12,13 +12,13 @@ from unittest import mock
 from inferometer.cli.main import entry
 
 
-class Said(NamedTuple):
+class Result(NamedTuple):
     status: int
     out: str
     err: str
 
 
-def cli(*arguments: str | Path) -> Said:
+def cli(*arguments: str | Path) -> Result:
     """Run `inferometer ARGUMENTS` as the console script does. An exception other than a clean exit fails the test."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     command = ["inferometer", *(str(argument) for argument in arguments)]
@@ -28,7 +28,7 @@ def cli(*arguments: str | Path) -> Said:
             entry()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return Said(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Result(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
 
 
 def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
@@ -43,13 +43,13 @@ def start(*arguments: str | Path, cwd: Path, **environment: str) -> "subprocess.
     )
 
 
-def assert_one_line(said: Said, *words: str) -> None:
+def assert_one_line(result: Result, *words: str) -> None:
     """Check the output for bad input: a line with the problem, a line with the next step, status 2, empty standard output."""
-    lines = said.err.splitlines()
-    assert said.status == 2, said
-    assert said.out == ""
-    assert len(lines) == 2, said.err
+    lines = result.err.splitlines()
+    assert result.status == 2, result
+    assert result.out == ""
+    assert len(lines) == 2, result.err
     assert lines[0].startswith("inferometer: ")
     assert lines[1].startswith("  next: ")
     for word in words:
-        assert word in said.err, (word, said.err)
+        assert word in result.err, (word, result.err)

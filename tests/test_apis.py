@@ -34,5 +34,5 @@ def test_a_config_with_nothing_but_the_api_gets_its_defaults(api: object) -> Non
 
 
 @pytest.mark.parametrize("scheme", DEFAULT_APIS)
-def test_the_default_api_of_a_scheme_is_spoken_over_it(scheme: str) -> None:
+def test_the_default_api_of_a_scheme_supports_it(scheme: str) -> None:
     assert scheme in APIS[DEFAULT_APIS[scheme]].schemes  # type: ignore[index]

@@ -146,7 +146,7 @@ def test_a_client_can_be_written_as_the_page_says(way: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "p99", "said"),
+    ("status", "p99", "result"),
     [
         (0, 0.1, "fast enough: ttft p99 is 0.1 s\n"),
         (0, 0.2, "too slow: ttft p99 is 0.2 s, the limit is 0.150 s\n"),
@@ -154,7 +154,7 @@ def test_a_client_can_be_written_as_the_page_says(way: str, tmp_path: Path) -> N
         (1, 0.1, "not measured: exit status 1\nlag: the client sent late\n"),
     ],
 )
-def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, said: str, tmp_path: Path) -> None:
+def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, result: str, tmp_path: Path) -> None:
     """The page's script, with stand-ins for the run and the server; the summary is a real one, with a p99 of our choice."""
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
@@ -179,7 +179,7 @@ def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, said:
         command.chmod(0o755)
     (script,) = _blocks(DOCS / "how-to" / "ci-gate.md", "sh")
     ended = _shell(f"PATH={shlex.quote(str(commands))}:$PATH\n{script}", tmp_path)
-    assert (ended.returncode, ended.stdout) == (int(not said.startswith("fast")), said), ended.stderr
+    assert (ended.returncode, ended.stdout) == (int(not result.startswith("fast")), result), ended.stderr
 
 
 # --- the reference server --------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def short_name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    """The server that the examples ask for, with a simulator that takes less time."""
+    """The server that the examples need, with a simulator that takes less time."""
     quick = Sim(timing=Fixed(ttft=0.005, itl=0.001))
     with serving(Settings(models=("identity",), sim=quick, http=0, grpc=0)) as running:
         yield running
@@ -41,8 +41,8 @@ def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: 
     url = server.grpc if tree["server"]["url"].startswith("grpc") else server.url
     overrides = {"server.url": url, "output": tmp_path, "client.processes": 0} | shorter(tree["load"])
     arguments = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
-    said = cli("run", path, "-q", *arguments)
-    assert said.status in (0, 1), said.err  # INVALID is a result too: the machine that runs the tests may be busy
+    result = cli("run", path, "-q", *arguments)
+    assert result.status in (0, 1), result.err  # INVALID is a result too: the machine that runs the tests may be busy
     summary = json.loads((tmp_path / "LATEST" / "summary.json").read_text(encoding="utf-8"))
     assert summary["counts"]["ok"] > 0
     assert summary["counts"]["failed"] == 0

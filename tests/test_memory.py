@@ -16,7 +16,7 @@ from inferometer.errors import UserError
 from inferometer.fleet.job import Job
 from inferometer.fleet.runner import make_task
 from inferometer.infer import inputs
-from inferometer.infer import tensors as by_hand
+from inferometer.infer import tensors as infer_tensors
 from inferometer.infer.flags import InferFlags
 from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
@@ -240,4 +240,4 @@ def test_running_out_of_memory_in_infer_is_a_user_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(tensors, "random", run_out_of_memory)
     endpoint: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
-        by_hand.request(endpoint, InferFlags("grpc://x"))
+        infer_tensors.request(endpoint, InferFlags("grpc://x"))

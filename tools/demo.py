@@ -1,4 +1,4 @@
-"""`make demo`: runs the simulator and measures it, and prints the commands that do the same by hand."""
+"""`make demo`: runs the simulator and measures it, and prints the commands that do the same manually."""
 
 import subprocess
 import sys

@@ -20,7 +20,7 @@ class Api(NamedTuple):
     label: str
     """How `infer` names it."""
     schemes: tuple[Scheme, ...]
-    """The URL schemes it is spoken over."""
+    """The URL schemes that it supports."""
     request: Literal["text", "tensors", "messages"]
     """What a request carries, which decides the accepted types of data."""
     response: Literal["text", "embeddings", "tensors", "messages"]

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from inferometer import conduct, tensors, triton_client
-from inferometer.analysis.protocol_comparison import WAYS, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
 from inferometer.config import from_mapping
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
@@ -114,21 +114,21 @@ def run_order(protocols: Sequence[str], sizes: Sequence[int], rounds: int) -> li
 def protocols_of(options: ComparisonOptions) -> list[str]:
     """The protocols for which there is a URL."""
     urls = {True: options.grpc, False: options.http}
-    protocols = [name for name, way in WAYS.items() if urls[way.grpc] is not None]
+    protocols = [name for name, variant in PROTOCOLS.items() if urls[variant.grpc] is not None]
     if not protocols:
         raise UserError("no server was given", "give the URL of its HTTP port, or that of its gRPC port with --grpc")
     return protocols
 
 
 def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[ModelFacts, dict[bool, str]]:
-    """Ask both ports about the model, which must be the same.
+    """Query both ports for the model, which must be the same.
 
     Returns its description, and the URLs of the ports without credentials: that of gRPC under True, of HTTP under False.
     """
     models: list[ModelFacts] = []
     urls: dict[bool, str] = {}
     for protocol in protocols:
-        is_grpc = WAYS[protocol].grpc
+        is_grpc = PROTOCOLS[protocol].grpc
         try:
             reached = reach.reach(_config(options, protocol).server)
         except OtherProtocol as error:
@@ -197,15 +197,15 @@ def _payload(folder: Path, size: int, model: ModelFacts) -> Path:
 
 
 def _config(options: ComparisonOptions, protocol: str) -> Config:
-    way = WAYS[protocol]
+    variant = PROTOCOLS[protocol]
     # The first response of each user is left out: TCP slow start delays it.
     ends = {"requests": options.requests + options.concurrency} if options.requests else {"duration": options.duration}
     tree = {
         "server": {
-            "url": options.grpc if way.grpc else options.http,
+            "url": options.grpc if variant.grpc else options.http,
             "model": options.model,
-            "api": way.api,
-            "stream": way.stream,
+            "api": variant.api,
+            "stream": variant.stream,
         },
         "data": {"type": "tensors"},
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,

@@ -46,7 +46,7 @@ ROW = np.dtype(
         ("bytes_out", "<i4"),  # bytes sent
         ("n_in", "<i4"),  # input tokens; -1: not known
         ("n_out", "<i4"),  # output tokens; -1: not known
-        ("n_want", "<i4"),  # output tokens that the request asked for; 0: left to the server
+        ("n_want", "<i4"),  # output tokens that were requested; 0: left to the server
         ("cached", "<i4"),  # input tokens that the server took from its cache; -1: not reported
         ("reasoning", "<i4"),  # how many of n_out are reasoning tokens; -1: not reported
         # Origin and outcome
@@ -310,4 +310,4 @@ class Run(msgspec.Struct, frozen=True):
     chunks: Callable[[], Iterator[Chunks]]
     """Reads the chunk columns from the start, in slices that fit into memory."""
     series: Callable[[], tuple[TimeSeries, ...]] = tuple
-    """What observers recorded beside the run, and the client's own health; read when asked for."""
+    """Reads what observers recorded beside the run, and the client's own health."""

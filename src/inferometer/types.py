@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
     n_in: int
     """Tokens in the prompt, counted by the workload's tokenizer; 0 if they were not counted."""
     n_out: int
-    """Output tokens to ask for; 0 leaves the length of the response to the server."""
+    """Output tokens to request; 0 leaves the length of the response to the server."""
     session: int = -1
     """The session that the request belongs to: the id of its first request. -1: none."""
     turn: int = -1
@@ -203,7 +203,7 @@ class Calls(msgspec.Struct, frozen=True):
 
     HTTP/1.1 (`decoder`): request n is heads[url] + its id + tails[n]: the request line and the headers up to the value of
     the id header, then the id, then the remaining headers and the body.
-    HTTP/2 (`answer`): heads[url] is the header block, tails[n] the body.
+    HTTP/2 (`response`): heads[url] is the header block, tails[n] the body.
     """
 
     heads: tuple[bytes, ...]
@@ -213,10 +213,10 @@ class Calls(msgspec.Struct, frozen=True):
     n_in: tuple[int, ...]
     """Input tokens; -1 if not known."""
     n_out: tuple[int, ...]
-    """Output tokens that are asked for; 0 leaves the length to the server."""
+    """Output tokens to request; 0 leaves the length to the server."""
     decoder: Callable[[], Decoder] | None = None
     """HTTP/1.1: creates the decoder of a connection."""
-    answer: Callable[[], StreamResponse] | None = None
+    response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
     sequences: tuple[int, ...] = ()
     """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence

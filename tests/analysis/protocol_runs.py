@@ -14,14 +14,14 @@ def measured(
     e2e_ms: float,
     count: int = 500,
     *,
-    told: tuple[float, float] | None = None,
+    reported: tuple[float, float] | None = None,
     sums: tuple[float, float] | None = None,
     others: int = 0,
     failed: int = 0,
     sent: int = 1200,
     received: int = 1100,
 ) -> Measured:
-    """A closed loop of one user: the nth response takes e2e_ms and n us; `told` and `sums` are queue and compute in ms."""
+    """A closed loop of one user: the nth response takes e2e_ms and n us; `reported` and `sums` are queue and compute in ms."""
     rows = made.blank(count)
     took = (np.arange(count) * 1_000 + e2e_ms * made.MS).astype(np.int64)
     ends = np.cumsum(took)
@@ -30,8 +30,8 @@ def measured(
     rows["n_in"] = rows["n_out"] = -1
     rows["counted_by"] = 0
     rows["bytes_out"], rows["bytes_in"] = sent, received
-    if told is not None:
-        rows["queue"], rows["compute"] = (round(ms * made.MS) for ms in told)
+    if reported is not None:
+        rows["queue"], rows["compute"] = (round(ms * made.MS) for ms in reported)
     statistics: tuple[StageStatistics, ...] = ()
     if sums is not None:
         counted = count + others

@@ -199,5 +199,5 @@ def test_a_stage_too_short_for_statistics_does_not_affect_the_others() -> None:
     whole, first = found(run), found(run, 0)
     assert whole is not None and first is not None and (whole.requests, first.requests) == (100, 100)
     assert split(run, run.records.rows["failure"] == 0, 1) == (
-        "the stage was too short: the server's statistics cannot be told apart from those of the stages next to it"
+        "the stage was too short: the server's statistics cannot be separated from those of the stages next to it"
     )

@@ -112,12 +112,12 @@ def test_failures_suggest_what_to_check(code: str, words: str) -> None:
 @pytest.mark.parametrize(("url", "hint"), [("http://x", True), (["http://x", "http://y"], True), ("https://x", False)])
 @pytest.mark.parametrize("code", ["closed", "reset"])
 def test_failures_of_all_plain_text_requests_suggest_tls(code: str, url: object, hint: bool) -> None:
-    def said(failed: slice) -> str:
+    def message(failed: slice) -> str:
         about = {"failures": (Failure(code, ""),), "config": config(server={"url": url})}
         return check(closed(lambda rows: made.fail(rows, failed), **about), "failures").message
 
-    assert ("if the server expects TLS" in said(slice(None))) == hint
-    assert "TLS" not in said(slice(0, 300))
+    assert ("if the server expects TLS" in message(slice(None))) == hint
+    assert "TLS" not in message(slice(0, 300))
 
 
 def test_cancelled_requests_are_not_failures_of_the_server() -> None:
@@ -465,12 +465,12 @@ def first_read_late(merged: int, by: int, **about: object) -> Summary:
 
 
 def test_read_delay_fails_if_merged_first_tokens_raise_the_p99_of_ttft() -> None:
-    true, said = opened().metrics["ttft"].p99 or 0, first_read_late(9, 17 * MS).metrics["ttft"].p99 or 0
-    assert said > 1.05 * true
+    true, reported = opened().metrics["ttft"].p99 or 0, first_read_late(9, 17 * MS).metrics["ttft"].p99 or 0
+    assert reported > 1.05 * true
     summary = first_read_late(9, 17 * MS)  # 7 ms of read delay, below the gap of 10 ms
     found = check(summary, "read_delay")
     assert (summary.verdict, found.status, found.limit) == ("INVALID", "fail", 0.01)
-    assert found.value is not None and said * (1 - found.value) <= true
+    assert found.value is not None and reported * (1 - found.value) <= true
     assert "9 first chunks may be merged" in found.message and "the p99 of ttft" in found.message
 
 

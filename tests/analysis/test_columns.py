@@ -11,15 +11,15 @@ from inferometer.records import NAMES, ROW, Columns
 def numbered(count: int) -> np.ndarray:
     """Rows in which the numbers of a column are all different, as far as its width allows."""
     rows = np.zeros(count, ROW)
-    for place, name in enumerate(NAMES):
-        rows[name] = (np.arange(count) * 3 + place) % 127
+    for index, name in enumerate(NAMES):
+        rows[name] = (np.arange(count) * 3 + index) % 127
     return rows
 
 
 choices = st.one_of(
     st.builds(slice, *[st.none() | st.integers(-12, 12)] * 2, st.sampled_from([None, 1, 2, -1])),
     st.lists(st.booleans(), min_size=10, max_size=10).map(np.array),
-    st.lists(st.integers(0, 9), max_size=15).map(lambda places: np.array(places, np.int64)),
+    st.lists(st.integers(0, 9), max_size=15).map(lambda indices: np.array(indices, np.int64)),
 )
 
 

@@ -16,11 +16,11 @@ def tangled(counts: list[int], spare: list[int], stages: list[int]) -> tuple[np.
     rng = np.random.default_rng(len(counts))
     rows = made.blank(len(counts))
     start, arrivals = 0, []
-    for place in rng.permutation(len(counts)):
-        rows["chunk_start"][place], rows["chunk_count"][place] = start, counts[place]
-        rows["stage"][place] = stages[place]
-        arrivals.append(np.cumsum(rng.integers(0, 100, counts[place] + spare[place])))
-        start += counts[place] + spare[place]
+    for index in rng.permutation(len(counts)):
+        rows["chunk_start"][index], rows["chunk_count"][index] = start, counts[index]
+        rows["stage"][index] = stages[index]
+        arrivals.append(np.cumsum(rng.integers(0, 100, counts[index] + spare[index])))
+        start += counts[index] + spare[index]
     arrival = np.concatenate(arrivals).astype(np.int64)
     return rows, Chunks(arrival, np.ones(len(arrival), np.uint16))
 
@@ -33,13 +33,13 @@ def at_once(rows: np.ndarray, chunks: Chunks, counted: np.ndarray, stage: int) -
     return sorted(int(gap) for each in gaps for gap in each)
 
 
-answers = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), st.integers(0, 2), st.booleans()), min_size=1)
+responses = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), st.integers(0, 2), st.booleans()), min_size=1)
 
 
-@given(answers, st.integers(1, 40))
+@given(responses, st.integers(1, 40))
 @settings(deadline=None)
-def test_pieces_of_any_size_give_the_same_gaps(answers: list[tuple[int, int, int, bool]], piece: int) -> None:
-    counts, spare, stages, counted = (list(column) for column in zip(*answers, strict=True))
+def test_pieces_of_any_size_give_the_same_gaps(responses: list[tuple[int, int, int, bool]], piece: int) -> None:
+    counts, spare, stages, counted = (list(column) for column in zip(*responses, strict=True))
     rows, chunks = tangled(counts, spare, stages)
     found = gather(made.run(rows, chunks, piece=piece), np.array(counted))
     for stage, part in found.stages.items():
@@ -50,13 +50,13 @@ def test_pieces_of_any_size_give_the_same_gaps(answers: list[tuple[int, int, int
 # --- read late -------------------------------------------------------------------------------------------------------
 
 
-def of_gaps(*answers: tuple[int, list[int]], piece: int = 1000) -> Gaps:
+def of_gaps(*responses: tuple[int, list[int]], piece: int = 1000) -> Gaps:
     """Gaps gathered from responses, each with a read delay and gaps."""
-    rows = made.blank(len(answers))
-    rows["read_delay"] = [delay for delay, _ in answers]
-    rows["chunk_count"] = [len(gaps) + 1 for _, gaps in answers]
+    rows = made.blank(len(responses))
+    rows["read_delay"] = [delay for delay, _ in responses]
+    rows["chunk_count"] = [len(gaps) + 1 for _, gaps in responses]
     rows["chunk_start"] = np.cumsum(rows["chunk_count"]) - rows["chunk_count"]
-    arrival = np.concatenate([np.cumsum([7, *gaps]) for _, gaps in answers]).astype(np.int64)
+    arrival = np.concatenate([np.cumsum([7, *gaps]) for _, gaps in responses]).astype(np.int64)
     run = made.run(rows, Chunks(arrival, np.ones(len(arrival), np.uint16)), piece=piece)
     return gather(run, np.ones(len(rows), np.bool_))
 
@@ -101,7 +101,7 @@ def test_a_response_without_a_known_read_delay_is_not_read_late() -> None:
     assert counts(of_gaps((-1, [0, -50]), (0, [0, -50]))) == (0, 0, [])
 
 
-def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
+def reference(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int, int, list[int]]:
     """The rule of gaps.py, for one response at a time."""
     ends = zip(rows["chunk_start"].tolist(), rows["chunk_count"].tolist(), strict=True)
     own = [np.diff(chunks.arrival[start : start + count]).tolist() for start, count in ends]
@@ -111,9 +111,9 @@ def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int,
         gaps = own[row]
         if not gaps:
             continue
-        told_apart = sorted(gap for gap in gaps if gap)
-        if told_apart:
-            yardstick = min(told_apart[len(told_apart) // 2], sum(gaps) / len(gaps))
+        distinct = sorted(gap for gap in gaps if gap)
+        if distinct:
+            yardstick = min(distinct[len(distinct) // 2], sum(gaps) / len(gaps))
         else:
             yardstick = sum(everything) / len(everything)
         if rows["read_delay"][row] > yardstick / 4:
@@ -121,12 +121,12 @@ def by_hand(rows: np.ndarray, chunks: Chunks, counted: np.ndarray) -> tuple[int,
     return len(late), sum(own[row].count(0) for row in late), [row for row in late if own[row][0] == 0]
 
 
-@given(answers, st.integers(1, 40), st.data())
+@given(responses, st.integers(1, 40), st.data())
 @settings(deadline=None)
 def test_merged_chunks_are_counted_correctly_for_any_piece_size(
-    answers: list[tuple[int, int, int, bool]], piece: int, data: st.DataObject
+    responses: list[tuple[int, int, int, bool]], piece: int, data: st.DataObject
 ) -> None:
-    sizes, spare, stages, counted = (list(column) for column in zip(*answers, strict=True))
+    sizes, spare, stages, counted = (list(column) for column in zip(*responses, strict=True))
     rows, chunks = tangled(sizes, spare, stages)
     some = st.lists(
         st.sampled_from([0, 0, 1, 8, 9, 10, 40]), min_size=len(chunks.arrival), max_size=len(chunks.arrival)
@@ -134,7 +134,7 @@ def test_merged_chunks_are_counted_correctly_for_any_piece_size(
     chunks = Chunks(np.cumsum(data.draw(some), dtype=np.int64), chunks.tokens)
     rows["read_delay"] = data.draw(st.lists(st.integers(-1, 12), min_size=len(rows), max_size=len(rows)))
     found = gather(made.run(rows, chunks, piece=piece), np.array(counted))
-    assert counts(found) == by_hand(rows, chunks, np.array(counted))
+    assert counts(found) == reference(rows, chunks, np.array(counted))
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ def test_integers_are_scaled_after_selection() -> None:
 
 @given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=200), st.data())
 def test_select_puts_the_values_where_a_sort_would(numbers: list[int], data: st.DataObject) -> None:
-    places = sorted(data.draw(st.sets(st.integers(0, len(numbers) - 1))))
+    indices = sorted(data.draw(st.sets(st.integers(0, len(numbers) - 1))))
     array = np.array(numbers)
-    select(array, places)
-    assert array[places].tolist() == np.sort(numbers)[places].tolist()
+    select(array, indices)
+    assert array[indices].tolist() == np.sort(numbers)[indices].tolist()
     assert sorted(array.tolist()) == sorted(numbers)

@@ -6,7 +6,7 @@ import synthetic_run as made
 from protocol_runs import measured
 
 from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST
-from inferometer.analysis.protocol_comparison import WAYS, Cell, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison, Measured, cell_of
 from inferometer.analysis.summary import summarise
 
 
@@ -15,7 +15,7 @@ def cell(*runs: Measured, kept: bool = False) -> Cell:
 
 
 def test_one_round_has_the_results_of_its_run() -> None:
-    run, summary = measured(2.0, told=(0.25, 0.5))
+    run, summary = measured(2.0, reported=(0.25, 0.5))
     found = cell((run, summary))
     assert found.e2e == summary.metrics["e2e"]
     assert found.throughput == summary.throughput.requests
@@ -25,7 +25,7 @@ def test_one_round_has_the_results_of_its_run() -> None:
 
 
 def test_times_per_request_are_queue_and_compute() -> None:
-    found = cell(measured(2.0, told=(0.25, 0.5)))
+    found = cell(measured(2.0, reported=(0.25, 0.5)))
     assert found.source == PER_REQUEST
     assert (found.queue, found.compute) == (pytest.approx(0.25e-3), pytest.approx(0.5e-3))
     assert found.server == pytest.approx(0.75e-3)
@@ -48,11 +48,11 @@ def test_no_split_if_the_server_reports_no_times() -> None:
 
 @pytest.mark.parametrize("other", [{}, {"sums": (0.1, 0.1)}], ids=["one round is silent", "two sources"])
 def test_no_split_if_rounds_have_different_sources(other: dict[str, tuple[float, float]]) -> None:
-    assert cell(measured(2.0, told=(0.25, 0.5)), measured(2.0, **other)).server is None
+    assert cell(measured(2.0, reported=(0.25, 0.5)), measured(2.0, **other)).server is None
 
 
 def test_rounds_are_one_sample_in_which_every_request_counts_the_same() -> None:
-    fast, slow = measured(1.0, 300, told=(0.0, 0.5), sent=1000), measured(9.0, 100, told=(0.0, 4.5), sent=2000)
+    fast, slow = measured(1.0, 300, reported=(0.0, 0.5), sent=1000), measured(9.0, 100, reported=(0.0, 4.5), sent=2000)
     found = cell(fast, slow)
     assert (found.ok, found.e2e.count) == (400, 400)
     assert found.e2e.max == pytest.approx(9.099e-3) and found.e2e.value("p50") == pytest.approx(1.199e-3)
@@ -100,15 +100,17 @@ def test_folders_are_listed_only_if_they_are_kept() -> None:
 
 def test_a_comparison_is_valid_if_it_completed_and_all_cells_are_valid() -> None:
     good, bad = cell(measured(2.0)), cell(measured(2.0, failed=100))
-    whole = Comparison(model="m", concurrency=1, cells=(good, good))
-    assert whole.is_valid
-    assert not msgspec.structs.replace(whole, cells=(good, bad)).is_valid
-    assert not msgspec.structs.replace(whole, interrupted=True).is_valid
+    complete = Comparison(model="m", concurrency=1, cells=(good, good))
+    assert complete.is_valid
+    assert not msgspec.structs.replace(complete, cells=(good, bad)).is_valid
+    assert not msgspec.structs.replace(complete, interrupted=True).is_valid
 
 
 def test_a_comparison_survives_json() -> None:
-    whole = Comparison(model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in WAYS))
-    assert msgspec.json.decode(msgspec.json.encode(whole), type=Comparison) == whole
+    complete = Comparison(
+        model="m", concurrency=1, cells=tuple(cell_of(way, 8, [measured(1.0)], True) for way in PROTOCOLS)
+    )
+    assert msgspec.json.decode(msgspec.json.encode(complete), type=Comparison) == complete
 
 
 def test_server_time_above_the_clients_gives_an_excess_and_no_network() -> None:
@@ -124,10 +126,10 @@ def test_an_excess_in_one_round_is_offset_by_another() -> None:
 
 
 def test_no_split_has_a_reason() -> None:
-    silent, told = measured(2.0), measured(2.0, told=(0.25, 0.5))
+    silent, reported = measured(2.0), measured(2.0, reported=(0.25, 0.5))
     assert (
-        cell(told, silent).no_split
+        cell(reported, silent).no_split
         == "the server does not report how long it took: its responses have no server-timing"
     )
-    assert "only some of the rounds" in (cell(told, measured(2.0, sums=(0.1, 0.1))).no_split or "")
-    assert cell(told).no_split is None
+    assert "only some of the rounds" in (cell(reported, measured(2.0, sums=(0.1, 0.1))).no_split or "")
+    assert cell(reported).no_split is None

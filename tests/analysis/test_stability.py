@@ -22,11 +22,11 @@ RULE = StabilityRule(WINDOW, 0.1)
 PLAN = StagePlan(type="closed", open=False, concurrency=1, duration=60.0, stable=0.1, window=1.0)
 
 
-def answers(*windows: tuple[int, float], start: int = 0) -> np.ndarray:
+def responses(*windows: tuple[int, float], start: int = 0) -> np.ndarray:
     """Rows of a stage with the given numbers of responses per window and service times in ms, the first at `start`."""
     done, service = [], []
     for number, (count, ms) in enumerate(windows):
-        done += [start + number * WINDOW + place * WINDOW // count for place in range(count)]
+        done += [start + number * WINDOW + phase_code * WINDOW // count for phase_code in range(count)]
         service += [round(ms * made.MS)] * count
     rows = made.blank(len(done))
     rows["done"] = done
@@ -43,25 +43,25 @@ def found(rows: np.ndarray, until: int, rule: StabilityRule = RULE) -> stability
 
 
 def test_stable_with_the_first_three_consecutive_windows_that_agree() -> None:
-    rows = answers((10, 50), (100, 5), (100, 9), (105, 9), (110, 9.8), (100, 9), start=7 * WINDOW)
+    rows = responses((10, 50), (100, 5), (100, 9), (105, 9), (110, 9.8), (100, 9), start=7 * WINDOW)
     assert found(rows, 13 * WINDOW) == stability.Stability(6, pytest.approx(0.1), (9 * WINDOW, 12 * WINDOW))
 
 
 @pytest.mark.parametrize("windows", [[(100, 5), (100, 5), (89, 5)], [(100, 5), (100, 5), (100, 5.6)]])
 def test_not_stable_if_throughput_or_latency_differs_more(windows: list[tuple[int, float]]) -> None:
-    one = found(answers(*windows), 3 * WINDOW)
+    one = found(responses(*windows), 3 * WINDOW)
     assert one.settled is None
     assert one.spread == pytest.approx(0.12, abs=0.01)
 
 
 def test_an_incomplete_window_does_not_count() -> None:
-    rows = answers((100, 5), (100, 5), (100, 5))
+    rows = responses((100, 5), (100, 5), (100, 5))
     assert found(rows, 3 * WINDOW - 1) == stability.Stability(2)
     assert found(rows, 3 * WINDOW).settled == (0, 3 * WINDOW)
 
 
 def test_a_window_without_a_response_is_never_stable() -> None:
-    rows = answers((5, 5), (5, 5), (5, 5), (5, 5))
+    rows = responses((5, 5), (5, 5), (5, 5), (5, 5))
     rows = rows[rows["done"] // WINDOW != 2]
     assert found(rows, 4 * WINDOW, StabilityRule(WINDOW, 1e9)) == stability.Stability(4)
 
@@ -97,8 +97,8 @@ def test_the_rule_matches_a_plain_implementation(windows: list[tuple[int, int]],
 
 
 def _any(windows: list[tuple[int, int]]) -> np.ndarray:
-    """Like `answers`, but a window may be empty."""
-    parts = [answers((count, ms), start=number * WINDOW) for number, (count, ms) in enumerate(windows) if count]
+    """Like `responses`, but a window may be empty."""
+    parts = [responses((count, ms), start=number * WINDOW) for number, (count, ms) in enumerate(windows) if count]
     return np.concatenate(parts) if parts else made.blank(0)
 
 
@@ -107,14 +107,14 @@ def _any(windows: list[tuple[int, int]]) -> np.ndarray:
 
 def marks(rows: np.ndarray, *plans: StagePlan, measure: Measure | None = None) -> list[int]:
     phase = mark(Columns.of(rows), measure or Measure(), plans)
-    return [int((phase == place).sum()) for place in (WARMUP, STEADY, COOLDOWN)]
+    return [int((phase == phase_code).sum()) for phase_code in (WARMUP, STEADY, COOLDOWN)]
 
 
 SETTLES = ((20, 50), (100, 5), (100, 5), (100, 5), (3, 5))
 
 
 def test_only_the_stable_windows_count() -> None:
-    rows = answers(*SETTLES)
+    rows = responses(*SETTLES)
     assert marks(rows, PLAN) == [20, 300, 3]
     phase = mark(Columns.of(rows), Measure(), (PLAN,))
     assert (rows["done"][phase == WARMUP] < WINDOW).all()
@@ -122,7 +122,7 @@ def test_only_the_stable_windows_count() -> None:
 
 
 def test_failed_requests_count_by_their_end_and_unsent_ones_by_their_intended_instant() -> None:
-    rows = answers(*SETTLES)
+    rows = responses(*SETTLES)
     rows["failure"][[0, 150]] = 1
     made.never_sent(rows, [1, 151], 1)
     rows["done"][[1, 151]] = MISSING
@@ -132,18 +132,18 @@ def test_failed_requests_count_by_their_end_and_unsent_ones_by_their_intended_in
 
 
 def test_a_stage_that_was_never_stable_is_not_cut() -> None:
-    rows = answers((10, 5), (20, 5), (40, 5), (80, 5))
+    rows = responses((10, 5), (20, 5), (40, 5), (80, 5))
     assert marks(rows, PLAN) == [0, 150, 0]
-    assert marks(answers(*SETTLES), msgspec.structs.replace(PLAN, stable=0.0)) == [0, 323, 0]
+    assert marks(responses(*SETTLES), msgspec.structs.replace(PLAN, stable=0.0)) == [0, 323, 0]
 
 
 def test_warmup_and_cooldown_rules_apply_in_addition() -> None:
-    assert marks(answers(*SETTLES), PLAN, measure=Measure(Window("25"), Window("0"))) == [25, 295, 3]
+    assert marks(responses(*SETTLES), PLAN, measure=Measure(Window("25"), Window("0"))) == [25, 295, 3]
 
 
 def test_windows_after_the_end_of_the_stage_do_not_count() -> None:
     """A stage of 2.5 s whose last responses took long: the load fell after its end."""
-    rows = answers((100, 5), (100, 5), (100, 5), (1, 5))
+    rows = responses((100, 5), (100, 5), (100, 5), (1, 5))
     plan = msgspec.structs.replace(PLAN, duration=2.5)
     assert stability.of_stage(Columns.of(rows), 0, plan) == stability.Stability(2)
 
@@ -164,7 +164,7 @@ def check(summary: Summary) -> Check:
 
 
 def test_the_throughput_is_that_of_the_stable_windows() -> None:
-    summary = report(answers(*SETTLES), PLAN)
+    summary = report(responses(*SETTLES), PLAN)
     assert (summary.window.start, summary.window.end) == (1.0, 4.0)
     assert summary.throughput.requests == pytest.approx(100, rel=0.01)
     assert summary.metrics["e2e"].count == 300
@@ -174,7 +174,7 @@ def test_the_throughput_is_that_of_the_stable_windows() -> None:
 
 def test_responses_that_take_longer_than_the_windows_still_count() -> None:
     """Each request takes 20 s: those that complete within the windows were sent long before."""
-    rows = answers((10, 20_000), (10, 20_000), (10, 20_000), (10, 20_000), start=20 * WINDOW)
+    rows = responses((10, 20_000), (10, 20_000), (10, 20_000), (10, 20_000), start=20 * WINDOW)
     rows["intended"] = rows["sent"]
     summary = report(rows, PLAN)
     assert (summary.window.start, summary.window.end) == (20.0, 23.0)
@@ -182,7 +182,7 @@ def test_responses_that_take_longer_than_the_windows_still_count() -> None:
 
 
 def test_each_stage_has_its_own_windows() -> None:
-    first, second = answers(*SETTLES), answers(*SETTLES, start=6 * WINDOW)
+    first, second = responses(*SETTLES), responses(*SETTLES, start=6 * WINDOW)
     second["stage"] = 1
     second["id"] += len(first)
     summary = report(np.concatenate([first, second]), PLAN, PLAN)
@@ -192,7 +192,7 @@ def test_each_stage_has_its_own_windows() -> None:
 
 
 def test_the_whole_run_consists_of_the_stages_windows() -> None:
-    first, second = answers(*SETTLES), answers(*((3 * n, ms) for n, ms in SETTLES), start=6 * WINDOW)
+    first, second = responses(*SETTLES), responses(*((3 * n, ms) for n, ms in SETTLES), start=6 * WINDOW)
     second["stage"] = 1
     second["id"] += len(first)
     summary = report(np.concatenate([first, second]), PLAN, PLAN)
@@ -202,7 +202,7 @@ def test_the_whole_run_consists_of_the_stages_windows() -> None:
 
 
 def test_a_stable_stage_does_not_end_the_window_of_the_whole_run() -> None:
-    first, second = answers(*SETTLES), answers((100, 5), (100, 5), start=6 * WINDOW)
+    first, second = responses(*SETTLES), responses((100, 5), (100, 5), start=6 * WINDOW)
     second["stage"] = 1
     summary = report(np.concatenate([first, second]), PLAN, made.CLOSED)
     assert summary.window.start == 1.0
@@ -221,7 +221,7 @@ def test_a_stable_stage_does_not_end_the_window_of_the_whole_run() -> None:
     ],
 )
 def test_a_run_that_was_never_stable_is_invalid(windows: Any, share: float, words: tuple[str, ...]) -> None:
-    rows = answers(*windows)
+    rows = responses(*windows)
     rows = np.concatenate([rows, rows[-1:]])
     rows["done"][-1] = len(windows) * WINDOW - (len(windows) == 2)
     summary = report(rows, msgspec.structs.replace(PLAN, stable=share))
@@ -232,7 +232,7 @@ def test_a_run_that_was_never_stable_is_invalid(windows: Any, share: float, word
 
 
 def test_windows_too_short_for_the_rate_are_reported() -> None:
-    rows = answers((1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5))
+    rows = responses((1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5), (1, 5))
     rows = rows[::2]
     failed = check(report(rows, PLAN))
     assert failed.status == "fail"
@@ -240,7 +240,7 @@ def test_windows_too_short_for_the_rate_are_reported() -> None:
 
 
 def test_the_stage_that_failed_is_named() -> None:
-    second = answers((10, 5), (20, 5), (40, 5), (80, 5), start=6 * WINDOW)
+    second = responses((10, 5), (20, 5), (40, 5), (80, 5), start=6 * WINDOW)
     second["stage"] = 1
     plans = [msgspec.structs.replace(PLAN, name=f"concurrency {n}") for n in (1, 2)]
-    assert "stage 2 (concurrency 2)" in check(report(np.concatenate([answers(*SETTLES), second]), *plans)).message
+    assert "stage 2 (concurrency 2)" in check(report(np.concatenate([responses(*SETTLES), second]), *plans)).message

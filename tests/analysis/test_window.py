@@ -12,7 +12,7 @@ from inferometer.records import MISSING, Columns
 def counts(rows: np.ndarray, warmup: str = "0", cooldown: str = "0") -> tuple[int, int, int]:
     phase = mark(Columns.of(rows), Measure(Window(warmup), Window(cooldown)))
     assert phase.dtype == np.int8
-    return tuple(int((phase == place).sum()) for place in (WARMUP, STEADY, COOLDOWN))
+    return tuple(int((phase == phase_code).sum()) for phase_code in (WARMUP, STEADY, COOLDOWN))
 
 
 def every(ms: int, count: int) -> np.ndarray:

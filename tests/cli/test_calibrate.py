@@ -36,9 +36,9 @@ FOUND = Calibration(
 def printed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[str]:
     """What it prints for these figures."""
     monkeypatch.setattr(calibration, "calibrate", lambda seconds, note: msgspec.structs.replace(FOUND, **changes))
-    said = cli("calibrate")
-    assert (said.status, said.err) == (0, "")
-    return said.out.splitlines()
+    result = cli("calibrate")
+    assert (result.status, result.err) == (0, "")
+    return result.out.splitlines()
 
 
 def test_the_table_has_no_trailing_spaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 from helpers import Client, scripted
 
 from inferometer import compare_protocols, conduct
-from inferometer.analysis.protocol_comparison import WAYS
+from inferometer.analysis.protocol_comparison import PROTOCOLS
 from inferometer.records import Outcome
 
 
@@ -34,11 +34,11 @@ class Identity:
     def serve(self, client: Client) -> None:
         while request := client.request():
             first, headers, body = request
-            status, tree, extra = self._answer(first.split()[1], headers, body)
+            status, tree, extra = self._respond(first.split()[1], headers, body)
             content = json.dumps(tree).encode() if tree is not None else b""
             client.send(f"HTTP/1.1 {status} X\r\n{extra}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
-    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, str]:
+    def _respond(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, str]:
         if path.endswith(("/live", "/ready", "/v2")):
             return 200, {"name": "test", "version": "1.2", "extensions": []}, ""
         if path.endswith("/infer"):
@@ -79,14 +79,14 @@ def url(served: str, in_this_process: None) -> str:
     return served
 
 
-def compare(url: str, *more: str | Path) -> Said:
+def compare(url: str, *more: str | Path) -> Result:
     return cli("compare-protocols", url, "--sizes", "40", "--requests", "9", *more)
 
 
 def numbers(url: str, *more: str | Path) -> dict[str, Any]:
-    said = compare(url, "--json", "-", "-q", *more)
-    assert said.status in (0, 1) and said.err == "", said.err
-    tree: dict[str, Any] = json.loads(said.out)
+    result = compare(url, "--json", "-", "-q", *more)
+    assert result.status in (0, 1) and result.err == "", result.err
+    tree: dict[str, Any] = json.loads(result.out)
     return tree
 
 
@@ -94,15 +94,15 @@ def numbers(url: str, *more: str | Path) -> dict[str, Any]:
 
 
 def test_every_cell_has_a_row_and_progress_goes_to_standard_error(url: str) -> None:
-    said = compare(url, "--sizes", "40,1kB")
-    assert said.status in (0, 1), said.err
-    assert said.err.splitlines() == [
+    result = compare(url, "--sizes", "40,1kB")
+    assert result.status in (0, 1), result.err
+    assert result.err.splitlines() == [
         "1/4 HTTP binary, 40 B", "2/4 HTTP JSON, 40 B", "3/4 HTTP JSON, 1 kB", "4/4 HTTP binary, 1 kB",
     ]  # fmt: skip
-    assert said.out.startswith(f" identity · test 1.2 · {url}\n")
-    assert said.out.count("HTTP JSON") >= 4 and "gRPC unary" not in said.out
-    assert "grpc was not measured" in said.out
-    assert "as the server reported them for each request" in said.out
+    assert result.out.startswith(f" identity · test 1.2 · {url}\n")
+    assert result.out.count("HTTP JSON") >= 4 and "gRPC unary" not in result.out
+    assert "grpc was not measured" in result.out
+    assert "as the server reported them for each request" in result.out
 
 
 def test_all_protocols_send_the_same_tensor_every_time(url: str, model: Identity) -> None:
@@ -141,11 +141,11 @@ def test_rounds_are_summed_up(url: str) -> None:
 
 
 def test_credentials_in_the_url_are_not_repeated(url: str, tmp_path: Path) -> None:
-    said = compare(url.replace("://", "://me:hush@"), "--json", tmp_path / "out.json", "--out", tmp_path / "kept")
-    assert said.status in (0, 1), said.err
-    assert url in said.out and json.loads((tmp_path / "out.json").read_text())["http"] == url
+    result = compare(url.replace("://", "://me:hush@"), "--json", tmp_path / "out.json", "--out", tmp_path / "kept")
+    assert result.status in (0, 1), result.err
+    assert url in result.out and json.loads((tmp_path / "out.json").read_text())["http"] == url
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert "hush" not in said.out + said.err and b"hush" not in written
+    assert "hush" not in result.out + result.err and b"hush" not in written
     assert_one_line(cli("compare-protocols", url, "--grpc", "http://me:hush@127.0.0.1:1"), "--grpc http://...")
 
 
@@ -163,27 +163,27 @@ def test_runs_are_kept_in_the_given_folder(url: str, tmp_path: Path) -> None:
         assert Path(folder).parent == tmp_path / "kept"
         run, summary = conduct.open_run(folder)
         assert summary.counts.ok == 9 and summary.verdict == cell["verdict"]
-        assert run.manifest.config["server"]["api"] == WAYS[cell["protocol"]].api  # type: ignore[index]
+        assert run.manifest.config["server"]["api"] == PROTOCOLS[cell["protocol"]].api  # type: ignore[index]
 
 
 def test_a_protocol_that_the_server_rejects_is_invalid_with_a_reason(url: str, model: Identity) -> None:
     model.json_fails = True
-    said = cli("compare-protocols", url, "--sizes", "40", "--requests", "2")
-    assert said.status == 1
-    assert "no successful response" in said.out and "no JSON here" in said.out
+    result = cli("compare-protocols", url, "--sizes", "40", "--requests", "2")
+    assert result.status == 1
+    assert "no successful response" in result.out and "no JSON here" in result.out
 
 
 def test_a_server_that_does_not_report_its_time_has_no_split(url: str, model: Identity) -> None:
     model.timing = ""
-    said = compare(url)
-    assert f"-: the server's statistics could not be read: {url}: " in " ".join(said.out.split())
-    assert "not split" in said.out
+    result = compare(url)
+    assert f"-: the server's statistics could not be read: {url}: " in " ".join(result.out.split())
+    assert "not split" in result.out
 
 
 def test_a_duration_ends_a_cell(served: str) -> None:
     """In its own process: a client that shares this process with the server may not get to run within that time."""
-    said = cli("compare-protocols", served, "--sizes", "40", "--duration", "300ms", "--json", "-")
-    found = json.loads(said.out)
+    result = cli("compare-protocols", served, "--sizes", "40", "--duration", "300ms", "--json", "-")
+    found = json.loads(result.out)
     assert (found["duration"], found["requests"]) == (0.3, None)
     assert all(cell["ok"] > 0 for cell in found["cells"])
 
@@ -208,17 +208,17 @@ def test_an_interrupted_run_ends_the_comparison_with_the_results_so_far(
         return found
 
     monkeypatch.setattr(conduct, "measure", interrupted)
-    said = compare(url, "--sizes", "40,1kB")
-    assert said.status == 1 and count == 2
-    assert "interrupted: not everything was measured" in said.out
-    assert "40 B" in said.out and "1 kB" not in said.out
+    result = compare(url, "--sizes", "40,1kB")
+    assert result.status == 1 and count == 2
+    assert "interrupted: not everything was measured" in result.out
+    assert "40 B" in result.out and "1 kB" not in result.out
 
 
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
 def test_each_turn_begins_with_another_protocol() -> None:
-    ways, sizes = list(WAYS), (1, 2, 3)
+    ways, sizes = list(PROTOCOLS), (1, 2, 3)
     order = compare_protocols.run_order(ways, sizes, 2)
     assert Counter(order) == {(way, size): 2 for way in ways for size in sizes}
     begun = [order[at] for at in range(0, len(order), 4)]
@@ -228,9 +228,9 @@ def test_each_turn_begins_with_another_protocol() -> None:
 
 
 def test_over_four_rounds_each_protocol_has_every_position() -> None:
-    order = compare_protocols.run_order(list(WAYS), (1,), 4)
+    order = compare_protocols.run_order(list(PROTOCOLS), (1,), 4)
     for position in range(4):
-        assert {way for way, _ in order[position::4]} == set(WAYS)
+        assert {way for way, _ in order[position::4]} == set(PROTOCOLS)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -286,18 +286,18 @@ def test_swapped_ports(url: str) -> None:
         client.send(b"\0\0\0\4\0\0\0\0\0")
 
     with scripted(settings) as other:
-        said = compare(other.replace("//", "//me:hush@"))
-        assert_one_line(said, "speaks HTTP/2", f"http://HOST:PORT --grpc {other.replace('http', 'grpc')}\n")
-    assert "hush" not in said.err
+        result = compare(other.replace("//", "//me:hush@"))
+        assert_one_line(result, "speaks HTTP/2", f"http://HOST:PORT --grpc {other.replace('http', 'grpc')}\n")
+    assert "hush" not in result.err
 
     def web(client: Client) -> None:
         client.sock.recv(65536)
         client.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with scripted(web) as other:
-        said = compare(url, "--grpc", other.replace("http", "grpc"))
-    assert_one_line(said, "does not speak HTTP/2", "gRPC port with --grpc")
-    assert "write http" not in said.err
+        result = compare(url, "--grpc", other.replace("http", "grpc"))
+    assert_one_line(result, "does not speak HTTP/2", "gRPC port with --grpc")
+    assert "write http" not in result.err
 
 
 def test_a_decoupled_model_is_measured_by_run(url: str, model: Identity) -> None:
@@ -307,17 +307,17 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Identity) -> None
 
 def test_a_bad_folder_is_an_error_that_names_the_option(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = compare(url, "--out", tmp_path / "file" / "runs")
-    assert_one_line(said, "not a folder", "another folder: --out DIR")
-    assert "output" not in said.err
+    result = compare(url, "--out", tmp_path / "file" / "runs")
+    assert_one_line(result, "not a folder", "another folder: --out DIR")
+    assert "output" not in result.err
 
 
 def test_without_a_url_the_reference_server_is_measured_over_all_protocols(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    said = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))
-    assert said.status in (0, 1), said
+    result = cli("compare-protocols", "--sizes", "1kB", "--requests", "20", "--json", str(out))
+    assert result.status in (0, 1), result
     cells = json.loads(out.read_text())["cells"]
-    assert [cell["protocol"] for cell in cells] == list(WAYS)
+    assert [cell["protocol"] for cell in cells] == list(PROTOCOLS)
     assert all(cell["ok"] == 20 and cell["failed"] == 0 for cell in cells)
     assert all(0 < cell["server"] < cell["mean"] for cell in cells)
 

@@ -17,7 +17,7 @@ import kserve_peers
 import numpy as np
 import pytest
 import trustme
-from command import Said, assert_one_line, cli, start
+from command import Result, assert_one_line, cli, start
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection
 from helpers import NO_USAGE, STREAM, Client, http_response, polite, scripted
@@ -64,31 +64,31 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def infer(*arguments: str | Path) -> Said:
+def infer(*arguments: str | Path) -> Result:
     return cli("infer", *arguments)
 
 
 def in_json(*arguments: str | Path) -> Any:
-    said = infer(*arguments, "--json", "-")
-    assert said.status == 0, said
-    return json.loads(said.out)
+    result = infer(*arguments, "--json", "-")
+    assert result.status == 0, result
+    return json.loads(result.out)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_shows_text_tokens_and_times(sim: str) -> None:
-    said = infer(sim, "--prompt", "Hello", "--max-tokens", "5")
-    assert said.status == 0, said
-    text, blank, title, *rest = said.out.splitlines()
+    result = infer(sim, "--prompt", "Hello", "--max-tokens", "5")
+    assert result.status == 0, result
+    text, blank, title, *rest = result.out.splitlines()
     assert len(text.split()) == 5
     assert (blank, title) == ("", f" {sim} · sim · chat completions, streamed")
     printed = "\n".join(rest)
     assert "5 out" in printed and "the server's count" in printed
     for word in ("ttft", "itl", "e2e", "connect", "send", "wait", "receive", "total"):
         assert word in printed
-    assert max(map(len, said.out.splitlines())) <= 100
-    assert "\x1b" not in said.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "\x1b" not in result.out
 
 
 def test_a_prompt_as_json(sim: str) -> None:
@@ -109,11 +109,11 @@ def test_the_other_text_apis(sim: str, more: tuple[str, ...]) -> None:
 
 
 def test_an_embedding_is_shown_by_its_size_its_norm_and_its_first_numbers(sim: str) -> None:
-    said = infer(sim, "--api", "embeddings", "--prompt", "Hello", "--parameter", "dimensions=8")
-    assert said.status == 0, said
-    assert said.out.splitlines()[0] == f" {sim} · sim · embeddings"
-    assert "8 dimensions, norm 1\n" in said.out
-    assert f"{load(None).count('Hello')} in" in said.out and "total" in said.out
+    result = infer(sim, "--api", "embeddings", "--prompt", "Hello", "--parameter", "dimensions=8")
+    assert result.status == 0, result
+    assert result.out.splitlines()[0] == f" {sim} · sim · embeddings"
+    assert "8 dimensions, norm 1\n" in result.out
+    assert f"{load(None).count('Hello')} in" in result.out and "total" in result.out
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -139,18 +139,18 @@ def test_flags_reach_the_server() -> None:
             client.send(http_response(STREAM, extra="Server-Timing: queue;dur=2, compute;dur=0.5\r\n"))
 
     with scripted(script) as url:
-        said = infer(
+        result = infer(
             url, "--prompt", "hi", "--model", "m", "--max-tokens", "7", "--parameter", "temperature=0", "--header", "X-A: b:c",
         )  # fmt: skip
-    assert said.status == 0, said
+    assert result.status == 0, result
     ((first, headers, body),) = seen
     assert first == "POST /v1/chat/completions HTTP/1.1"
     assert headers["x-a"] == "b:c"
     tree = json.loads(body)
     assert (tree["temperature"], tree["max_tokens"], tree["messages"][0]["content"]) == (0, 7, "hi")
-    assert said.out.startswith("one two\n\n")
-    assert "by its server-timing" in said.out
-    assert [line.split()[1] for line in said.out.splitlines() if line.split()[:1] == ["queue"]] == ["2.000"]
+    assert result.out.startswith("one two\n\n")
+    assert "by its server-timing" in result.out
+    assert [line.split()[1] for line in result.out.splitlines() if line.split()[:1] == ["queue"]] == ["2.000"]
 
 
 def test_text_is_printed_as_it_arrives(tmp_path: Path) -> None:
@@ -224,11 +224,11 @@ def test_generate_streams_text_too() -> None:
                 client.request = rest  # type: ignore[method-assign]
 
     with scripted(script) as url:
-        said = infer(
+        result = infer(
             url, "--api", "generate", "--model", "pair", "--prompt", "hi", "--max-tokens", "2", "--parameter", "top_p=0.5"
         )  # fmt: skip
-    assert said.out.startswith("one two\n\n"), said
-    assert "Triton's generate, streamed" in said.out
+    assert result.out.startswith("one two\n\n"), result
+    assert "Triton's generate, streamed" in result.out
 
 
 def test_an_incomplete_response_shows_what_arrived_and_fails() -> None:
@@ -237,9 +237,9 @@ def test_an_incomplete_response_shows_what_arrived_and_fails() -> None:
         client.send(b"HTTP/1.1 200 OK\r\n\r\n" + NO_USAGE[:HALF])
 
     with scripted(script) as url:
-        said = infer(url, "--prompt", "x", "--model", "m")
-    assert (said.status, said.out) == (2, "one\n")
-    assert "incomplete response" in said.err and len(said.err.splitlines()) == 2
+        result = infer(url, "--prompt", "x", "--model", "m")
+    assert (result.status, result.out) == (2, "one\n")
+    assert "incomplete response" in result.err and len(result.err.splitlines()) == 2
 
 
 def test_over_tls_with_a_given_ca_or_without_verification(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_over_tls_with_a_given_ca_or_without_verification(tmp_path: Path) -> Non
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with scripted(polite, context) as url:
-        asked = (url, "--prompt", "x", "--model", "m")
-        assert "TCP and TLS" in infer(*asked, "--ca", tmp_path / "ca.pem").out
-        assert "not by the kernel" in infer(*asked, "--insecure").out
-        assert_one_line(infer(*asked), "certificate is not accepted", "with --ca", "--insecure")
+        arguments = (url, "--prompt", "x", "--model", "m")
+        assert "TCP and TLS" in infer(*arguments, "--ca", tmp_path / "ca.pem").out
+        assert "not by the kernel" in infer(*arguments, "--insecure").out
+        assert_one_line(infer(*arguments), "certificate is not accepted", "with --ca", "--insecure")
 
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])
@@ -266,14 +266,14 @@ def test_over_mutual_tls(tmp_path: Path, scheme: str) -> None:
     with serving(Settings(models=("identity",), http=0, grpc=0, tls=tls)) as server:
         url = {"https": server.url, "grpcs": server.grpc}[scheme]
         assert url.startswith(scheme)
-        asked = (url, "--api", "kserve", "--model", "identity", "--ca", tmp_path / "ca")
-        said = infer(*asked, "--cert", tmp_path / "me.cert", "--key", tmp_path / "me.key")
-        assert (said.status, said.err) == (0, "")
-        assert_one_line(infer(*asked), "certificate", "--cert")
+        arguments = (url, "--api", "kserve", "--model", "identity", "--ca", tmp_path / "ca")
+        result = infer(*arguments, "--cert", tmp_path / "me.cert", "--key", tmp_path / "me.key")
+        assert (result.status, result.err) == (0, "")
+        assert_one_line(infer(*arguments), "certificate", "--cert")
         plain = url.replace(f"{scheme}:", f"{scheme[:-1]}:")
-        assert_one_line(infer(plain, *asked[1:]), "closed the connection", f"write {url} if it speaks TLS")
-        assert_one_line(infer(*asked, "--cert", tmp_path / "me.cert"), "--cert: ", "key")
-        assert_one_line(infer(*asked, "--key", tmp_path / "me.key"), "--key", "--cert")
+        assert_one_line(infer(plain, *arguments[1:]), "closed the connection", f"write {url} if it speaks TLS")
+        assert_one_line(infer(*arguments, "--cert", tmp_path / "me.cert"), "--cert: ", "key")
+        assert_one_line(infer(*arguments, "--key", tmp_path / "me.key"), "--key", "--cert")
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -304,13 +304,13 @@ def test_without_inputs_they_are_generated(kserve: str) -> None:
 
 
 def test_an_image_gets_its_classes_with_the_servers_labels(kserve: str, picture: str) -> None:
-    said = infer(kserve, "--model", "scores", "--image", picture)
-    assert said.status == 0, said
-    assert "flat.png, 5×4 RGB to 2×2 RGB, NCHW, scaling inception" in said.out
-    lines = [line.split() for line in said.out.splitlines()]
-    place = next(n for n, words in enumerate(lines) if "classes:" in words)
-    assert [words[1:] for words in lines[place + 1 : place + 4]] == [["0", "anchor"], ["1", "barge"], ["2", "canoe"]]
-    assert lines[place + 1][0] == "1"
+    result = infer(kserve, "--model", "scores", "--image", picture)
+    assert result.status == 0, result
+    assert "flat.png, 5×4 RGB to 2×2 RGB, NCHW, scaling inception" in result.out
+    lines = [line.split() for line in result.out.splitlines()]
+    index = next(n for n, words in enumerate(lines) if "classes:" in words)
+    assert [words[1:] for words in lines[index + 1 : index + 4]] == [["0", "anchor"], ["1", "barge"], ["2", "canoe"]]
+    assert lines[index + 1][0] == "1"
     tree = in_json(kserve, "--model", "scores", "--image", picture, "--classes", "2", "--scaling", "none")
     best = tree["responses"][0]["classes"]["SCORES"][0]
     assert best == [{"score": 255, "index": 0, "label": "anchor"}, {"score": 128, "index": 1, "label": "barge"}]
@@ -319,10 +319,10 @@ def test_an_image_gets_its_classes_with_the_servers_labels(kserve: str, picture:
 def test_classes_are_found_by_the_client_if_not_by_the_server(tmp_path: Path, picture: str) -> None:
     (tmp_path / "labels").write_text("one\ntwo\nthree\n")
     with scripted(kserve_peers.over_http(classifies=False)) as url:
-        asked = (url, "--model", "scores", "--image", picture, "--scaling", "vgg")
-        plain = in_json(*asked)["responses"][0]
-        named = in_json(*asked, "--labels", tmp_path / "labels")["responses"][0]
-        values = in_json(*asked, "--classes", "0")["responses"][0]
+        arguments = (url, "--model", "scores", "--image", picture, "--scaling", "vgg")
+        plain = in_json(*arguments)["responses"][0]
+        named = in_json(*arguments, "--labels", tmp_path / "labels")["responses"][0]
+        values = in_json(*arguments, "--classes", "0")["responses"][0]
     assert [one["data"] for one in plain["outputs"]] == [[132, 11, -104]]
     assert [(one["index"], one["label"]) for one in plain["classes"]["SCORES"][0]] == [(0, ""), (1, ""), (2, "")]
     assert [one["label"] for one in named["classes"]["SCORES"][0]] == ["one", "two", "three"]
@@ -330,32 +330,32 @@ def test_classes_are_found_by_the_client_if_not_by_the_server(tmp_path: Path, pi
 
 
 def test_a_decoupled_model_is_streamed_and_all_responses_are_shown(kserve_grpc: str) -> None:
-    said = infer(kserve_grpc, "--model", "many", "--input", "N=3")
-    assert said.status == 0, said
-    assert "KServe v2 over gRPC, streamed" in said.out
-    assert [line.split()[-1] for line in said.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
+    result = infer(kserve_grpc, "--model", "many", "--input", "N=3")
+    assert result.status == 0, result
+    assert "KServe v2 over gRPC, streamed" in result.out
+    assert [line.split()[-1] for line in result.out.splitlines() if "SQUARE" in line] == ["[0]", "[1]", "[4]"]
     assert "no responses" in infer(kserve_grpc, "--model", "many", "--input", "0").out
 
 
 def test_a_stream_that_fails_shows_the_responses_before(kserve_grpc: str) -> None:
-    said = infer(kserve_grpc, "--model", "many", "--input", "2", "--parameter", "fail=true")
-    assert said.status == 2
-    assert said.out.count("SQUARE") == 2
-    assert "told to fail" in said.err and len(said.err.splitlines()) == 2
+    result = infer(kserve_grpc, "--model", "many", "--input", "2", "--parameter", "fail=true")
+    assert result.status == 2
+    assert result.out.count("SQUARE") == 2
+    assert "told to fail" in result.err and len(result.err.splitlines()) == 2
 
 
 def test_the_servers_own_time_by_its_header_trailer_or_statistics(kserve_grpc: str) -> None:
-    def told(url: str) -> dict[str, Any]:
+    def server_times(url: str) -> dict[str, Any]:
         found: dict[str, Any] = in_json(url, "--model", "pair", "--fill", "zeros")["timing"]["server"]
         return found
 
     with scripted(kserve_peers.over_http(timing=True)) as by_header:
-        header = told(by_header)
-    trailer = told(kserve_grpc)
+        header = server_times(by_header)
+    trailer = server_times(kserve_grpc)
     for found in (header, trailer):
         assert (found["queue"], found["compute"], found["source"]) == (0.00025, 0.0015, "its server-timing")
     with scripted(kserve_peers.over_http(statistics=True)) as by_statistics:
-        found = told(by_statistics)
+        found = server_times(by_statistics)
     assert (found["queue"], found["compute"], found["source"]) == (0.0001, 0.0003, "its statistics")
     with scripted(kserve_peers.over_http()) as silent:
         assert "server" not in in_json(silent, "--model", "pair", "--fill", "zeros")["timing"]
@@ -364,8 +364,8 @@ def test_the_servers_own_time_by_its_header_trailer_or_statistics(kserve_grpc: s
 def test_metadata_and_deadline_reach_a_grpc_server() -> None:
     seen: dict[str, Any] = {}
     with kserve_peers.over_grpc(seen) as url:
-        said = infer(url, "--model", "pair", "--header", "X-Own: 5", "--deadline", "20s")
-    assert said.status == 0, said
+        result = infer(url, "--model", "pair", "--header", "X-Own: 5", "--deadline", "20s")
+    assert result.status == 0, result
     assert seen["metadata"]["x-own"] == "5"
     assert 0 < seen["left"] <= 20
 
@@ -375,12 +375,12 @@ def test_metadata_and_deadline_reach_a_grpc_server() -> None:
 PROTO = """
 syntax = "proto3";
 package shop;
-message Ask { string name = 1; int32 count = 2; }
-message Told { string said = 1; }
+message Order { string name = 1; int32 count = 2; }
+message Greeting { string text = 1; }
 service Till {
-  rpc One(Ask) returns (Told);
-  rpc Many(Ask) returns (stream Told);
-  rpc Sum(stream Ask) returns (Told);
+  rpc One(Order) returns (Greeting);
+  rpc Many(Order) returns (stream Greeting);
+  rpc Sum(stream Order) returns (Greeting);
 }
 """
 
@@ -397,15 +397,15 @@ def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         pool.AddSerializedFile(file.SerializeToString())
 
     def one(request: Any, context: Any) -> Any:
-        if request.name == "nobody":
-            context.abort(grpc.StatusCode.NOT_FOUND, "nobody is there: «näh»")
-        return {"said": f"hello {request.name}"}
+        if request.name == "missing":
+            context.abort(grpc.StatusCode.NOT_FOUND, "name not found: «näh»")
+        return {"text": f"hello {request.name}"}
 
     def many(request: Any, context: Any) -> Any:
-        yield from ({"said": f"{request.name} {n}"} for n in range(request.count))
+        yield from ({"text": f"{request.name} {n}"} for n in range(request.count))
 
     def total(requests: Any, context: Any) -> Any:
-        return {"said": str(sum(request.count for request in requests))}
+        return {"text": str(sum(request.count for request in requests))}
 
     def handler(name: str, kind: Callable[..., Any], behave: Any) -> tuple[str, Any]:
         method = schema.method(f"shop.Till/{name}")
@@ -433,10 +433,10 @@ def till(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("method", "data", "expected"),
     [
-        ("shop.Till/One", '{"name": "Ada"}', [{"said": "hello Ada"}]),
-        ("shop.Till.One", "{}", [{"said": "hello "}]),
-        ("shop.Till/Many", '{"name": "n", "count": 3}', [{"said": f"n {n}"} for n in range(3)]),
-        ("shop.Till/Sum", '[{"count": 1}, {"count": 41}]', [{"said": "42"}]),
+        ("shop.Till/One", '{"name": "Ada"}', [{"text": "hello Ada"}]),
+        ("shop.Till.One", "{}", [{"text": "hello "}]),
+        ("shop.Till/Many", '{"name": "n", "count": 3}', [{"text": f"n {n}"} for n in range(3)]),
+        ("shop.Till/Sum", '[{"count": 1}, {"count": 41}]', [{"text": "42"}]),
     ],
 )
 def test_any_method_with_json(
@@ -449,10 +449,10 @@ def test_any_method_with_json(
 
 
 def test_a_methods_response_and_its_request_from_a_file(till: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "ask.json").write_text('{"name": "Bo"}')
-    said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.json")
-    assert ' {\n   "said": "hello Bo"\n }\n' in said.out
-    assert f" {till[0]} · shop.Till/One · gRPC\n" in said.out
+    (tmp_path / "order.json").write_text('{"name": "Bo"}')
+    result = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/order.json")
+    assert ' {\n   "text": "hello Bo"\n }\n' in result.out
+    assert f" {till[0]} · shop.Till/One · gRPC\n" in result.out
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_a_methods_response_and_its_request_from_a_file(till: tuple[str, str], t
         (("--method", "shop.Till/One", "--data", "[{}, {}]"), ("has 2 messages", "takes one")),
         (("--method", "shop.Till/One", "--data", "@/nowhere"), ("/nowhere",)),
         (("--method", "shop.Till/One", "--proto", "/nowhere.proto"), ("/nowhere.proto",)),
-        (("--method", "shop.Till/One", "--data", '{"name": "nobody"}'), ("nobody is there: «näh» (NOT_FOUND)",)),
+        (("--method", "shop.Till/One", "--data", '{"name": "missing"}'), ("name not found: «näh» (NOT_FOUND)",)),
         (("--method", "shop.Till/One", "--prompt", "x"), ("--prompt does not go with the API grpc",)),
     ],
 )
@@ -521,9 +521,9 @@ def test_wrong_requests_are_one_line(kserve: str, arguments: tuple[str, ...], wo
     ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    said = infer(*arguments)
-    assert_one_line(said, *words)
-    assert "server." not in said.err
+    result = infer(*arguments)
+    assert_one_line(result, *words)
+    assert "server." not in result.err
 
 
 def test_a_decoupled_model_over_http_or_without_a_stream(kserve_http: str, kserve_grpc: str) -> None:
@@ -536,26 +536,26 @@ def test_the_classifier_without_an_input_and_without_a_key() -> None:
     with serving(Settings(models=("classifier",), http=0, grpc=0, token="geheim")) as server:
         assert server.grpc is not None
         for url in (server.url, server.grpc):
-            asked = infer(url, "--api", "kserve", "--model", "classifier")
-            assert_one_line(asked, "the bearer token is missing", "give --api-key-env or --api-key-file")
-            said = infer(url, "--api", "kserve", "--header", "Authorization: Bearer geheim", "--model", "classifier")
-            assert (said.status, said.err) == (0, ""), said
-            assert "pixels" in said.out and "image" not in said.out
-        said = infer(server.grpc, "--method", "inference.GRPCInferenceService/ModelReady")
-        assert_one_line(said, "reflection", "give --api-key-env")
+            refused = infer(url, "--api", "kserve", "--model", "classifier")
+            assert_one_line(refused, "the bearer token is missing", "give --api-key-env or --api-key-file")
+            result = infer(url, "--api", "kserve", "--header", "Authorization: Bearer geheim", "--model", "classifier")
+            assert (result.status, result.err) == (0, ""), result
+            assert "pixels" in result.out and "image" not in result.out
+        result = infer(server.grpc, "--method", "inference.GRPCInferenceService/ModelReady")
+        assert_one_line(result, "reflection", "give --api-key-env")
 
 
 def test_a_text_behind_a_port_that_speaks_tls() -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with scripted(polite, context) as url:
-        said = infer(url.replace("https", "http"), "--prompt", "x", "--model", "m")
-    assert_one_line(said, "no response", f"write {url} if it speaks TLS")
+        result = infer(url.replace("https", "http"), "--prompt", "x", "--model", "m")
+    assert_one_line(result, "no response", f"write {url} if it speaks TLS")
 
 
 def test_a_deadline_that_passed_on_the_server(kserve_grpc: str) -> None:
-    said = infer(kserve_grpc, "--model", "pair", "--deadline", "10s", "--parameter", "late=true")
-    assert_one_line(said, "too late (DEADLINE_EXCEEDED)", "raise --deadline")
+    result = infer(kserve_grpc, "--model", "pair", "--deadline", "10s", "--parameter", "late=true")
+    assert_one_line(result, "too late (DEADLINE_EXCEEDED)", "raise --deadline")
 
 
 def test_waiting_ends_with_the_timeout() -> None:
@@ -564,8 +564,8 @@ def test_waiting_ends_with_the_timeout() -> None:
         client.request()
 
     with scripted(script) as url:
-        said = infer(url, "--prompt", "x", "--model", "m", "--timeout", "100ms")
-    assert_one_line(said, "did not respond within 100 ms", "--timeout")
+        result = infer(url, "--prompt", "x", "--model", "m", "--timeout", "100ms")
+    assert_one_line(result, "did not respond within 100 ms", "--timeout")
 
 
 def test_an_http_server_behind_grpc_and_the_other_way_round(
@@ -613,23 +613,23 @@ def test_a_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
 
     with scripted(script) as url:
-        said = infer(url, "--prompt", "x", "--model", "m", "--api-key-env", "SOME_KEY")
-    assert_one_line(said, "refused: Bearer (removed) (403)")
+        result = infer(url, "--prompt", "x", "--model", "m", "--api-key-env", "SOME_KEY")
+    assert_one_line(result, "refused: Bearer (removed) (403)")
 
 
 def test_help_teaches_by_example() -> None:
-    said = infer("--help")
-    for word in ("--prompt", "--image cat.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
-        assert word in said.out
-    assert max(map(len, said.out.splitlines())) <= 100
+    result = infer("--help")
+    for word in ("--prompt", "--image shapes.jpg", "--input A=@a.npy", "--method pkg.Svc/Do", "Exit status"):
+        assert word in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
 
 
 # --- advice in this command's own words ------------------------------------------------------------------------------
 
 
 def test_an_unknown_scheme_is_an_error_before_anything_else() -> None:
-    said = infer("ftp://127.0.0.1:8001", "--model", "m")
-    assert_one_line(said, "URL: 'ftp://127.0.0.1:8001' does not start with a known scheme", "grpc://HOST:PORT")
+    result = infer("ftp://127.0.0.1:8001", "--model", "m")
+    assert_one_line(result, "URL: 'ftp://127.0.0.1:8001' does not start with a known scheme", "grpc://HOST:PORT")
 
 
 def test_a_url_without_a_scheme_is_tried_as_http_and_as_grpc(sim: str, kserve_grpc: str) -> None:
@@ -641,17 +641,17 @@ def test_a_url_without_a_scheme_is_tried_as_http_and_as_grpc(sim: str, kserve_gr
 
 def test_a_file_that_is_not_a_descriptor_set_is_named(till: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text("print('hello')\n")
-    said = infer(till[0], "--method", "shop.Till/One", "--proto", tmp_path / "server.py")
-    assert_one_line(said, f"--proto: {tmp_path}/server.py is not a descriptor set", "give a .proto file")
+    result = infer(till[0], "--method", "shop.Till/One", "--proto", tmp_path / "server.py")
+    assert_one_line(result, f"--proto: {tmp_path}/server.py is not a descriptor set", "give a .proto file")
 
 
 def test_an_encoded_message_from_a_file_is_sent_unchanged(till: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "ask.bin").write_bytes(b"\x0a\x03Ada")
+    (tmp_path / "order.bin").write_bytes(b"\x0a\x03Ada")
     (tmp_path / "broken.bin").write_bytes(b"\x0a\x09Ada")
-    tree = in_json(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/ask.bin")
-    assert [one["message"] for one in tree["messages"]] == [{"said": "hello Ada"}]
-    said = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/broken.bin")
-    assert_one_line(said, "5 bytes are not a valid shop.Ask")
+    tree = in_json(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/order.bin")
+    assert [one["message"] for one in tree["messages"]] == [{"text": "hello Ada"}]
+    result = infer(till[0], "--method", "shop.Till/One", "--data", f"@{tmp_path}/broken.bin")
+    assert_one_line(result, "5 bytes are not a valid shop.Order")
 
 
 def test_a_grpc_service_that_is_not_kserve_leads_to_the_method_flag(till: tuple[str, str]) -> None:
@@ -668,14 +668,14 @@ def identity() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_missing_version_names_the_flag(identity: dict[str, str], protocol: str) -> None:
-    said = infer(identity[protocol], "--api", "kserve", "--model", "identity", "--version", "9")
-    assert_one_line(said, "check --version: the server has 1")
+    result = infer(identity[protocol], "--api", "kserve", "--model", "identity", "--version", "9")
+    assert_one_line(result, "check --version: the server has 1")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_shape_that_is_too_large_is_one_line(identity: dict[str, str], protocol: str) -> None:
-    said = infer(identity[protocol], "--model", "identity", "--shape", "1,99999999999999")
-    assert_one_line(said, "--shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
+    result = infer(identity[protocol], "--model", "identity", "--shape", "1,99999999999999")
+    assert_one_line(result, "--shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
 
 
 @pytest.mark.parametrize(
@@ -691,8 +691,8 @@ def test_a_shape_that_is_too_large_for_a_run_is_one_line(
 ) -> None:
     given = ["server.api=kserve", "data.shape={INPUT0: [1, 99999999999999]}", f"server.shared_memory={shared}"]
     settings = [word for one in [*given, f"output={tmp_path}/runs"] for word in ("--set", one)]
-    said = cli("run", identity[protocol], "--model", "identity", "--requests", "1", "-q", *settings)
-    assert_one_line(said, f"data.shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB; {limit}", "use a smaller shape")
+    result = cli("run", identity[protocol], "--model", "identity", "--requests", "1", "-q", *settings)
+    assert_one_line(result, f"data.shape: INPUT0: FP32 [1, 99999999999999] is 364 TiB; {limit}", "use a smaller shape")
     assert not (tmp_path / "runs").exists()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import kserve_peers
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 
 from inferometer.probe import roundtrip
 from inferometer.units import NS
@@ -25,35 +25,35 @@ def unaware(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
-def infer(url: str, *arguments: str) -> Said:
+def infer(url: str, *arguments: str) -> Result:
     return cli("infer", url, *arguments, "--timeout", "30s")
 
 
 def test_tensors(unaware: str) -> None:
-    said = infer(unaware, "--model", "pair", "--parameter", "never=true", "--deadline", "100ms")
-    assert_one_line(said, PASSED, REMEDY)
+    result = infer(unaware, "--model", "pair", "--parameter", "never=true", "--deadline", "100ms")
+    assert_one_line(result, PASSED, REMEDY)
 
 
 def test_a_method(unaware: str) -> None:
     proto = str(protobuf.BUNDLED / "kserve.binpb")
-    said = infer(unaware, "--method", METHOD, "--proto", proto, "--data", NEVER, "--deadline", "100ms")
-    assert_one_line(said, PASSED, REMEDY)
+    result = infer(unaware, "--method", METHOD, "--proto", proto, "--data", NEVER, "--deadline", "100ms")
+    assert_one_line(result, PASSED, REMEDY)
 
 
 def test_a_stream_that_stops_shows_what_arrived(unaware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's clock is past the deadline when all three responses have arrived."""
-    told, now, ahead = roundtrip._decoded, roundtrip.now, 0
+    decode, now, ahead = roundtrip._decoded, roundtrip.now, 0
 
-    def tell(event: Any, answer: Any) -> Any:
+    def tell(event: Any, response: Any) -> Any:
         nonlocal ahead
-        events = told(event, answer)
-        if answer.count == 3:
+        events = decode(event, response)
+        if response.count == 3:
             ahead = 100 * NS
         return events
 
     monkeypatch.setattr(roundtrip, "_decoded", tell)
     monkeypatch.setattr(roundtrip, "now", lambda: now() + ahead)
-    said = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
-    assert said.status == 2
-    assert said.out.count("SQUARE") == 3
-    assert "the deadline of 50 s passed before the response was complete" in said.err and REMEDY in said.err
+    result = infer(unaware, "--model", "many", "--input", "3", "--parameter", "never=true", "--deadline", "50s")
+    assert result.status == 2
+    assert result.out.count("SQUARE") == 3
+    assert "the deadline of 50 s passed before the response was complete" in result.err and REMEDY in result.err

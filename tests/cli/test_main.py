@@ -23,21 +23,21 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_names_every_command_and_the_exit_statuses(flag: str) -> None:
-    said = cli(flag)
-    assert said.status == 0
-    assert all(name in said.out for name in COMMANDS)
-    assert "Exit status: 0" in said.out
-    assert max(len(line) for line in said.out.splitlines()) <= 100
+    result = cli(flag)
+    assert result.status == 0
+    assert all(name in result.out for name in COMMANDS)
+    assert "Exit status: 0" in result.out
+    assert max(len(line) for line in result.out.splitlines()) <= 100
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = cli(name, "--help")
-    assert said.status == 0
-    assert said.out.startswith(f"Usage: inferometer {name}")
-    assert "--help" in said.out
-    assert [line for line in said.out.splitlines() if len(line) > 80] == []
+    result = cli(name, "--help")
+    assert result.status == 0
+    assert result.out.startswith(f"Usage: inferometer {name}")
+    assert "--help" in result.out
+    assert [line for line in result.out.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], *([name, "--help"] for name in LIGHT)])
@@ -53,11 +53,11 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["run"], ["run", "x", "--rate", "fast"], ["report"]])
 def test_a_wrong_command_line_has_no_traceback_and_exits_with_2(arguments: list[str]) -> None:
-    said = cli(*arguments)
-    assert said.status == 2
-    assert "Error: " in said.err
-    assert "Traceback" not in said.err
-    assert said.out == ""
+    result = cli(*arguments)
+    assert result.status == 2
+    assert "Error: " in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
 
 
 def test_an_unknown_command_names_the_nearest_or_all() -> None:
@@ -81,21 +81,21 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_bug_exits_with_3_and_names_the_file_with_the_traceback(broken: Path) -> None:
-    said = cli("report", "x")
+    result = cli("report", "x")
     (log,) = broken.glob("inferometer-*.log")
-    assert said.status == INTERNAL_ERROR == 3
-    first, second = said.err.splitlines()
+    assert result.status == INTERNAL_ERROR == 3
+    first, second = result.err.splitlines()
     assert first == f"inferometer: internal error: ValueError: no such thing; the traceback is in {log}"
     assert second == "  next: this is a bug in inferometer: please report it with that file"
     assert "Traceback" in log.read_text() and "in open_run" in log.read_text()
     assert log.stat().st_mode & 0o077 == 0, "only the user can read it"
 
 
-def test_a_bug_without_a_place_for_the_log(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_when_the_log_cannot_be_written(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(broken / "none"))
-    said = cli("report", "x")
-    assert said.status == 3
-    assert said.err.splitlines()[0] == "inferometer: internal error: ValueError: no such thing"
+    result = cli("report", "x")
+    assert result.status == 3
+    assert result.err.splitlines()[0] == "inferometer: internal error: ValueError: no such thing"
 
 
 def test_debug_shows_the_traceback(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:

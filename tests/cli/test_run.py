@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import trustme
 import yaml
-from command import Said, assert_one_line, cli
-from helpers import STREAM, Client, polite, scripted
-from helpers import http_response as answer
+from command import Result, assert_one_line, cli
+from helpers import STREAM, Client, http_response, polite, scripted
 from kserve_peers import over_http
 
 from inferometer.serve.background import running
@@ -32,7 +31,7 @@ def sim() -> Iterator[str]:
         yield url
 
 
-def run(folder: Path, source: str | Path, *more: str | Path) -> Said:
+def run(folder: Path, source: str | Path, *more: str | Path) -> Result:
     return cli("run", source, *FEW, "--set", f"output={folder}", *more)
 
 
@@ -44,7 +43,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def test_a_url_is_enough_for_a_valid_run(tmp_path: Path, sim: str) -> None:
-    said = run(
+    result = run(
         tmp_path,
         sim,
         "--set",
@@ -54,17 +53,17 @@ def test_a_url_is_enough_for_a_valid_run(tmp_path: Path, sim: str) -> None:
         "--set",
         "server.stream=false",
     )
-    assert said.status == 0, said.out
-    assert "VALID" in said.out
-    assert "· sim ·" in said.out
-    assert str(runs(tmp_path)[0]) in said.out
-    assert max(len(line) for line in said.out.splitlines()) <= 100
+    assert result.status == 0, result.out
+    assert "VALID" in result.out
+    assert "· sim ·" in result.out
+    assert str(runs(tmp_path)[0]) in result.out
+    assert max(len(line) for line in result.out.splitlines()) <= 100
 
 
 def test_the_report_can_be_printed_again_byte_for_byte(tmp_path: Path, sim: str) -> None:
-    said = run(tmp_path, sim, "--explain")
+    result = run(tmp_path, sim, "--explain")
     for folder in (*runs(tmp_path), tmp_path / "LATEST"):
-        assert cli("report", folder, "--explain").out == said.out
+        assert cli("report", folder, "--explain").out == result.out
 
 
 def test_a_url_without_a_scheme_is_stored_with_the_one_that_was_found(tmp_path: Path, sim: str) -> None:
@@ -75,30 +74,30 @@ def test_a_url_without_a_scheme_is_stored_with_the_one_that_was_found(tmp_path: 
 
 def test_a_setting_that_fails_later_is_named_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "bench.yaml").write_text("server: {url: 'https://127.0.0.1:1', tls: {ca: /nowhere}}\n")
-    said = cli("run", tmp_path / "bench.yaml")
-    assert_one_line(said, f"{tmp_path}/bench.yaml: server.tls.ca: /nowhere is not a readable PEM file")
+    result = cli("run", tmp_path / "bench.yaml")
+    assert_one_line(result, f"{tmp_path}/bench.yaml: server.tls.ca: /nowhere is not a readable PEM file")
 
 
 def test_an_invalid_run_exits_with_1(tmp_path: Path, sim: str) -> None:
-    said = run(tmp_path, sim, "--model", "nonsense")
-    assert said.status == 1
-    assert "INVALID" in said.out
-    assert "http_404" in said.out
+    result = run(tmp_path, sim, "--model", "nonsense")
+    assert result.status == 1
+    assert "INVALID" in result.out
+    assert "http_404" in result.out
     assert cli("report", tmp_path / "LATEST").status == 1
 
 
 def test_json_on_standard_output_is_summary_json_and_nothing_else(tmp_path: Path, sim: str) -> None:
-    said = run(tmp_path, sim, "--json", "-")
-    tree = json.loads(said.out)
+    result = run(tmp_path, sim, "--json", "-")
+    tree = json.loads(result.out)
     assert tree["schema"] == 1
     assert tree["counts"]["ok"] == 3
-    assert said.out.encode() == (runs(tmp_path)[0] / "summary.json").read_bytes()
-    assert cli("report", tmp_path / "LATEST", "--json", "-").out == said.out
+    assert result.out.encode() == (runs(tmp_path)[0] / "summary.json").read_bytes()
+    assert cli("report", tmp_path / "LATEST", "--json", "-").out == result.out
 
 
 def test_json_and_csv_go_to_files_and_the_report_is_printed(tmp_path: Path, sim: str) -> None:
-    said = run(tmp_path, sim, "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv")
-    assert "requests/s" in said.out
+    result = run(tmp_path, sim, "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv")
+    assert "requests/s" in result.out
     assert json.loads((tmp_path / "out.json").read_bytes())["counts"]["ok"] == 3
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
     assert [row["n_out"] for row in rows] == ["2"] * 3
@@ -106,9 +105,9 @@ def test_json_and_csv_go_to_files_and_the_report_is_printed(tmp_path: Path, sim:
 
 
 def test_without_a_terminal_progress_is_plain_lines_on_standard_error(tmp_path: Path, sim: str) -> None:
-    said = run(tmp_path, sim)
-    assert said.err.startswith(f"{sim} · sim · closed loop, 1 in flight")
-    assert "\x1b" not in said.out + said.err
+    result = run(tmp_path, sim)
+    assert result.err.startswith(f"{sim} · sim · closed loop, 1 in flight")
+    assert "\x1b" not in result.out + result.err
     assert run(tmp_path, sim, "--quiet").err == ""
 
 
@@ -120,22 +119,22 @@ def test_options_override_the_file(tmp_path: Path, sim: str) -> None:
         "data": {"input": 9},
     }
     path.write_text(yaml.safe_dump(tree))
-    said = cli(
+    result = cli(
         "run", path, "--requests", "4", "--output", "3", "--json", "-", "--set", f"output={tmp_path / 'runs'}",
         "--set", "client.processes=0",
     )  # fmt: skip
-    found = json.loads(said.out)
+    found = json.loads(result.out)
     assert found["counts"]["ok"] == 4
     assert found["metrics"]["input_tokens"]["mean"] >= 9
     assert found["metrics"]["output_tokens"]["mean"] == 3
 
 
 def test_rate_makes_it_an_open_loop(tmp_path: Path, sim: str) -> None:
-    said = cli(
+    result = cli(
         "run", sim, "--rate", "200", "--requests", "10", "--prompt", "a", "--prompt", "b", "--json", "-",
         "--set", f"output={tmp_path}", "--set", "client.processes=0",
     )  # fmt: skip
-    assert json.loads(said.out)["counts"]["ok"] == 10
+    assert json.loads(result.out)["counts"]["ok"] == 10
     assert json.loads((tmp_path / "LATEST" / "manifest.json").read_bytes())["plan"][0]["type"] == "poisson"
 
 
@@ -145,25 +144,25 @@ def test_requests_from_a_jsonl_file(tmp_path: Path) -> None:
     def script(client: Client) -> None:
         while request := client.request():
             seen.append(json.loads(request[2]))
-            client.send(answer())
+            client.send(http_response())
 
     lines = tmp_path / "asks.jsonl"
     lines.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}], "output": 7}\n')
     with scripted(script) as url:
-        said = cli(
+        result = cli(
             "run", url, "--model", "m", "--requests", "2", "--concurrency", "1", "--set", "data={type: jsonl}",
             "--set", f"data.path={lines}", "--set", f"output={tmp_path / 'runs'}", "--set", "client.processes=0",
         )  # fmt: skip
-    assert said.status in (0, 1), said
-    assert [(ask["messages"][0]["content"], ask["max_tokens"]) for ask in seen] == [("one", 128), ("two", 7)]  # type: ignore[index]
+    assert result.status in (0, 1), result
+    assert [(body["messages"][0]["content"], body["max_tokens"]) for body in seen] == [("one", 128), ("two", 7)]  # type: ignore[index]
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_are_not_for_tensors() -> None:
-    said = cli("run", "grpc://127.0.0.1:1", "--input", "20")
-    assert said.status == 2 and "--input and --output are tokens" in said.err
+    result = cli("run", "grpc://127.0.0.1:1", "--input", "20")
+    assert result.status == 2 and "--input and --output are tokens" in result.err
 
 
 def no_run_left(folder: Path) -> bool:
@@ -201,8 +200,8 @@ def no_run_left(folder: Path) -> bool:
 def test_bad_arguments_are_one_line(
     tmp_path: Path, sim: str, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    said = cli("run", sim, "--set", f"output={tmp_path}", "--set", "client.processes=0", *arguments)
-    assert_one_line(said, *words)
+    result = cli("run", sim, "--set", f"output={tmp_path}", "--set", "client.processes=0", *arguments)
+    assert_one_line(result, *words)
     assert no_run_left(tmp_path)
 
 
@@ -224,9 +223,9 @@ def test_bad_arguments_are_one_line(
     ],
 )
 def test_bad_sources_are_one_line(tmp_path: Path, source: str, words: tuple[str, ...]) -> None:
-    said = cli("run", source, "--set", f"output={tmp_path}")
-    assert_one_line(said, *words)
-    assert "geheim" not in said.err
+    result = cli("run", source, "--set", f"output={tmp_path}")
+    assert_one_line(result, *words)
+    assert "geheim" not in result.err
     assert no_run_left(tmp_path)
 
 
@@ -273,10 +272,10 @@ PAGE = b"<!doctype html><h1>It works!</h1>"
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (answer(PAGE), ("a web page", "--model")),
-        (answer(b'{"object": "list"}'), ("not OpenAI's JSON",)),
-        (answer(b'{"data": []}'), ("does not list any model",)),
-        (answer(b'{"data": [5]}'), ("not OpenAI's JSON",)),
+        (http_response(PAGE), ("a web page", "--model")),
+        (http_response(b'{"object": "list"}'), ("not OpenAI's JSON",)),
+        (http_response(b'{"data": []}'), ("does not list any model",)),
+        (http_response(b'{"data": [5]}'), ("not OpenAI's JSON",)),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", ("requires an API key", "api_key_env")),
         (
             b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nout of it",
@@ -315,9 +314,9 @@ def test_the_remedy_does_not_mention_the_model_when_that_would_not_help(
     tmp_path: Path, path: str, data: bytes, words: str
 ) -> None:
     with scripted(always(data) if data else lambda client: None) as url:
-        said = run(tmp_path, url + path)
-    assert_one_line(said, words)
-    assert "model" not in said.err.replace("/v1/models", "")
+        result = run(tmp_path, url + path)
+    assert_one_line(result, words)
+    assert "model" not in result.err.replace("/v1/models", "")
 
 
 def test_the_remedy_mentions_the_model_when_the_server_lists_none(tmp_path: Path) -> None:
@@ -329,16 +328,16 @@ def test_the_remedy_mentions_the_model_when_the_server_lists_none(tmp_path: Path
 
 def test_a_bad_output_folder_names_the_setting(tmp_path: Path, sim: str) -> None:
     (tmp_path / "file").write_text("")
-    said = cli("run", sim, "--requests", "1", "--set", f"output={tmp_path}/file/runs")
-    assert_one_line(said, "not a folder", "--set output=DIR")
+    result = cli("run", sim, "--requests", "1", "--set", f"output={tmp_path}/file/runs")
+    assert_one_line(result, "not a folder", "--set output=DIR")
 
 
 def test_a_web_page_is_a_report_with_failures_when_the_model_was_named(tmp_path: Path) -> None:
-    with scripted(always(answer(PAGE))) as url:
-        said = run(tmp_path, url, "--model", "m")
-    assert said.status == 1
-    assert "not_json" in said.out
-    assert "It works!" in said.out
+    with scripted(always(http_response(PAGE))) as url:
+        result = run(tmp_path, url, "--model", "m")
+    assert result.status == 1
+    assert "not_json" in result.out
+    assert "It works!" in result.out
 
 
 def test_an_untrusted_certificate_is_one_line(tmp_path: Path) -> None:
@@ -350,12 +349,12 @@ def test_an_untrusted_certificate_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: Path) -> None:
-    """Its queue of connections is full after the look: those of the run are not answered, within timeouts.connect."""
+    """Its connection queue is full after the probe: the connections of the run do not open within timeouts.connect."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        said = run(
+        result = run(
             tmp_path,
             url,
             "--model",
@@ -368,7 +367,7 @@ def test_a_server_that_accepts_one_connection_does_not_hang_the_start(tmp_path: 
             "server.timeouts.connect=300ms",
             "-q",
         )
-    assert_one_line(said, url)
+    assert_one_line(result, url)
     assert no_run_left(tmp_path)
 
 
@@ -396,7 +395,7 @@ def echoing(client: Client) -> None:
         _, headers, body = request
         count += 1
         if count % 2:
-            client.send(answer(STREAM))
+            client.send(http_response(STREAM))
         else:
             text = json.dumps({"error": {"message": f"refused: {headers} {body.decode()}"}}).encode()
             client.send(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
@@ -415,19 +414,19 @@ def test_no_secret_is_in_any_file_or_on_the_screen(
         f"client.processes={processes}",
     )  # fmt: skip
     with scripted(echoing) as url:
-        said = cli(
+        result = cli(
             "run", url.replace("//", f"//someone:{PASSWORD}@"), "--model", "m", "--requests", "4", "--concurrency", "1",
             "--prompt", "hi", "--json", tmp_path / "out.json", "--csv", tmp_path / "out.csv", "--explain",
             *(part for setting in settings for part in ("--set", setting)),
         )  # fmt: skip
-    assert said.status == 1, said
+    assert result.status == 1, result
     again = cli("report", tmp_path / "runs" / "LATEST", "--explain")
-    places = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"}
-    assert len(places) >= 7
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"}
+    assert len(files) >= 7
     for secret in SECRETS:
-        for text in (said.out, said.err, again.out, again.err):
+        for text in (result.out, result.err, again.out, again.err):
             assert secret not in text
-        for path, data in places.items():
+        for path, data in files.items():
             assert secret.encode() not in data, path
     messages = str(pq.read_table(tmp_path / "runs" / "LATEST" / "requests.parquet")["message"].to_pylist())
     assert "refused" in messages
@@ -447,35 +446,35 @@ def test_no_secret_is_on_the_screen_when_the_server_refuses_before_the_run(
 
     data = ("--set", "data.type=tensors", "--set", "server.model=m") if api == "kserve" else ("--prompt", "hi")
     with scripted(refusing) as url:
-        said = cli(
+        result = cli(
             "run", url, "--requests", "4", "--concurrency", "1", "--set", f"output={tmp_path / 'runs'}",
             "--set", f"server.api={api}", "--set", "server.api_key_env=SOME_KEY", *data,
         )  # fmt: skip
-    assert said.status == 2, said
-    assert "refused" in said.err
-    assert KEY not in said.err + said.out
+    assert result.status == 2, result
+    assert "refused" in result.err
+    assert KEY not in result.err + result.out
 
 
 def test_a_parameter_with_the_name_of_a_secret_is_in_no_file(tmp_path: Path) -> None:
     with scripted(over_http()) as url:
-        said = cli(
+        result = cli(
             "run", url, "--model", "pair", "--requests", "4", "--concurrency", "1", "--set", "server.api=kserve",
             "--set", "data.type=tensors", "--set", f"server.parameters={{api_key: {FIELD}, priority: 1}}",
             "--set", f"output={tmp_path / 'runs'}",
         )  # fmt: skip
-    assert said.status in (0, 1), said
-    places = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert any(b"priority" in data for data in places.values())
-    assert not [path for path, data in places.items() if FIELD.encode() in data]
+    assert result.status in (0, 1), result
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(b"priority" in data for data in files.values())
+    assert not [path for path, data in files.items() if FIELD.encode() in data]
 
 
 def test_an_unknown_output_is_an_error_before_the_run(tmp_path: Path) -> None:
     with scripted(over_http()) as url:
-        said = cli(
+        result = cli(
             "run", url, "--model", "pair", "--requests", "4", "--set", "server.api=kserve",
             "--set", "server.outputs=[SIM]", "--set", f"output={tmp_path / 'runs'}",
         )  # fmt: skip
-    assert_one_line(said, "no output 'SIM'", "did you mean SUM?")
+    assert_one_line(result, "no output 'SIM'", "did you mean SUM?")
 
 
 def test_the_given_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,14 +490,16 @@ def test_the_given_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("text", ["", "  \n", "two\nlines", "schl\u00fcssel"])
 def test_an_impossible_key_is_one_line_without_the_key(tmp_path: Path, sim: str, text: str) -> None:
     (tmp_path / "key").write_text(text)
-    said = run(tmp_path, sim, "--set", f"server.api_key_file={tmp_path / 'key'}")
-    assert_one_line(said)
-    assert not text.strip() or text not in said.err
+    result = run(tmp_path, sim, "--set", f"server.api_key_file={tmp_path / 'key'}")
+    assert_one_line(result)
+    assert not text.strip() or text not in result.err
 
 
 def test_a_secret_of_the_wrong_type_is_not_repeated(tmp_path: Path, sim: str) -> None:
-    assert_one_line(said := run(tmp_path, sim, "--set", f"server.headers={{Authorization: [{KEY}]}}"), "server.headers")
-    assert KEY not in said.err
+    assert_one_line(
+        result := run(tmp_path, sim, "--set", f"server.headers={{Authorization: [{KEY}]}}"), "server.headers"
+    )
+    assert KEY not in result.err
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -526,11 +527,11 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, sim: str) -> 
 
 def test_a_range_is_a_stage_for_each_value(tmp_path: Path, sim: str) -> None:
     common = ("--prompt", "hello", "--output", "2", "--set", "client.processes=0", "--set", f"output={tmp_path}")
-    said = cli("run", sim, "--concurrency", "1:3:2", "--requests", "4", *common, "--perf-csv", "-")
-    assert [line.split(",")[0] for line in said.out.splitlines()] == ["Concurrency", "1", "3"]
-    said = cli("run", sim, "--rate", "100:200:100", "--requests", "4", *common)
-    assert "100/s " in said.out and "200/s " in said.out
-    assert cli("report", tmp_path / "LATEST").out == said.out
+    result = cli("run", sim, "--concurrency", "1:3:2", "--requests", "4", *common, "--perf-csv", "-")
+    assert [line.split(",")[0] for line in result.out.splitlines()] == ["Concurrency", "1", "3"]
+    result = cli("run", sim, "--rate", "100:200:100", "--requests", "4", *common)
+    assert "100/s " in result.out and "200/s " in result.out
+    assert cli("report", tmp_path / "LATEST").out == result.out
 
 
 @pytest.mark.parametrize(
@@ -543,6 +544,6 @@ def test_a_bad_range_is_one_line(flag: str, text: str, word: str) -> None:
 
 @pytest.mark.parametrize(("flag", "word"), [("--concurrency", "whole number"), ("--rate", "number")])
 def test_neither_a_number_nor_a_range_is_an_error(flag: str, word: str) -> None:
-    said = cli("run", "http://127.0.0.1:1", flag, "many")
-    assert said.status == 2
-    assert f"'many' is neither a {word} nor a range" in said.err
+    result = cli("run", "http://127.0.0.1:1", flag, "many")
+    assert result.status == 2
+    assert f"'many' is neither a {word} nor a range" in result.err

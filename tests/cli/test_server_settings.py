@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 
 from inferometer.serve.background import Running, serving
 from inferometer.serve.settings import Settings, Tls
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None)
     monkeypatch.chdir(tmp_path)
 
 
-def triton(url: str, *more: str) -> Said:
+def triton(url: str, *more: str) -> Result:
     return cli("triton", "-m", "identity", "-u", url, "-c", "5", "-w", "0", *more)
 
 
@@ -49,23 +49,23 @@ def keys(files: dict[str, str], *names: str) -> list[str]:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_triton_sends_certificate_and_token(closed: Running, files: dict[str, str], protocol: str) -> None:
     url = closed.grpc if protocol == "grpc" else closed.url
-    said = triton(url, *keys(files, "tls.ca", "tls.cert", "api_key_file"))
-    assert said.status in (0, 1), said
-    assert said.out.startswith("Throughput: ")
+    result = triton(url, *keys(files, "tls.ca", "tls.cert", "api_key_file"))
+    assert result.status in (0, 1), result
+    assert result.out.startswith("Throughput: ")
     assert_one_line(triton(url, *keys(files, "tls.ca", "tls.cert")), "server.api_key_file")
     assert_one_line(triton(url, *keys(files, "tls.cert", "api_key_file")), "server.tls.ca")
     assert triton(url, *keys(files, "tls.ca", "api_key_file")).status == 2
 
 
 def test_all_protocols_send_certificate_and_token(closed: Running, files: dict[str, str], tmp_path: Path) -> None:
-    said = cli(
+    result = cli(
         "compare-protocols", closed.url, "--grpc", closed.grpc, "--sizes", "40", "--requests", "3", "--json", "-",
         "--out", tmp_path, *keys(files, "tls.ca", "tls.cert", "api_key_file"),
     )  # fmt: skip
-    assert said.status in (0, 1), said
-    assert [cell["ok"] for cell in json.loads(said.out)["cells"]] == [3] * 4
+    assert result.status in (0, 1), result
+    assert [cell["ok"] for cell in json.loads(result.out)["cells"]] == [3] * 4
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert stored and TOKEN.encode() not in stored and TOKEN not in said.out + said.err
+    assert stored and TOKEN.encode() not in stored and TOKEN not in result.out + result.err
 
 
 @pytest.mark.parametrize("command", [("triton", "-m", "identity"), ("compare-protocols",)], ids=lambda given: given[0])

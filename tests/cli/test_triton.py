@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 from helpers import Client, scripted
 
 from inferometer import conduct, triton_client
@@ -34,11 +34,11 @@ class Model:
     def serve(self, client: Client) -> None:
         while request := client.request():
             first, headers, body = request
-            status, tree = self._answer(first.split()[1], headers, body)
+            status, tree = self._respond(first.split()[1], headers, body)
             content = json.dumps(tree).encode() if tree is not None else b""
             client.send(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
 
-    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+    def _respond(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
         if path.endswith(("/live", "/ready")):
             return 200, None
         if path == "/v2":
@@ -79,7 +79,7 @@ def url(served: str, in_this_process: None) -> str:
     return served
 
 
-def triton(url: str, *more: str | Path) -> Said:
+def triton(url: str, *more: str | Path) -> Result:
     return cli("triton", "-m", "m", "-u", url, "-c", "12", "-w", "5", *more)
 
 
@@ -108,36 +108,36 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("valid")
 def test_the_output_is_that_of_the_simple_client(served: str, model: Model) -> None:
-    said = triton(served)
-    assert said.status == 0, said.err
+    result = triton(served)
+    assert result.status == 0, result.err
     number = r"\d+\.\d\d ms\n"
     assert re.fullmatch(
         rf"Throughput: \d+\.\d infer/sec\nLatencies:\n    Avg: {number}    p50: {number}    p90: {number}    p95: {number}    p99: {number}",
-        said.out,
-    ), said.out
-    assert said.err == ""
+        result.out,
+    ), result.out
+    assert result.err == ""
     assert len(model.seen) == 17
 
 
 def test_warm_up_requests_do_not_count_and_records_are_stored(url: str, tmp_path: Path) -> None:
-    said = triton(url)
+    result = triton(url)
     run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
     assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
-    assert said.out == triton_client.text(summary)
+    assert result.out == triton_client.text(summary)
     rows = run.records.rows
     counted = rows[run.records.phase == 1]
     span = (counted["done"].max() - counted["intended"].min()) / 1e9
-    assert f"Throughput: {12 / span:.1f} infer/sec" in said.out
+    assert f"Throughput: {12 / span:.1f} infer/sec" in result.out
 
 
 def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path) -> None:
-    said = triton(url, "--csv", tmp_path / "out.csv")
+    result = triton(url, "--csv", tmp_path / "out.csv")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "Concurrency,Inferences/Second,p50 latency,p90 latency,p95 latency,p99 latency"
     (line,) = csv.DictReader(lines)
     assert line["Concurrency"] == "1"
-    assert f"Throughput: {line['Inferences/Second']} infer/sec" in said.out
-    printed = re.search(r"p50: (.*) ms", said.out)
+    assert f"Throughput: {line['Inferences/Second']} infer/sec" in result.out
+    printed = re.search(r"p50: (.*) ms", result.out)
     assert printed is not None
     assert float(printed[1]) == pytest.approx(int(line["p50 latency"]) / 1000, abs=0.006)
     assert int(line["p99 latency"]) >= 10_000
@@ -159,27 +159,27 @@ def test_zeros_of_the_shape_for_a_model_that_takes_no_batches(url: str, model: M
 
 @pytest.mark.usefixtures("valid")
 def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_path: Path) -> None:
-    said = triton(url.removeprefix("http://"), "-v", "-i", "HTTP")
-    assert said.status == 0, said.err
-    assert said.out.startswith("Throughput: ") and len(said.out.splitlines()) == 7
+    result = triton(url.removeprefix("http://"), "-v", "-i", "HTTP")
+    assert result.status == 0, result.err
+    assert result.out.startswith("Throughput: ") and len(result.out.splitlines()) == 7
     (folder,) = (tmp_path / "runs").glob("2*")
-    assert " VALID " in said.err and str(folder) in said.err
+    assert " VALID " in result.err and str(folder) in result.err
 
 
 def test_an_invalid_run_exits_with_1_and_its_reasons_go_to_standard_error(url: str, model: Model) -> None:
     model.fails_from = 10
-    said = triton(url)
-    assert said.status == 1
-    assert said.out.startswith("Throughput: ")
-    assert said.err.startswith("inferometer: INVALID\n") and "failures: " in said.err
+    result = triton(url)
+    assert result.status == 1
+    assert result.out.startswith("Throughput: ")
+    assert result.err.startswith("inferometer: INVALID\n") and "failures: " in result.err
 
 
 def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_path: Path) -> None:
     model.fails_from = 0
-    said = triton(url, "-w", "0", "-c", "2", "--csv", tmp_path / "out.csv")
-    assert said.status == 1
-    assert said.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
-    assert said.out.splitlines()[2] == "    Avg: - ms"
+    result = triton(url, "-w", "0", "-c", "2", "--csv", tmp_path / "out.csv")
+    assert result.status == 1
+    assert result.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
+    assert result.out.splitlines()[2] == "    Avg: - ms"
     assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,,,,"
 
 
@@ -188,8 +188,8 @@ def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_pa
 
 def shapes(inputs: list[Shape], outputs: list[Shape], max_batch: int = 8) -> Callable[[Model], None]:
     def change(model: Model) -> None:
-        model.inputs = [(f"IN{place}", "FP32", shape) for place, shape in enumerate(inputs)]
-        model.outputs = [(f"OUT{place}", "FP32", shape) for place, shape in enumerate(outputs)]
+        model.inputs = [(f"IN{index}", "FP32", shape) for index, shape in enumerate(inputs)]
+        model.outputs = [(f"OUT{index}", "FP32", shape) for index, shape in enumerate(outputs)]
         model.max_batch = max_batch
 
     return change
@@ -226,9 +226,9 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
 
 def test_records_that_cannot_be_stored(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    said = triton(url)
-    assert_one_line(said, "runs: not a folder", "start it in another folder")
-    assert "output" not in said.err
+    result = triton(url)
+    assert_one_line(result, "runs: not a folder", "start it in another folder")
+    assert "output" not in result.err
 
 
 def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: 
 
 @pytest.mark.parametrize("flag", ["-b", "-s", "-c"])
 def test_counts_are_at_least_1(flag: str) -> None:
-    said = cli("triton", "-m", "m", flag, "0")
-    assert said.status == 2 and "x>=1" in said.err
+    result = cli("triton", "-m", "m", flag, "0")
+    assert result.status == 2 and "x>=1" in result.err
 
 
 def test_the_model_is_required_and_the_csv_must_be_writable(url: str, tmp_path: Path) -> None:
@@ -280,25 +280,25 @@ def test_a_url_of_the_other_protocol_is_refused() -> None:
 
 
 def test_an_unknown_version_names_the_option(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = model._answer
+    usual = model._respond
 
-    def answer(path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+    def response(path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
         if path == "/v2/models/m/versions/9":
             return 404, {"error": "Request for unknown model: 'm' version 9 is not found"}
         if path == "/v2/repository/index":
             return 200, [{"name": "m", "version": version, "state": "READY"} for version in ("1", "3")]
         return usual(path, headers, body)
 
-    monkeypatch.setattr(model, "_answer", answer)
+    monkeypatch.setattr(model, "_respond", response)
     assert_one_line(triton(url, "-x", "9"), "version 9 is not found", "next: check -x: the server has 1, 3")
 
 
 def test_a_size_that_does_not_fit_into_memory(url: str, tmp_path: Path) -> None:
-    said = triton(url, "-s", "99999999999999")
-    assert_one_line(said, "IN: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
+    result = triton(url, "-s", "99999999999999")
+    assert_one_line(result, "IN: FP32 [1, 99999999999999] is 364 TiB", "use a smaller shape")
     assert not list(tmp_path.glob("runs/*/*"))
 
 
 def test_a_server_that_does_not_speak_kserve(url: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "_answer", lambda *_: (404, {"error": "not found"}))
+    monkeypatch.setattr(model, "_respond", lambda *_: (404, {"error": "not found"}))
     assert_one_line(triton(url), "it is not a KServe v2 server", "check -u")

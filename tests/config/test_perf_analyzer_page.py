@@ -28,8 +28,8 @@ def config_of(*arguments: str) -> Config:
         raise UserError("enough", "nothing to do")
 
     with mock.patch.object(conduct, "measure", measure):
-        said = cli("run", *arguments, "-q")
-    assert found, said.err
+        result = cli("run", *arguments, "-q")
+    assert found, result.err
     return found[0]
 
 

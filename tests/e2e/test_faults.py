@@ -17,13 +17,13 @@ WANTED = 8
 """Output tokens of each request."""
 STREAMED_CHAT = {"api": "chat"}
 STREAMED_COMPLETIONS = {"api": "completions"}
-WHOLE_CHAT = {"api": "chat", "stream": False}
-WHOLE_COMPLETIONS = {"api": "completions", "stream": False}
+UNSTREAMED_CHAT = {"api": "chat", "stream": False}
+UNSTREAMED_COMPLETIONS = {"api": "completions", "stream": False}
 STREAMED = {"chat": STREAMED_CHAT, "completions": STREAMED_COMPLETIONS}
-WHOLE = {"whole chat": WHOLE_CHAT, "whole completions": WHOLE_COMPLETIONS}
+UNSTREAMED = {"unstreamed chat": UNSTREAMED_CHAT, "one-piece completions": UNSTREAMED_COMPLETIONS}
 
 
-def ask(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any) -> tuple[Run, Summary]:
+def run_with_fault(folder: Path, url: str, fault: str, server: dict[str, Any], **more: Any) -> tuple[Run, Summary]:
     """Send four requests, two at a time, each with the fault."""
     headers = {"headers": {"x-sim-fault": fault}} if fault else {}
     return measure(
@@ -67,7 +67,7 @@ IN_ONE_PIECE = {
 def test_fault_in_a_stream(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:
-    run, summary = ask(tmp_path, sim, fault, server)
+    run, summary = run_with_fault(tmp_path, sim, fault, server)
     assert_all_failed(run, summary, code, message)
     begun = fault in ("abort", "cut", "truncate", "error_frame", "garbage")
     assert (run.records.rows["chunk_count"] == (WANTED // 2 if begun else 0)).all()
@@ -75,11 +75,11 @@ def test_fault_in_a_stream(
 
 
 @pytest.mark.parametrize(("fault", "code", "message"), [(k, *v) for k, v in IN_ONE_PIECE.items()], ids=[*IN_ONE_PIECE])
-@pytest.mark.parametrize("server", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("server", UNSTREAMED.values(), ids=UNSTREAMED)
 def test_fault_in_a_response_that_is_not_streamed(
     tmp_path: Path, sim: str, server: dict[str, Any], fault: str, code: str, message: str
 ) -> None:
-    run, summary = ask(tmp_path, sim, fault, server)
+    run, summary = run_with_fault(tmp_path, sim, fault, server)
     assert_all_failed(run, summary, code, message)
 
 
@@ -91,18 +91,18 @@ def assert_all_failed(run: Run, summary: Summary, code: str, message: str) -> No
     assert summary.metrics["ttft"].count == summary.metrics["e2e"].count == 0
 
 
-@pytest.mark.parametrize("server", [STREAMED_CHAT, WHOLE_CHAT], ids=["streamed", "whole"])
+@pytest.mark.parametrize("server", [STREAMED_CHAT, UNSTREAMED_CHAT], ids=["streamed", "whole"])
 def test_stall_beyond_the_limit_is_a_timeout_and_does_not_affect_the_next_request(
     tmp_path: Path, sim: str, server: dict[str, Any]
 ) -> None:
     limit = {"idle": "100ms"} if server.get("stream", True) else {"total": "100ms"}
-    run, summary = ask(tmp_path, sim, "stall=5s", server | {"timeouts": limit})
+    run, summary = run_with_fault(tmp_path, sim, "stall=5s", server | {"timeouts": limit})
     assert summary.counts.by_failure == {"idle_timeout" if "idle" in limit else "total_timeout": 4}
     assert sorted(run.records.rows["id"].tolist()) == [0, 1, 2, 3]
 
 
 def test_stall_within_the_limit_is_not_a_failure(tmp_path: Path, sim: str) -> None:
-    run, summary = ask(tmp_path, sim, "stall=150ms", STREAMED_CHAT | {"timeouts": {"idle": "5s"}})
+    run, summary = run_with_fault(tmp_path, sim, "stall=150ms", STREAMED_CHAT | {"timeouts": {"idle": "5s"}})
     assert summary.counts.ok == 4
     assert (run.records.rows["done"] - run.records.rows["sent"]).min() >= 150_000_000
 
@@ -121,7 +121,7 @@ def test_full_queue_is_a_503_with_the_servers_reason(tmp_path: Path) -> None:
 
 
 def test_wrong_model_is_a_404_with_the_servers_reason(tmp_path: Path, sim: str) -> None:
-    _, summary = ask(tmp_path, sim, "", {"model": "gpt-x"})
+    _, summary = run_with_fault(tmp_path, sim, "", {"model": "gpt-x"})
     assert summary.counts.by_failure == {"http_404": 4}
     assert "'gpt-x' does not exist" in summary.failures[0].message
 
@@ -149,11 +149,11 @@ def test_each_kind_of_occasional_failure_is_counted(tmp_path: Path) -> None:
     ("server", "fault"),
     [(STREAMED_CHAT, fault) for fault in ("slow=3ms", "split=3", "split=1", "close", "freeze=30ms")]
     + [(STREAMED_COMPLETIONS, fault) for fault in ("split=3", "close")]
-    + [(WHOLE_CHAT, fault) for fault in ("slow=3ms", "split=1", "close")]
-    + [(WHOLE_COMPLETIONS, "split=3")],
+    + [(UNSTREAMED_CHAT, fault) for fault in ("slow=3ms", "split=1", "close")]
+    + [(UNSTREAMED_COMPLETIONS, "split=3")],
 )
 def test_unusual_but_valid_responses_are_measured(tmp_path: Path, sim: str, server: dict[str, Any], fault: str) -> None:
-    run, summary = ask(tmp_path, sim, fault, server)
+    run, summary = run_with_fault(tmp_path, sim, fault, server)
     assert_all_good(run, summary, WANTED if server.get("stream", True) else 0)
 
 
@@ -161,14 +161,14 @@ def test_unusual_but_valid_responses_are_measured(tmp_path: Path, sim: str, serv
 def test_several_tokens_a_chunk(tmp_path: Path, tokens_per_chunk: int) -> None:
     timing = Fixed(ttft=0.005, itl=0.001)
     with running(simulator(timing=timing, tokens_per_chunk=tokens_per_chunk)) as url:
-        run, summary = ask(tmp_path, url, "", STREAMED_CHAT)
+        run, summary = run_with_fault(tmp_path, url, "", STREAMED_CHAT)
     assert_all_good(run, summary, -(-WANTED // tokens_per_chunk))
 
 
 @pytest.mark.parametrize("timing", [Fixed(ttft=0.005, itl=0.001, jitter=1.0), Batch(decode_step=0.001, jitter=0.5)])
 def test_jitter(tmp_path: Path, timing: Fixed | Batch) -> None:
     with running(simulator(timing=timing)) as url:
-        run, summary = ask(tmp_path, url, "", STREAMED_COMPLETIONS)
+        run, summary = run_with_fault(tmp_path, url, "", STREAMED_COMPLETIONS)
     assert_all_good(run, summary, WANTED)
 
 

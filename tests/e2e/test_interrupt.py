@@ -60,7 +60,7 @@ def failures(folder: Path) -> list[str]:
     return [code for code in pq.read_table(folder / "requests.parquet")["failure"].to_pylist() if code]
 
 
-def assert_whole(folder: Path, report: str) -> None:
+def assert_complete(folder: Path, report: str) -> None:
     """The folder has its files and no others, and the report comes again byte for byte."""
     names = {"manifest.json", "requests.parquet", "chunks.parquet", "samples.parquet", "series.parquet", "summary.json"}
     assert {path.name for path in folder.iterdir()} == names
@@ -80,7 +80,7 @@ def test_ctrl_c_waits_for_requests_in_flight_and_reports_what_was_recorded(tmp_p
     assert process.returncode == 1, err
     assert "interrupted" in out
     assert failures(folder) == []
-    assert_whole(folder, out)
+    assert_complete(folder, out)
 
 
 def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_path: Path, sim: str) -> None:
@@ -90,7 +90,7 @@ def test_ctrl_c_cancels_requests_that_do_not_end_within_the_grace_period(tmp_pat
     out, err = finish(process)
     assert process.returncode == 1, err
     assert failures(folder) == ["cancelled"] * 4
-    assert_whole(folder, out)
+    assert_complete(folder, out)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -105,7 +105,7 @@ def test_second_ctrl_c_does_not_wait(tmp_path: Path, sim: str, first: signal.Sig
     out, err = finish(process)
     assert process.returncode == 1, err
     assert failures(folder) == ["cancelled"] * 4
-    assert_whole(folder, out)
+    assert_complete(folder, out)
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_ctrl_c_cancels_what_still_waits_for_the_cap(tmp_path: Path, sim: str) -
     assert {row["failure"] for row in rows} == {"cancelled"}
     assert sorted(row["id"] for row in rows) == list(range(len(rows)))
     assert len(rows) >= 22
-    assert_whole(folder, out)
+    assert_complete(folder, out)
 
 
 CTRL_C_AT_THE_END = """
@@ -140,7 +140,7 @@ entry()
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_servers_statistics_are_asked_for_costs_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_servers_statistics_are_read_loses_nothing(tmp_path: Path) -> None:
     options = ("--concurrency", "2", "--requests", "20", "--set", "server.api=kserve", "--set", f"output={tmp_path}")
     with serving(Settings(models=("identity",), http=0)) as server:
         command = [sys.executable, "-c", CTRL_C_AT_THE_END, "run", server.url, *options]
@@ -148,7 +148,7 @@ def test_ctrl_c_while_the_servers_statistics_are_asked_for_costs_nothing(tmp_pat
     assert done.returncode == 1, done.stderr
     folder = (tmp_path / "LATEST").resolve()
     assert json.loads((folder / "summary.json").read_bytes())["counts"]["ok"] == 20
-    assert_whole(folder, done.stdout)
+    assert_complete(folder, done.stdout)
 
 
 def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> None:
@@ -171,27 +171,27 @@ def test_ctrl_c_before_the_start_leaves_nothing(tmp_path: Path, sim: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_its_processes_and_its_records_become_a_run_again(tmp_path: Path, sim: str) -> None:
+def test_a_killed_run_ends_its_processes_and_its_records_can_be_recovered(tmp_path: Path, sim: str) -> None:
     process = start_run(tmp_path, sim, "--set", "client.processes=2")
     folder = wait_until_recording(tmp_path, process)
-    until(lambda: control(folder, 1)["sent"] >= 2, "both of the other process's users have asked")
+    until(lambda: control(folder, 1)["sent"] >= 2, "both of the other process's users have sent requests")
     children = psutil.Process(process.pid).children()
     assert len(children) == 2
     process.kill()
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
-    said = cli("report", folder)
-    assert said.status == 1
-    assert "did not end. The records were kept" in said.out
+    result = cli("report", folder)
+    assert result.status == 1
+    assert "did not end. The records were kept" in result.out
     rows = pq.read_table(folder / "requests.parquet")
     assert sorted(rows["id"].to_pylist())[:5] == [0, 1, 2, 3, 4]
     assert len(rows) >= 10
-    assert_whole(folder, said.out)
+    assert_complete(folder, result.out)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: Path, sim: str) -> None:
+def test_a_report_leaves_a_run_in_progress_alone(tmp_path: Path, sim: str) -> None:
     process = start_run(tmp_path, sim)
     folder = wait_until_recording(tmp_path, process)
     try:
@@ -200,7 +200,7 @@ def test_a_run_that_is_still_under_way_is_not_taken_apart_by_a_report(tmp_path: 
         process.send_signal(signal.SIGINT)
         out, _ = finish(process)
     assert process.returncode == 1
-    assert_whole(folder, out)
+    assert_complete(folder, out)
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b'{"manifest": 1}'])
@@ -253,7 +253,7 @@ def test_nothing_recorded_is_lost_when_the_disk_fills_up(tmp_path: Path, sim: st
         again = cli("report", folder)
         assert again.status == 1
         assert again.out.splitlines()[-1] == out.splitlines()[-1]
-        assert_whole(folder, again.out)
+        assert_complete(folder, again.out)
 
 
 def fill(file: IO[bytes]) -> None:
@@ -294,7 +294,7 @@ def test_a_disk_without_room_for_the_spool_is_one_line_and_nothing_is_sent(tmp_p
 
 
 @pytest.mark.slow
-def test_a_spool_that_cannot_grow_ends_the_run_with_what_fitted(tmp_path: Path) -> None:
+def test_a_spool_that_cannot_grow_ends_the_run_and_keeps_what_was_recorded(tmp_path: Path) -> None:
     """Responses have 3000 chunks, there is little room, and many are in flight when it is used up. (This many streams are too many for
     the simulator that other tests share: it would be busy with them long after they are given up.)"""
     paced = simulator(timing=Fixed(ttft=0.01, itl=0.02))

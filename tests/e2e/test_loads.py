@@ -180,7 +180,7 @@ OVERLOAD = {"type": "constant", "rate": 200, "duration": "250ms", "max_concurren
 def test_requests_queue_at_the_cap_and_their_latency_includes_the_wait(tmp_path: Path, sim: str) -> None:
     run, summary = run_load(tmp_path, sim, OVERLOAD)
     rows = by_id(run)
-    assert rows["intended"].tolist() == [place * 5_000_000 for place in range(50)]
+    assert rows["intended"].tolist() == [index * 5_000_000 for index in range(50)]
     assert most_in_flight(rows) <= 2
     assert summary.counts.ok == 50
     late = rows["sent"] - rows["intended"]
@@ -194,7 +194,7 @@ def test_requests_are_dropped_at_the_cap_if_configured_and_the_run_is_invalid(tm
     run, summary = run_load(tmp_path, sim, OVERLOAD | {"when_full": "drop"})
     rows = by_id(run)
     assert rows["id"].tolist() == list(range(50))
-    assert rows["intended"].tolist() == [place * 5_000_000 for place in range(50)]
+    assert rows["intended"].tolist() == [index * 5_000_000 for index in range(50)]
     assert summary.counts.dropped > 0
     assert summary.counts.ok + summary.counts.dropped == 50
     assert summary.counts.by_failure == {}
@@ -257,7 +257,7 @@ def test_warm_up_and_cool_down_by_count_are_marked_and_excluded(tmp_path: Path, 
     load = {"type": "constant", "rate": 200, "requests": 30}
     run, summary = run_load(tmp_path, sim, load, measure={"warmup": 5, "cooldown": 3})
     phase = run.records.phase[np.argsort(run.records.rows["id"])]
-    names = [PHASES[place] for place in phase]
+    names = [PHASES[index] for index in phase]
     assert names == ["warmup"] * 5 + ["steady"] * 22 + ["cooldown"] * 3
     assert summary.counts.ok == summary.metrics["ttft"].count == 22
     assert summary.window.requests == {"warmup": 5, "steady": 22, "cooldown": 3}

@@ -43,12 +43,12 @@ def test_each_stage_ends_soon_after_it_is_stable(
 
 
 def test_stage_that_never_becomes_stable_runs_to_its_end_and_is_invalid(tmp_path: Path, sim: str) -> None:
-    said = cli(
+    result = cli(
         "run", sim, "--concurrency", "1:2", "--prompt", "hi", "--output", "2", "-q",
         "--set", "load.stable=0.000000001", "--set", "load.window=50ms", "--set", "load.duration=1s",
         "--set", "client.processes=0", "--set", f"output={tmp_path}",
     )  # fmt: skip
-    assert said.status == 1, said
-    assert "stability" in said.out and "load.window" in said.out
-    assert "concurrency 1" in said.out and "concurrency 2" in said.out
-    assert cli("report", tmp_path / "LATEST").out == said.out
+    assert result.status == 1, result
+    assert "stability" in result.out and "load.window" in result.out
+    assert "concurrency 1" in result.out and "concurrency 2" in result.out
+    assert cli("report", tmp_path / "LATEST").out == result.out

@@ -152,7 +152,7 @@ def test_freeze_of_the_server_counts_for_all_requests_that_had_to_wait(tmp_path:
 
 
 @pytest.mark.slow
-def test_without_a_cap_requests_go_out_during_the_freeze_and_both_clocks_charge_it(tmp_path: Path) -> None:
+def test_without_a_cap_requests_are_sent_during_the_freeze_and_count_on_both_clocks(tmp_path: Path) -> None:
     both = run_both(
         tmp_path,
         {"timing": Fixed(ttft=0.001, itl=0), "faults": ("freeze=1s@t=300ms",)},

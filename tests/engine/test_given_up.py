@@ -31,9 +31,9 @@ def test_run_whose_server_stopped_is_given_up_and_the_report_says_why(
     unsent = 100_000 - len(run.records.rows)
     assert unsent > 90_000 and summary.verdict == "INVALID"
     failed = {check.name: check.message for check in summary.checks if check.status == "fail"}
-    said = f"The server could not be reached for 30 s, so the run was given up, with {unsent:,} requests not sent."
-    assert failed["interrupted"].startswith(said) and "failures" in failed
-    assert said in " ".join(console.render(run, summary).split())
+    result = f"The server could not be reached for 30 s, so the run was given up, with {unsent:,} requests not sent."
+    assert failed["interrupted"].startswith(result) and "failures" in failed
+    assert result in " ".join(console.render(run, summary).split())
     stored, again = conduct.open_run(str(run.folder))
     assert (stored.manifest.outcome, again.checks) == (run.manifest.outcome, summary.checks)
 
@@ -53,5 +53,5 @@ def test_report_names_the_stage_that_was_given_up(tmp_path: Path, monkeypatch: p
         stage = {"type": "closed", "concurrency": 1}
         load = {"type": "stages", "stages": [stage | {"requests": 3}, stage | {"requests": 1000}]}
         _, summary = measure(tmp_path, url, load=load, measure={"warmup": 0, "cooldown": 0})
-    (said,) = (check.message for check in summary.checks if check.name == "interrupted")
-    assert "so stage 2 was given up" in said
+    (result,) = (check.message for check in summary.checks if check.name == "interrupted")
+    assert "so stage 2 was given up" in result

@@ -122,7 +122,7 @@ def hundred_megabytes(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_100_megabytes_both_ways(tmp_path: Path, hundred_megabytes: str) -> None:
+def test_100_megabytes_in_both_directions(tmp_path: Path, hundred_megabytes: str) -> None:
     sizes: list[int] = []
 
     def echo(message: bytes, _: grpc.ServicerContext) -> bytes:

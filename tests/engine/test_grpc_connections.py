@@ -87,7 +87,7 @@ def test_more_connections_are_opened_if_the_server_allows_few_streams(tmp_path: 
 def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> tuple[list[int], int]:
     """Return the number of calls over each connection, and the largest number that shared one at a time."""
     counts: dict[str, int] = {}
-    under_way: dict[str, int] = {}
+    in_flight: dict[str, int] = {}
     most = 0
     lock, gate = threading.Lock(), threading.Barrier(concurrency)
 
@@ -96,11 +96,11 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
         peer = context.peer()
         with lock:
             counts[peer] = counts.get(peer, 0) + 1
-            under_way[peer] = under_way.get(peer, 0) + 1
-            most = max(most, under_way[peer])
+            in_flight[peer] = in_flight.get(peer, 0) + 1
+            most = max(most, in_flight[peer])
         gate.wait(30)  # so that calls that share a connection overlap, and none is overtaken again and again
         with lock:
-            under_way[peer] -= 1
+            in_flight[peer] -= 1
         return message
 
     load = {"type": "closed", "concurrency": concurrency, "requests": 48}
@@ -131,7 +131,7 @@ def test_connection_is_opened_during_the_run_if_none_was_opened_before(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_server_that_sends_its_connections_away_again_and_again_costs_no_call(tmp_path: Path) -> None:
+def test_no_call_is_lost_when_the_server_repeatedly_closes_its_connections(tmp_path: Path) -> None:
     peers: set[str] = set()
 
     def note(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -182,7 +182,7 @@ def test_server_that_stops_gracefully_completes_its_calls_and_accepts_no_more(tm
 
 
 @pytest.mark.slow
-def test_a_server_that_stops_at_once_leaves_failures_and_no_call_without_a_row(tmp_path: Path) -> None:
+def test_every_call_has_a_row_when_the_server_stops_abruptly(tmp_path: Path) -> None:
     count = 0
     stopping = threading.Event()
 

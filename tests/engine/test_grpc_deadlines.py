@@ -241,25 +241,25 @@ def test_deadline_is_ignored_over_http(tmp_path: Path) -> None:
 # --- a single call ---------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """One call of t.S/Down with a deadline, and what was heard of it."""
+class SingleCall:
+    """One call of t.S/Down with a deadline, and what was received."""
 
     def __init__(self, url: str, deadline: float, timeout: float = PATIENCE_S, body: bytes = b"") -> None:
         self.kept: list[bytes] = []
         block = header_block("/t.S/Down", "x", False, {}, deadline)
-        answer = GrpcResponse(True, None, self.kept)
-        place = Peer(parse(url), timeout=timeout)
-        self.instants, self.fail = roundtrip.over_grpc(place, block, framed(body), answer, self.heard, deadline)
+        response = GrpcResponse(True, None, self.kept)
+        peer = Peer(parse(url), timeout=timeout)
+        self.instants, self.fail = roundtrip.over_grpc(peer, block, framed(body), response, self.on_events, deadline)
 
-    def heard(self, at: int, events: Sequence[Event]) -> None:
+    def on_events(self, at: int, events: Sequence[Event]) -> None:
         pass
 
 
-def late_once_told(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def late_after_a_message(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Move the client's clock past a deadline of 50 s once a message was received. The kernel's stamps stay right."""
     real, late = roundtrip.now, threading.Event()
     monkeypatch.setattr(roundtrip, "now", lambda: real() + late.is_set() * 100 * NS)
-    monkeypatch.setattr(Told, "heard", lambda told, *_: late.set() if told.kept else None)
+    monkeypatch.setattr(SingleCall, "on_events", lambda call, *_: late.set() if call.kept else None)
     return late
 
 
@@ -275,11 +275,11 @@ def test_single_call_ends_by_its_deadline_and_is_cancelled_at_the_server(timeout
             pass
 
     with scripted_grpc(script) as url:
-        told = Told(url, SHORT[1], timeout)
+        call = SingleCall(url, SHORT[1], timeout)
         until(lambda: bool(peers and peers[0].resets), "the server receives the reset")
-    assert told.fail == Fail(EXCEEDED, SHORT[2], True)
+    assert call.fail == Fail(EXCEEDED, SHORT[2], True)
     assert peers[0].resets == [(1, CANCEL)]
-    assert told.instants.done - told.instants.sent >= SHORT[1] * NS
+    assert call.instants.done - call.instants.sent >= SHORT[1] * NS
 
 
 def test_single_call_that_the_server_stops_reading_ends_by_its_deadline() -> None:
@@ -291,13 +291,13 @@ def test_single_call_that_the_server_stops_reading_ends_by_its_deadline() -> Non
         over.wait(PATIENCE_S)
 
     with scripted_grpc(script, settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}) as url:
-        told = Told(url, 0.3, body=bytes(64 << 20))
+        call = SingleCall(url, 0.3, body=bytes(64 << 20))
         over.set()
-    assert told.fail is not None and told.fail.code == EXCEEDED
+    assert call.fail is not None and call.fail.code == EXCEEDED
 
 
 def test_single_call_keeps_messages_received_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    late_once_told(monkeypatch)
+    late_after_a_message(monkeypatch)
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
@@ -305,9 +305,9 @@ def test_single_call_keeps_messages_received_before_its_deadline(monkeypatch: py
             peer.data(stream, framed(b"abc"))
 
     with scripted_grpc(script) as url:
-        told = Told(url, 50)
-    assert told.fail is not None and told.fail.code == EXCEEDED
-    assert told.kept == [b"abc"]
+        call = SingleCall(url, 50)
+    assert call.fail is not None and call.fail.code == EXCEEDED
+    assert call.kept == [b"abc"]
 
 
 def test_single_call_ignores_a_response_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +319,9 @@ def test_single_call_ignores_a_response_after_its_deadline(monkeypatch: pytest.M
             peer.respond(stream, b"abc")
 
     with scripted_grpc(script) as url:
-        told = Told(url, SHORT[1])
-    assert told.fail == Fail(EXCEEDED, SHORT[2], True)
-    assert told.kept == []
+        call = SingleCall(url, SHORT[1])
+    assert call.fail == Fail(EXCEEDED, SHORT[2], True)
+    assert call.kept == []
 
 
 @stamped
@@ -329,7 +329,7 @@ def test_single_call_accepts_a_response_that_arrived_in_time_and_is_read_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(roundtrip, "_MIN_WAIT_S", PATIENCE_S)  # the rest of the response is still on its way
-    late = late_once_told(monkeypatch)
+    late = late_after_a_message(monkeypatch)
 
     def script(peer: GrpcPeer) -> None:
         for stream in peer.requests():
@@ -339,9 +339,9 @@ def test_single_call_accepts_a_response_that_arrived_in_time_and_is_read_late(
             peer.head(stream, OK, end=True)
 
     with scripted_grpc(script) as url:
-        told = Told(url, 50)
-    assert told.fail is None
-    assert told.kept == [b"abc"]
+        call = SingleCall(url, 50)
+    assert call.fail is None
+    assert call.kept == [b"abc"]
 
 
 def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_single_call() -> None:
@@ -349,4 +349,4 @@ def test_timeout_that_is_shorter_than_the_deadline_comes_first_in_a_single_call(
         scripted_grpc(lambda peer: list(peer.requests())) as url,
         pytest.raises(roundtrip.UserError, match="did not respond within 100 ms"),
     ):
-        Told(url, 20, timeout=0.1)
+        SingleCall(url, 20, timeout=0.1)

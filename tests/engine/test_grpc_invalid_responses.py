@@ -14,7 +14,7 @@ from helpers import Client, measure, scripted
 from inferometer.errors import UserError
 from inferometer.records import MISSING
 
-# --- answers that are none -------------------------------------------------------------------------------------------
+# --- responses that are not gRPC -------------------------------------------------------------------------------------
 
 
 def plain(status: str, kind: str) -> list[tuple[str, str]]:

@@ -267,13 +267,13 @@ def test_calls_that_wait_for_a_stream_are_cancelled_when_the_run_ends(tmp_path: 
 
 def test_waiting_calls_are_not_sent_when_those_before_them_are_cancelled(tmp_path: Path) -> None:
     """The server allows one stream at a time, and the second connection stays silent: after the grace period, nothing is sent."""
-    asked: list[int] = []
-    heard_all = threading.Event()
+    received: list[int] = []
+    all_received = threading.Event()
 
     def script(client: Client) -> None:
         if client.number == 1:
-            asked.extend(GrpcPeer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1}).requests())
-            heard_all.set()
+            received.extend(GrpcPeer(client, {SettingCodes.MAX_CONCURRENT_STREAMS: 1}).requests())
+            all_received.set()
         elif client.number:
             while client.sock.recv(65536):
                 pass
@@ -287,10 +287,10 @@ def test_waiting_calls_are_not_sent_when_those_before_them_are_cancelled(tmp_pat
             client={"connections": 1, "grace": "100ms"},
             load={"type": "closed", "concurrency": 3, "requests": 9},
         )
-        assert heard_all.wait(30)
+        assert all_received.wait(30)
     assert {failure.code for failure in done.records.failures} == {"cancelled"}
     assert len(done.records.rows["id"]) == 3
-    assert asked == [1]
+    assert received == [1]
 
 
 def test_response_that_arrives_before_a_write_fails_is_read(tmp_path: Path) -> None:

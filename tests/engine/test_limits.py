@@ -147,7 +147,7 @@ def config_for(url: str, folder: Path, processes: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_sockets_that_run_out_during_the_run_are_failures_and_it_goes_on(
+def test_running_out_of_sockets_causes_failures_and_the_run_continues(
     tmp_path: Path, scheme: str, processes: int
 ) -> None:
     context = own_certificate(alpn="h2" if scheme == "grpcs" else "http/1.1") if scheme.endswith("s") else None

@@ -305,14 +305,14 @@ def test_users_of_several_processes_are_spread_over_the_urls(tmp_path: Path) -> 
             measure={"warmup": 0, "cooldown": 0},
             client={"processes": 2},
         )
-    assert [len(heard) for heard in seen] == [4, 4]
+    assert [len(requests) for requests in seen] == [4, 4]
 
 
 def test_report_says_how_many_requests_were_too_few_for_another_sequence(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[entry(1)] * 2, [entry(2)] * 5]}))
 
-    def said(requests: int, **more: object) -> tuple[str, str]:
+    def completion(requests: int, **more: object) -> tuple[str, str]:
         with scripted(serving(lambda parameters: None)) as url:
             _, summary = measure(
                 tmp_path,
@@ -325,7 +325,7 @@ def test_report_says_how_many_requests_were_too_few_for_another_sequence(tmp_pat
         (found,) = (check for check in summary.checks if check.name == "interrupted")
         return found.status, found.message
 
-    status, message = said(13)
+    status, message = completion(13)
     assert (status, "4 of 13 requests" in message, "the next sequence" in message) == ("warn", True, True)
-    assert said(14) == ("pass", "the run completed")
-    assert said(13, duration="60s") == ("pass", "the run completed")
+    assert completion(14) == ("pass", "the run completed")
+    assert completion(13, duration="60s") == ("pass", "the run completed")

@@ -83,18 +83,18 @@ def test_other_processes_finish_when_one_is_killed_and_its_requests_are_lost(tmp
 def test_command_reports_which_process_died_and_exits_with_1(tmp_path: Path) -> None:
     with scripted(slow) as url:
         when_recording(tmp_path, lambda: workers()[0].send_signal(signal.SIGKILL))
-        said = cli(
+        result = cli(
             "run", url, "--model", "m", "--concurrency", "4", "--duration", "1s", "--prompt", "hi", "--set",
             f"output={tmp_path}", "--set", "client.processes=2", "--set", "client.grace=1s",
         )  # fmt: skip
-    assert said.status == 1
-    assert "INVALID" in said.out
-    assert "client process 0 was killed by signal 9" in said.out
-    assert cli("report", tmp_path / "LATEST").out == said.out
+    assert result.status == 1
+    assert "INVALID" in result.out
+    assert "client process 0 was killed by signal 9" in result.out
+    assert cli("report", tmp_path / "LATEST").out == result.out
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     def hang() -> None:
         worker = workers()[0]
         worker.send_signal(signal.SIGSTOP)

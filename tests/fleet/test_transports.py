@@ -189,10 +189,10 @@ def test_no_process_outlives_a_parent_that_is_killed_at_any_moment(tmp_path: Pat
 
 
 def echo(client: Client) -> None:
-    """Respond with `N turns heard: LAST TEXT`, in two chunks."""
+    """Respond with `N turns received: LAST TEXT`, in two chunks."""
     while request := client.request():
         messages = json.loads(request[2])["messages"]
-        text = f"{len(messages)} heard: {messages[-1]['content']}"
+        text = f"{len(messages)} received: {messages[-1]['content']}"
         chunks = [{"choices": [{"delta": {"content": part}}]} for part in (text[:3], text[3:])]
         end = {
             "choices": [{"delta": {}, "finish_reason": "stop"}],
@@ -245,7 +245,7 @@ def test_second_turn_of_a_session_contains_the_response_to_the_first(
     assert sorted(map(len, bodies)) == [1] * 12 + [3] * 12
     for messages in bodies:
         if len(messages) == 3:
-            assert [message["content"] for message in messages] == ["hello", "1 heard: hello", "go on"]
+            assert [message["content"] for message in messages] == ["hello", "1 received: hello", "go on"]
 
 
 def test_a_run_ends_while_users_think(tmp_path: Path) -> None:

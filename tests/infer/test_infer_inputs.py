@@ -238,7 +238,7 @@ def test_wrong_shapes_are_refused(shape: str, words: str) -> None:
     [
         ({"url": "http://x", "prompt": "hi"}, "chat"),
         ({"url": "grpc://x"}, "kserve"),
-        ({"url": "http://x", "images": ("cat.jpg",)}, "kserve"),
+        ({"url": "http://x", "images": ("shapes.jpg",)}, "kserve"),
         ({"url": "http://x", "inputs": ("A=1",)}, "kserve"),
         ({"url": "grpc://x", "method": "a.B/C"}, "grpc"),
         ({"url": "http://x", "api": "kserve-json", "prompt": "hi"}, "kserve-json"),

@@ -18,16 +18,16 @@ from inferometer.wire.openai import StreamedResponse
 from inferometer.wire.target import parse
 
 
-def asked(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, list[tuple[int, Event]]]:
-    told: list[tuple[int, Event]] = []
+def roundtrip_of(url: str, body: bytes = b"") -> tuple[Instants, Fail | None, list[tuple[int, Event]]]:
+    received: list[tuple[int, Event]] = []
 
-    def heard(at: int, events: Sequence[Event]) -> None:
-        told.extend((at, event) for event in events)
+    def on_events(at: int, events: Sequence[Event]) -> None:
+        received.extend((at, event) for event in events)
 
     head = request_head("POST", "/", "x", {"Content-Length": str(len(body))}) + b"\r\n"
-    place = Peer(parse(url), timeout=10)
-    instants, fail = roundtrip.over_http(place, head + body, ResponseDecoder(StreamedResponse()), heard)
-    return instants, fail, told
+    peer = Peer(parse(url), timeout=10)
+    instants, fail = roundtrip.over_http(peer, head + body, ResponseDecoder(StreamedResponse()), on_events)
+    return instants, fail, received
 
 
 def in_order(instants: Instants) -> bool:
@@ -37,12 +37,12 @@ def in_order(instants: Instants) -> bool:
 
 def test_instants_are_in_order_and_bytes_counted() -> None:
     with scripted(polite) as url:
-        instants, fail, told = asked(url)
+        instants, fail, received = roundtrip_of(url)
     assert fail is None
     assert in_order(instants)
     assert instants.bytes_in == len(http_response())
-    assert [event.n for _, event in told if isinstance(event, Tokens)] == [1, 1]
-    assert all(instants.connected <= at <= instants.done for at, _ in told)
+    assert [event.n for _, event in received if isinstance(event, Tokens)] == [1, 1]
+    assert all(instants.connected <= at <= instants.done for at, _ in received)
 
 
 def test_a_server_that_responds_before_it_has_read_the_request() -> None:
@@ -53,7 +53,7 @@ def test_a_server_that_responds_before_it_has_read_the_request() -> None:
             pass
 
     with scripted(script) as url:
-        instants, fail, _ = asked(url, bytes(8 << 20))
+        instants, fail, _ = roundtrip_of(url, bytes(8 << 20))
     assert fail is not None and (fail.code, fail.message) == ("http_413", "too big")
     assert in_order(instants)
     assert instants.bytes_out > 8 << 20
@@ -65,9 +65,9 @@ def test_a_response_without_a_length_ends_with_its_last_byte() -> None:
         client.send(b"HTTP/1.1 200 OK\r\n\r\n" + STREAM)
 
     with scripted(script) as url:
-        instants, fail, told = asked(url)
+        instants, fail, received = roundtrip_of(url)
     assert fail is None
-    assert instants.done == [at for at, event in told if isinstance(event, Tokens)][-1]
+    assert instants.done == [at for at, event in received if isinstance(event, Tokens)][-1]
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_a_grpc_server_is_recognised_by_its_settings(sent: bytes) -> None:
     with scripted(script) as url:
         if sent:
             with pytest.raises(UserError, match="speaks HTTP/2") as caught:
-                asked(url)
+                roundtrip_of(url)
             assert url.replace("http", "grpc") in caught.value.remedy
         else:
-            assert asked(url)[1] == Fail("closed", "")
+            assert roundtrip_of(url)[1] == Fail("closed", "")
 
 
 def test_megabytes_over_grpc_wait_for_the_servers_windows() -> None:
     with over_grpc() as url:
-        said = cli("infer", url, "--model", "pair", "--fill", "zeros", "--shape", "A=90000,4", "--shape", "B=90000,4")
-    assert said.status == 0, said
-    assert "2.75 MiB" in said.out and "1.37 MiB" in said.out
-    assert "[0 0 0 ... 0 0 0]" not in said.out and "..." in said.out
+        result = cli("infer", url, "--model", "pair", "--fill", "zeros", "--shape", "A=90000,4", "--shape", "B=90000,4")
+    assert result.status == 0, result
+    assert "2.75 MiB" in result.out and "1.37 MiB" in result.out
+    assert "[0 0 0 ... 0 0 0]" not in result.out and "..." in result.out

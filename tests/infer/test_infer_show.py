@@ -70,15 +70,15 @@ def test_a_bar_is_where_its_part_is(part: tuple[int, int, int], expected: tuple[
 
 
 def test_the_split_in_print() -> None:
-    said = show.render(tensors(FLOATS))
-    assert said.startswith(" grpc://x:1 · m, version 2 · KServe v2 over gRPC\n")
-    rows = {line.split()[0]: line.split()[1] for line in said.splitlines() if line.startswith("   ") and line.strip()}
+    text = show.render(tensors(FLOATS))
+    assert text.startswith(" grpc://x:1 · m, version 2 · KServe v2 over gRPC\n")
+    rows = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith("   ") and line.strip()}
     assert {name: rows[name] for name in ("connect", "send", "wait", "receive", "total")} == {
         "connect": "1.000", "send": "2.000", "wait": "10.00", "receive": "7.000", "total": "20.00",
     }  # fmt: skip
-    assert "stamps by the kernel" in said
-    assert "2 KiB" in said and "100 B" in said
-    assert "server" not in said
+    assert "stamps by the kernel" in text
+    assert "2 KiB" in text and "100 B" in text
+    assert "server" not in text
 
 
 def test_the_servers_account_names_its_source_and_the_number_of_requests() -> None:
@@ -95,8 +95,8 @@ def test_the_servers_account_names_its_source_and_the_number_of_requests() -> No
 
 def test_missing_kernel_timestamps_are_mentioned() -> None:
     plain = msgspec.structs.replace(INSTANTS, by_kernel=False, tls=True)
-    said = show.render(result(instants=plain))
-    assert "not by the kernel" in said and "TCP and TLS" in said
+    text = show.render(result(instants=plain))
+    assert "not by the kernel" in text and "TCP and TLS" in text
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -131,14 +131,14 @@ def test_control_characters_are_not_printed() -> None:
 
 def test_lines_fit_into_100_columns() -> None:
     given = InputTensor(from_numpy("SOME_RATHER_LONG_INPUT_NAME", np.zeros((1, 2, 3, 4))), "a/very/long/path/" * 20)
-    said = show.render(result(inputs=(given,), responses=(Response(0, (from_numpy("Y", np.arange(99.0)),)),)))
-    assert max(map(len, said.splitlines())) <= 100
+    text = show.render(result(inputs=(given,), responses=(Response(0, (from_numpy("Y", np.arange(99.0)),)),)))
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_values_of_several_outputs_are_aligned() -> None:
     outputs = (from_numpy("A", np.array([1], np.int8)), from_numpy("LONGER", np.array([2], np.uint16)))
-    said = show.render(tensors(*outputs))
-    assert " out  A       INT8 [1]    [1]\n      LONGER  UINT16 [1]  [2]\n" in said
+    text = show.render(tensors(*outputs))
+    assert " out  A       INT8 [1]    [1]\n      LONGER  UINT16 [1]  [2]\n" in text
 
 
 def test_colours_only_on_request() -> None:
@@ -149,17 +149,17 @@ def test_colours_only_on_request() -> None:
 
 
 def test_all_responses_of_a_stream_are_shown_with_their_times() -> None:
-    answers = tuple(Response(n * MS, (from_numpy("N", np.array([n])),)) for n in (1, 2))
-    said = show.render(result(inputs=(InputTensor(FLOATS, "given"),), responses=answers))
+    responses = tuple(Response(n * MS, (from_numpy("N", np.array([n])),)) for n in (1, 2))
+    text = show.render(result(inputs=(InputTensor(FLOATS, "given"),), responses=responses))
     assert (
-        " out  1  after 1.000 ms\n      N  INT64 [1]  [1]\n out  2  after 2.000 ms\n      N  INT64 [1]  [2]\n" in said
+        " out  1  after 1.000 ms\n      N  INT64 [1]  [1]\n out  2  after 2.000 ms\n      N  INT64 [1]  [2]\n" in text
     )
     assert "no responses" in show.render(result(inputs=(InputTensor(FLOATS, "given"),)))
 
 
 def test_a_methods_messages_are_shown_as_json() -> None:
-    one = show.render(result(messages=((MS, {"said": "x\x1b"}),)))
-    assert ' {\n   "said": "x\\u001b"\n }\n' in one
+    one = show.render(result(messages=((MS, {"text": "x\x1b"}),)))
+    assert ' {\n   "text": "x\\u001b"\n }\n' in one
     assert "no responses" in show.render(result(messages=()))
 
 
@@ -226,15 +226,15 @@ def test_classes_are_requested_from_servers_that_have_labels(
 
 
 def test_tokens_and_their_times() -> None:
-    spoken = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
-    found = tokens.measured(result(output=spoken))
+    output = TextOutput("one two", ((4 * MS, 1), (6 * MS, 1), (10 * MS, 2)), Usage(7, 4, 3))
+    found = tokens.measured(result(output=output))
     assert found == {
         "input": 7, "output": 4, "cached": 3, "reasoning": None, "counted_by": "server", "chunks": 3, "ttft": 0.004,
         "itl_mean": 0.003, "itl_max": 0.004, "e2e": 0.019, "per_second": 4 / 0.019,
     }  # fmt: skip
-    said = show.render(result(output=spoken))
-    assert "tokens   7 in, 4 out, 3 cached  the server's count" in said
-    assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in said
+    text = show.render(result(output=output))
+    assert "tokens   7 in, 4 out, 3 cached  the server's count" in text
+    assert "ttft 4.000 ms · itl 3.000 ms mean, 4.000 ms max · e2e 19.00 ms · 210.5 tokens/s" in text
 
 
 def test_a_response_that_is_not_streamed_has_no_first_token() -> None:

@@ -26,10 +26,10 @@ class Server:
     """Counts a request at `counts_at` s; each query takes `takes` s, and sleeping takes no time."""
 
     def __init__(self, counts_at: float, takes: float = 0.0) -> None:
-        self.now, self.counts_at, self.takes, self.asked, self.before = 0.0, counts_at, takes, 0, 5
+        self.now, self.counts_at, self.takes, self.reads, self.before = 0.0, counts_at, takes, 0, 5
 
     def statistics(self, *_: object) -> tuple[ModelStatistics, ...]:
-        self.asked += 1
+        self.reads += 1
         self.now += self.takes
         count = self.before + (self.now >= self.counts_at)
         each = Spent(count, count * 1000)
@@ -46,10 +46,10 @@ class Server:
 def taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> StatisticsDelta:
     monkeypatch.setattr(kserve, "statistics", server.statistics)
     monkeypatch.setattr(time_split, "time", server)
-    whom: Any = SimpleNamespace(
+    endpoint: Any = SimpleNamespace(
         peer=None, headers={}, reached=SimpleNamespace(facts=None, model="m"), server=SimpleNamespace(version="")
     )
-    return StatisticsDelta(whom)
+    return StatisticsDelta(endpoint)
 
 
 @pytest.mark.parametrize("counts_at", [0.0001, 0.12, 0.49])
@@ -75,9 +75,9 @@ def test_a_restarted_server_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> N
     server = Server(counts_at=60)
     statistics = taken(server, monkeypatch)
     server.before = 2
-    said = statistics.since()
-    assert isinstance(said, str) and "restarted" in said
-    assert server.asked == 2
+    reason = statistics.since()
+    assert isinstance(reason, str) and "restarted" in reason
+    assert server.reads == 2
 
 
 def test_a_server_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

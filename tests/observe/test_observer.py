@@ -79,7 +79,7 @@ def test_an_observer_is_started_marked_and_ended_in_this_order() -> None:
     assert observers.errors == {}
 
 
-def test_a_busy_observer_is_told_of_the_latest_stage_only() -> None:
+def test_a_busy_observer_gets_only_the_latest_stage() -> None:
     go = threading.Event()
     counting = Counting(go)
     with Observers({"slow": counting}) as observers:

@@ -1,4 +1,4 @@
-"""A server's statistics from mark to mark: each stage has its own, or none when nobody knows when it ended."""
+"""A server's statistics from mark to mark: each stage has its own, or none when the time of its end is not known."""
 
 import pytest
 
@@ -25,7 +25,7 @@ class Server:
         self.readings = 0
         self.now = 0.0
 
-    def question(self, *_: object) -> tuple[ModelStatistics, ...]:
+    def read(self, *_: object) -> tuple[ModelStatistics, ...]:
         self.readings += 1
         self.now += self.stalls.pop(0) if self.stalls else 0.0
         count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
@@ -43,7 +43,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(kserve, "statistics", made.question)
+    monkeypatch.setattr(kserve, "statistics", made.read)
     monkeypatch.setattr(statistics, "time", made)
     return made
 

@@ -26,10 +26,10 @@ def overridden(path: str, status: int, body: bytes, extra: str = "") -> Callable
         received = client.request
 
         def request() -> tuple[str, dict[str, str], bytes] | None:
-            while (asked := received()) and asked[0].split()[1] == path:
+            while (message := received()) and message[0].split()[1] == path:
                 head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
                 client.send(head.encode() + body)
-            return asked
+            return message
 
         client.request = request  # type: ignore[method-assign]
         usual(client)
@@ -83,18 +83,18 @@ def test_an_http_server_that_is_not_kserve_is_recognised() -> None:
 
 
 def test_compressed_responses_are_requested_for_inferences_only(tmp_path: Path) -> None:
-    """Some servers compress whatever they may."""
-    heard: list[tuple[str, str]] = []
+    """Some servers compress every response that they may compress."""
+    received_paths: list[tuple[str, str]] = []
     usual = kserve_peers.over_http()
 
     def script(client: Client) -> None:
         received = client.request
 
         def request() -> tuple[str, dict[str, str], bytes] | None:
-            asked = received()
-            if asked:
-                heard.append((asked[0].split()[1], asked[1].get("accept-encoding", "")))
-            return asked
+            message = received()
+            if message:
+                received_paths.append((message[0].split()[1], message[1].get("accept-encoding", "")))
+            return message
 
         client.request = request  # type: ignore[method-assign]
         usual(client)
@@ -103,13 +103,13 @@ def test_compressed_responses_are_requested_for_inferences_only(tmp_path: Path) 
         server = {"model": "pair", "api": "kserve", "headers": {"Accept-Encoding": "gzip"}}
         _, summary = measure(tmp_path, url, server=server, data={"type": "tensors"}, load=ONE)
     assert summary.counts.ok == 1
-    assert {path.endswith("/infer") for path, encoding in heard if encoding} == {True}
-    assert len({path for path, encoding in heard if not encoding}) >= 4
+    assert {path.endswith("/infer") for path, encoding in received_paths if encoding} == {True}
+    assert len({path for path, encoding in received_paths if not encoding}) >= 4
 
 
 def test_a_compressed_response_counts(tmp_path: Path) -> None:
-    said = {"model_name": "pair", "outputs": [{"name": "SUM", "datatype": "INT32", "shape": [1, 4], "data": [0] * 4}]}
-    body = gzip.compress(json.dumps(said).encode())
+    tree = {"model_name": "pair", "outputs": [{"name": "SUM", "datatype": "INT32", "shape": [1, 4], "data": [0] * 4}]}
+    body = gzip.compress(json.dumps(tree).encode())
     script = overridden("/v2/models/pair/infer", 200, body, "Content-Encoding: gzip\r\n")
     with scripted(script) as url:
         server = {"model": "pair", "api": "kserve", "headers": {"accept-encoding": "gzip"}}

@@ -50,16 +50,16 @@ def sends(*parts: bytes) -> object:
 
 
 def test_one_request_over_http() -> None:
-    asked: list[tuple[str, dict[str, str], bytes]] = []
+    received: list[tuple[str, dict[str, str], bytes]] = []
 
     def script(client: Client) -> None:
         if request := client.request():
-            asked.append(request)
+            received.append(request)
             client.send(http_response(b'{"a": 1}', "X-Other: Yes\r\n"))
 
     with scripted(script) as url:
         reply = query.http(peer(url + "/prefix"), "POST", "/v2/x", {"X-Mine": "1"}, b"question")
-    (first, headers, body) = asked[0]
+    (first, headers, body) = received[0]
     assert first == "POST /prefix/v2/x HTTP/1.1"
     assert (headers["x-mine"], headers["connection"], body) == ("1", "close", b"question")
     assert (reply.status, reply.body, reply.headers["x-other"]) == (200, b'{"a": 1}', "Yes")
@@ -135,8 +135,8 @@ def test_a_tls_alert_leads_to_the_right_url(kind: str, split: int) -> None:
         client.send(ALERT[split:])
 
     with scripted(script) as url, pytest.raises(UserError) as caught:
-        asked = peer(url.replace("http", kind, 1))
-        query.http(asked, "GET", "/", {}) if kind == "http" else query.grpc(asked, ECHO, [b""], {})
+        server = peer(url.replace("http", kind, 1))
+        query.http(server, "GET", "/", {}) if kind == "http" else query.grpc(server, ECHO, [b""], {})
     assert "TLS" in caught.value.what
     assert caught.value.remedy == f"write {url.replace('http', f'{kind}s', 1)}"
 
@@ -144,8 +144,8 @@ def test_a_tls_alert_leads_to_the_right_url(kind: str, split: int) -> None:
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_server_that_closes_without_a_byte_may_speak_tls(kind: str) -> None:
     with scripted(lambda client: None) as url, pytest.raises(UserError) as caught:
-        asked = peer(url.replace("http", kind, 1))
-        query.http(asked, "GET", "/", {}) if kind == "http" else query.grpc(asked, ECHO, [b""], {})
+        server = peer(url.replace("http", kind, 1))
+        query.http(server, "GET", "/", {}) if kind == "http" else query.grpc(server, ECHO, [b""], {})
     assert "closed the connection without sending a response" in caught.value.what
     assert f"write {url.replace('http', f'{kind}s', 1)} if it speaks TLS" in caught.value.remedy
 

@@ -201,8 +201,8 @@ def test_no_socket_is_leaked_if_the_connection_is_refused(monkeypatch: pytest.Mo
     made: list[socket.socket] = []  # and kept, so that none is closed by being collected
 
     class Noted(socket.socket):
-        def __init__(self, *asked: Any, **more: Any) -> None:
-            super().__init__(*asked, **more)
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
             if threading.current_thread() is threading.main_thread():  # and not a server of an earlier test
                 made.append(self)
 
@@ -236,8 +236,8 @@ def test_a_response_that_ends_with_the_connection_is_done_with_its_last_byte() -
 def test_addresses_of_unsupported_families_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
-    def found(*asked: Any, **more: Any) -> list[Any]:
-        return [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0)), *real(*asked, **more)]
+    def found(*arguments: Any, **more: Any) -> list[Any]:
+        return [(9999, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0)), *real(*arguments, **more)]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     with scripted(polite) as url:

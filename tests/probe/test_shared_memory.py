@@ -52,23 +52,23 @@ class Fake:
         self.output = {"name": "OUTPUT", "datatype": "FP32", "shape": output}
         self.refusal = ""
         self.in_use = 0
-        """So often it will not let go of a region."""
+        """Number of times that it refuses to unregister a region."""
         self.registered: dict[str, dict[str, Any]] = {}
         self.seen: dict[str, dict[str, Any]] = {}
-        """All that ever were registered."""
+        """All regions that were ever registered."""
         self.inferred: list[Inferred] = []
-        self.asked_to_register, self.may_register = threading.Event(), threading.Event()
+        self.register_requested, self.may_register = threading.Event(), threading.Event()
         self.may_register.set()
-        self.asked_to_infer = threading.Event()
+        self.infer_requested = threading.Event()
 
     def __call__(self, client: Client) -> None:
         while request := client.request():
             first, headers, body = request
-            status, tree = self._answer(first.split(" ")[1], headers, body)
-            said = json.dumps(tree).encode()
-            client.send(b"HTTP/1.1 %d Said\r\nContent-Length: %d\r\n\r\n%b" % (status, len(said), said))
+            status, tree = self._respond(first.split(" ")[1], headers, body)
+            body = json.dumps(tree).encode()
+            client.send(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
 
-    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+    def _respond(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
         if path == "/v2/models/m/infer":
             return self._infer(headers, body)
         if path.endswith("/register"):
@@ -87,7 +87,7 @@ class Fake:
 
     def _register(self, name: str, about: dict[str, Any]) -> tuple[int, Any]:
         self.seen[name] = about
-        self.asked_to_register.set()
+        self.register_requested.set()
         self.may_register.wait(WAIT_S)
         if self.refusal or name in self.registered:
             return 400, {"error": self.refusal or f"shared memory region '{name}' already in manager"}
@@ -112,7 +112,7 @@ class Fake:
         reference = given.get("parameters", {})
         raw = self._read(reference) if "shared_memory_region" in reference else rest
         self.inferred.append(Inferred(tree, rest, raw))
-        self.asked_to_infer.set()
+        self.infer_requested.set()
         output = self.output | {"shape": given["shape"]}
         (wanted,) = tree.get("outputs") or [{}]
         if "shared_memory_region" in wanted.get("parameters", {}):
@@ -136,7 +136,7 @@ class Fake:
             file.write(raw)
 
     def slots(self) -> list[int]:
-        """Where each request's output went."""
+        """The slot of each request's output."""
         return [one.body["outputs"][0]["parameters"].get("shared_memory_offset", 0) for one in self.inferred]
 
     def left_over(self) -> list[str]:
@@ -239,10 +239,10 @@ def test_the_size_of_outputs_comes_from_the_metadata_or_a_first_inference(
 ) -> None:
     with serving(output) as (fake, url):
         run = shared_run(tmp_path, url, data={"type": "tensors", "batch": 2})
-        by_hand = [one for one in fake.inferred if "outputs" not in one.body]
+        probes = [one for one in fake.inferred if "outputs" not in one.body]
         assert failures(run) == 0
-        assert len(by_hand) == (-1 in output[1:])
-        fake.inferred = [one for one in fake.inferred if one not in by_hand]
+        assert len(probes) == (-1 in output[1:])
+        fake.inferred = [one for one in fake.inferred if one not in probes]
         assert {one.body["outputs"][0]["parameters"]["shared_memory_byte_size"] for one in fake.inferred} == {size}
 
 
@@ -373,7 +373,7 @@ def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, 
     with serving() as (fake, url):
         fake.may_register.clear()
         with process_of(tmp_path, url) as process:
-            await_event(fake.asked_to_register, process)
+            await_event(fake.register_requested, process)
             (about,) = fake.seen.values()
             assert path_of(about["key"]).exists()
             process.send_signal(number)
@@ -394,7 +394,7 @@ def test_a_signal_between_creating_and_registering(tmp_path: Path, number: int, 
 def test_a_signal_in_the_middle_of_a_run(tmp_path: Path, number: int, status: int) -> None:
     """(The first two end it with a report, which says INVALID.)"""
     with serving() as (fake, url), process_of(tmp_path, url) as process:
-        await_event(fake.asked_to_infer, process)
+        await_event(fake.infer_requested, process)
         assert len(fake.left_over()) == 2  # registered, and a file
         process.send_signal(number)
         assert process.wait(WAIT_S) == status
@@ -404,7 +404,7 @@ def test_a_signal_in_the_middle_of_a_run(tmp_path: Path, number: int, status: in
 def test_a_run_that_was_killed_leaves_a_region_that_the_next_one_removes(tmp_path: Path) -> None:
     with serving() as (fake, url):
         with process_of(tmp_path, url) as process:
-            await_event(fake.asked_to_infer, process)
+            await_event(fake.infer_requested, process)
             (left,) = fake.seen
             process.kill()
             process.wait(WAIT_S)
@@ -460,14 +460,16 @@ def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> No
     region = Region()
     region.create()
     try:
-        places = [region.put(piece) for piece in pieces]
+        references = [region.put(piece) for piece in pieces]
         start = region.reserve(reserved)
         content = region.path.read_bytes()
     finally:
         region.remove()
-    assert [content[reference.offset : reference.offset + reference.byte_size] for reference in places] == pieces
-    assert len({reference.offset for reference in places}) == len(set(pieces))
-    assert all(reference.offset % 64 == 0 and reference.offset + reference.byte_size <= start for reference in places)
+    assert [content[reference.offset : reference.offset + reference.byte_size] for reference in references] == pieces
+    assert len({reference.offset for reference in references}) == len(set(pieces))
+    assert all(
+        reference.offset % 64 == 0 and reference.offset + reference.byte_size <= start for reference in references
+    )
     if reserved:
         assert len(content) == region.size == start + reserved
 
@@ -477,7 +479,7 @@ def test_equal_tensors_are_stored_once(pieces: list[bytes], reserved: int) -> No
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 70))
 def test_consecutive_requests_have_different_slots(count: int, at_once: int, room: int) -> None:
-    """As many as may be in flight, at any point of the round, whatever the numbers of requests and of slots."""
+    """For all requests that can be in flight together, at any point of the round and for any numbers of requests and slots."""
     shard = shared_memory._Shard(({},) * count, at_once, 0)
     slots = shard.slots(room)
     requests = runner._in_rounds([Request(id, "", 0, 0) for id in range(count)], slots)

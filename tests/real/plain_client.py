@@ -1,4 +1,4 @@
-"""A second opinion: asks a server with the standard library alone, and reads its stream with none of inferometer's code."""
+"""A second opinion: sends requests with the standard library alone, and reads streams without any code of inferometer."""
 
 import http.client
 import json
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 
-class PlainAnswer(NamedTuple):
+class PlainResponse(NamedTuple):
     text: str
     pieces: list[str]
     """The text of each event that carried some."""
@@ -15,20 +15,20 @@ class PlainAnswer(NamedTuple):
     usage: dict[str, Any]
     events: int
     done: bool
-    """[DONE] came."""
+    """Whether [DONE] was received."""
     body: bytes
-    """Everything that came, with the chunked coding taken off."""
+    """Everything that was received, without the chunked transfer coding."""
 
 
-def ask(url: str, path: str, body: Mapping[str, object]) -> PlainAnswer:
-    """One streamed request on a connection of its own."""
+def stream_request(url: str, path: str, body: Mapping[str, object]) -> PlainResponse:
+    """Send one streamed request on its own connection."""
     raw = post(url, path, {**body, "stream": True, "stream_options": {"include_usage": True}})
     lines = [line.removeprefix("data:").strip() for line in raw.decode().splitlines() if line.startswith("data:")]
     trees = [json.loads(line) for line in lines if line != "[DONE]"]
     choices = [choice for tree in trees for choice in tree["choices"]]
     texts = [(choice.get("delta") or {}).get("content") or choice.get("text") or "" for choice in choices]
     pieces = [text for text in texts if text]
-    return PlainAnswer(
+    return PlainResponse(
         text="".join(pieces),
         pieces=pieces,
         finish=next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), ""),
@@ -50,8 +50,8 @@ def get(url: str, path: str) -> bytes:
 def _exchange(url: str, method: str, path: str, body: str | None) -> bytes:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     connection.request(method, path, body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    content = answer.read()
+    response = connection.getresponse()
+    content = response.read()
     connection.close()
-    assert answer.status == 200, content
+    assert response.status == 200, content
     return content

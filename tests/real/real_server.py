@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def started(name: str, *options: str) -> Iterator[dict[str, Any]]:
-    """What the server said when it was ready: its `url`, its `model`, and more."""
+    """Start the server and yield what it prints when it is ready: its `url`, its `model`, and more."""
     python = INSTALLED / name / "bin/python"
     script = ROOT / "tools/real_servers" / name / "serve.py"
     process = subprocess.Popen([python, script, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -40,7 +40,7 @@ def started(name: str, *options: str) -> Iterator[dict[str, Any]]:
 
 
 def measure(folder: Path, url: str, load: dict[str, Any], **sections: Any) -> tuple[Run, Summary]:
-    """A run in this process, of short synthetic prompts unless `data` says otherwise. The rows are in order of their ids."""
+    """Run in this process, with short synthetic prompts unless `data` overrides them. The rows are sorted by id."""
     tree: dict[str, Any] = {
         "server": {"url": url} | sections.pop("server", {}),
         "data": {"type": "synthetic", "input": 16, "output": 12},
@@ -54,12 +54,12 @@ def measure(folder: Path, url: str, load: dict[str, Any], **sections: Any) -> tu
 
 
 def in_a_row(requests: int) -> dict[str, Any]:
-    """The load of one request after the other."""
+    """Return a load that sends one request after the other."""
     return {"type": "closed", "concurrency": 1, "requests": requests}
 
 
 def inferometer(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command, as a user calls it, in `folder`."""
+    """Run the command as a user would, in `folder`."""
     command = [sys.executable, "-m", "inferometer", *words]
     return subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
@@ -67,7 +67,7 @@ def inferometer(folder: Path, *words: str, **environment: str) -> subprocess.Com
 
 
 def check_times(run: Run, streamed: bool) -> None:
-    """Every answer's instants are there and in order, and its chunks lie between its first and its last token."""
+    """Check that the instants of every response are recorded and in order, and that its chunks are between its first and last token."""
     rows = run.records.rows
     order = ("intended", "sent", "first_byte", "first_token", "last_token", "done")
     names = order if streamed else ("intended", "sent", "first_byte", "done")

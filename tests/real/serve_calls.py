@@ -1,4 +1,4 @@
-"""What tritonclient asks of Triton and of our server alike: calls of triton_oracle.py (mode `calls`), by what they are."""
+"""The calls that tritonclient makes to Triton and to our server: calls of triton_oracle.py (mode `calls`), by kind."""
 
 import json
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ def inferences() -> Calls:
     made |= by(CLIENTS, "a priority and a long timeout", **(PLAIN | {"priority": 3, "timeout": 30_000_000}))
     large = [
         numbers("INPUT0", "FP32", [1_200_000], np.arange(1_200_000))
-    ]  # beyond the 4 MiB that gRPC takes unless told
+    ]  # beyond the 4 MiB that gRPC accepts by default
     made |= by(("http", "grpc"), "a large tensor", **(PLAIN | {"inputs": large}))
     made |= by(CLIENTS, "at once", **(IDENTITY | {"call": "at_once", "times": 8}))
     return made | compressions() | streams() | shared_memory()
@@ -101,7 +101,7 @@ def compressions() -> Calls:
     return made
 
 
-def ask(model: str, name: str, number: int, id: str = "") -> Job:
+def job(model: str, name: str, number: int, id: str = "") -> Job:
     return {"model": model, "inputs": [numbers(name, "INT32", [1], [number])], "id": id}
 
 
@@ -113,13 +113,13 @@ def speak(*words: bytes, **wishes: int) -> Job:
 def streams() -> Calls:
     made: Calls = {}
     for count in (0, 1, 5, 100):
-        made |= by(GRPC, f"{count} answers in a stream", call="stream", requests=[ask("square", "N", count, "s")])
-    made |= by(GRPC, "one answer in a stream", call="stream", requests=[PLAIN | {"id": "one"}])
+        made |= by(GRPC, f"{count} responses in a stream", call="stream", requests=[job("square", "N", count, "s")])
+    made |= by(GRPC, "one response in a stream", call="stream", requests=[PLAIN | {"id": "one"}])
     made |= by(GRPC, "words in a stream", call="stream", requests=[speak(b"la", b"li", max_tokens=5, delay_ms=1)])
-    several = [ask("slow", "DELAY_MS", delay, f"{place}") for place, delay in enumerate((20, 1, 5))]
+    several = [job("slow", "DELAY_MS", delay, f"{index}") for index, delay in enumerate((20, 1, 5))]
     made |= by(GRPC, "several requests in a stream", call="stream", requests=several)
     fail = speak(b"la", b"li", fail_after=2)
-    made |= by(GRPC, "an error after two answers", call="stream", requests=[fail])
+    made |= by(GRPC, "an error after two responses", call="stream", requests=[fail])
     made |= by(GRPC, "an unknown model in a stream", call="stream", requests=[PLAIN | {"model": "nosuch"}])
     wrong = [numbers("INPUT0", "INT32", [1], [1])]
     made |= by(GRPC, "a wrong datatype in a stream", call="stream", requests=[PLAIN | {"inputs": wrong}])
@@ -137,10 +137,10 @@ def shared_memory() -> Calls:
     )
 
 
-# --- what is asked about the server ---------------------------------------------------------------------------------------
+# --- queries about the server ---------------------------------------------------------------------------------------------
 
 
-def questions() -> Calls:
+def queries() -> Calls:
     made: Calls = {}
     for method, *words in (
         ("is_server_live",), ("is_server_ready",), ("is_model_ready", "identity"), ("is_model_ready", "identity", "1"),
@@ -208,7 +208,7 @@ def refusals() -> Calls:
 
 
 def control() -> Calls:
-    """In this order: each client leaves the models as it found them. Triton's settings are changed here, too."""
+    """Return the calls, in order: each client leaves the models as it found them. Some change Triton's settings, too."""
     coming_and_going: dict[str, Job] = {
         "load what is loaded": {"call": "load_model", "words": ["no_batch"]},
         "infer after a reload": PLAIN,
@@ -250,7 +250,7 @@ def control() -> Calls:
 
 
 def configured() -> str:
-    """identity's configuration, for batches of two."""
+    """The configuration of identity, for batches of two."""
     return json.dumps(
         {
             "backend": "python",

@@ -1,11 +1,11 @@
-"""The reference server with models that do what those of triton_models do, by the same names and configurations.
+"""The reference server with models that do what those of triton_models do, with the same names and configurations.
 
-A test file that says
+A test file with the line
 
     pytest_plugins = ["serve_server"]
 
-has the fixture `ours`, made once a session. Its models are the functions of serve_models, with the configurations and labels
-of triton_models: what Triton is told, our server is told. (`sequence` is not among them: our server has no sequence batcher.
+has the fixture `ours`, created once per session. Its models are the functions of serve_models, with the configurations and
+labels of triton_models, so both servers get the same ones. (`sequence` is missing: our server has no sequence batcher.
 PYTEST_DONT_REWRITE: test files import more from here before pytest does.)
 """
 
@@ -23,7 +23,7 @@ NAMES = sorted(path.stem for path in (HERE / "serve_models").glob("*.py"))
 
 
 def repository(folder: Path, *names: str) -> Path:
-    """A repository of these models (all of them, unless told) in `folder`."""
+    """Write a repository of these models (default: all of them) to `folder`."""
     for name in names or NAMES:
         model, theirs = folder / name, HERE / "triton_models" / name
         (model / "1").mkdir(parents=True)
@@ -34,8 +34,8 @@ def repository(folder: Path, *names: str) -> Path:
     return folder
 
 
-def settings(folder: Path, **told: object) -> Settings:
-    return Settings(models=(str(folder),), http=0, grpc=0, metrics=0, **told)  # type: ignore[arg-type]
+def settings(folder: Path, **options: object) -> Settings:
+    return Settings(models=(str(folder),), http=0, grpc=0, metrics=0, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

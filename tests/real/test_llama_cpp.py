@@ -1,8 +1,8 @@
 """Against llama.cpp's own server: real batching, a real tokenizer, real HTTP, none of it written by us.
 
-What it does that a server of ours would not: it closes the connection after each stream though it has promised to keep it
-for 5 s; its tokens may be a part of a character, so that a chunk carries none or several; it answers to any model name; and
-it counts, in /metrics, every token that it ever read or wrote, which is held here against the sums of the records.
+It behaves differently from our server in several ways: it closes the connection after each stream although it promised to
+keep it for 5 s; a token may be a part of a character, so a chunk carries none or several; it accepts any model name; and its
+/metrics count every token that it read or wrote, which is compared with the sums of the records.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command import cli
-from plain_client import ask, get
+from plain_client import get, stream_request
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
 from inferometer.apis import APIS
@@ -44,9 +44,9 @@ def url(llama: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("load", [CLOSED, OPEN], ids=["closed", "open"])
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "unstreamed"])
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_all_answers_are_complete_and_counted_by_the_server(
+def test_all_responses_are_complete_and_counted_by_the_server(
     tmp_path: Path, llama: dict[str, Any], api: str, stream: bool, load: dict[str, Any]
 ) -> None:
     run, summary = measure(tmp_path, llama["url"], load, server={"api": api, "stream": stream, "body": GREEDY})
@@ -64,8 +64,8 @@ def test_all_answers_are_complete_and_counted_by_the_server(
     assert run.manifest.config["server"]["model"] == llama["model"]  # type: ignore[index]  # found through /v1/models
 
 
-def test_what_the_server_says_it_read_and_wrote_is_what_the_records_say(tmp_path: Path, url: str) -> None:
-    """No request reached the model twice, though each stream's connection had gone stale when the next was due."""
+def test_the_servers_token_counts_match_the_records(tmp_path: Path, url: str) -> None:
+    """No request reached the model twice, although the connection of each stream was stale when the next request was due."""
     before = _counters(url)
     run, _ = measure(tmp_path, url, in_a_row(40))
     after = _counters(url)
@@ -81,7 +81,7 @@ def _counters(url: str) -> dict[str, int]:
     }
 
 
-def test_connections_that_are_closed_after_each_stream_are_soon_no_longer_reused(tmp_path: Path, url: str) -> None:
+def test_connections_that_close_after_each_stream_are_soon_no_longer_reused(tmp_path: Path, url: str) -> None:
     run, _ = measure(tmp_path, url, in_a_row(40))
     assert (run.records.rows["attempts"] > 1).sum() <= 3
 
@@ -97,28 +97,28 @@ def test_connections_that_are_kept_are_reused_beyond_the_servers_limit_of_100(tm
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str) -> None:
-    plain = [ask(url, APIS[api].path, _body(api, prompt)) for prompt in PROMPTS]
+    plain = [stream_request(url, APIS[api].path, _body(api, prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"api": api, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
-    assert [answer.finish for answer in plain] == ["length"] * 5
-    assert rows["n_in"].tolist() == [answer.usage["prompt_tokens"] for answer in plain]
-    assert rows["n_out"].tolist() == [answer.usage["completion_tokens"] for answer in plain]
-    assert rows["chunk_count"].tolist() == [len(answer.pieces) for answer in plain]
+    assert [response.finish for response in plain] == ["length"] * 5
+    assert rows["n_in"].tolist() == [response.usage["prompt_tokens"] for response in plain]
+    assert rows["n_out"].tolist() == [response.usage["completion_tokens"] for response in plain]
+    assert rows["chunk_count"].tolist() == [len(response.pieces) for response in plain]
 
 
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
-    """Records hold no text; but where the server gives no usage, the text's tokens by our own tokenizer are counted."""
-    plain = [ask(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
+    """Records hold no text; but if the server reports no usage, they count the tokens of the text with our own tokenizer."""
+    plain = [stream_request(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
     run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS))
     rows = run.records.rows
-    assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([answer.text for answer in plain])
+    assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([response.text for response in plain])
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str, size: int) -> None:
-    plain = ask(url, APIS[api].path, _body(api, PROMPTS[0]))
+    plain = stream_request(url, APIS[api].path, _body(api, PROMPTS[0]))
     decoder, events = StreamedResponse(), list[Any]()
     for start in range(0, len(plain.body), size):
         decoder.feed(plain.body[start : start + size], events)
@@ -128,10 +128,10 @@ def test_the_decoder_reads_the_same_text_from_the_same_bytes(url: str, api: str,
 
 
 def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_path: Path, url: str) -> None:
-    """The three bytes of the euro sign, in any order: a chunk comes when a character, or what cannot be one, is complete."""
+    """The three bytes of the euro sign, in any order: a chunk is sent when a character, or an invalid sequence, is complete."""
     bias = {str(3 + octet): 100 for octet in "€".encode()}
     body = {"logit_bias": bias, "temperature": 1, "seed": 7}
-    plain = ask(url, APIS["completions"].path, {"prompt": "la", "max_tokens": 30, **body})
+    plain = stream_request(url, APIS["completions"].path, {"prompt": "la", "max_tokens": 30, **body})
     server = {"api": "completions", "body": body}
     run, summary = measure(tmp_path, url, in_a_row(3), server=server, data=_given(["la"], output=30))
     rows = run.records.rows
@@ -142,8 +142,8 @@ def test_tokens_that_are_parts_of_characters_make_fewer_chunks_than_tokens(tmp_p
 
 
 def _body(api: str, prompt: str) -> dict[str, object]:
-    asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
-    return {**asked, "max_tokens": 12, **GREEDY}
+    prompt_fields = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {"prompt": prompt}
+    return {**prompt_fields, "max_tokens": 12, **GREEDY}
 
 
 def _given(prompts: list[str], output: int = 12) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _given(prompts: list[str], output: int = 12) -> dict[str, Any]:
 
 
 def test_ignore_eos_and_extra_body_fields_reach_the_server(tmp_path: Path, llama: dict[str, Any]) -> None:
-    """With EOS made certain an answer is one token long and has no text; with EOS ignored it has the length asked for."""
+    """If EOS is certain, a response is one token long and has no text; if EOS is ignored, it has the requested length."""
     body = {"logit_bias": {str(llama["eos"]): 100}, **GREEDY}
     run, summary = measure(tmp_path, llama["url"], in_a_row(4), server={"body": body})
     rows = run.records.rows
@@ -171,13 +171,13 @@ def test_max_completion_tokens(tmp_path: Path, url: str) -> None:
     assert set(run.records.rows["n_out"]) == {12}
 
 
-def test_tokens_that_the_server_had_cached(tmp_path: Path, url: str) -> None:
+def test_cached_tokens_are_recorded(tmp_path: Path, url: str) -> None:
     run, _ = measure(tmp_path, url, in_a_row(2), data=_given(["a prompt that nobody has sent before"]))
     rows = run.records.rows
     assert rows["cached"][0] < rows["cached"][1] < rows["n_in"][1]
 
 
-def test_a_model_name_that_it_does_not_have_does_not_trouble_this_server(tmp_path: Path, url: str) -> None:
+def test_an_unknown_model_name_is_accepted(tmp_path: Path, url: str) -> None:
     _, summary = measure(tmp_path, url, in_a_row(2), server={"model": "no-such-model"})
     assert summary.counts.ok == 2
 
@@ -194,7 +194,7 @@ def test_a_model_name_that_it_does_not_have_does_not_trouble_this_server(tmp_pat
     ],
     ids=["prompt too long", "field of the wrong type", "no such path"],
 )  # fmt: skip
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "unstreamed"])
 def test_a_refusal_is_a_failure_with_the_servers_message(
     tmp_path: Path, url: str, server: dict[str, Any], data: dict[str, Any], code: str, words: str, stream: bool
 ) -> None:
@@ -225,12 +225,12 @@ def test_a_key_is_sent_and_not_stored(tmp_path: Path, monkeypatch: pytest.Monkey
 # --- the command --------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_the_model_and_its_report_is_the_same_again(
+def test_the_command_finds_the_model_and_its_report_is_reproducible(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = ("--concurrency", "4", "--requests", "40", "--input", "16", "--output", "8")
     live = inferometer(tmp_path, "run", url, "--quiet", *load, "--json", "live.json", "--csv", "live.csv")
-    assert live.returncode in (0, 1), live  # a shared machine may well make it INVALID
+    assert live.returncode in (0, 1), live  # on a shared machine it may be INVALID
     assert "tiny-llama" in live.stdout and "40 ok" in live.stdout, live
     monkeypatch.chdir(tmp_path)
     again = cli("report", "runs/LATEST", "--json", "again.json", "--csv", "again.csv")

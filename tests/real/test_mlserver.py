@@ -1,4 +1,4 @@
-"""KServe v2 by another hand: MLServer, which has neither configurations nor statistics, and streams bare answers."""
+"""Another KServe v2 server: MLServer, which has neither configurations nor statistics, and streams bare responses."""
 
 import json
 from collections.abc import Iterator
@@ -31,22 +31,22 @@ WAYS = ["http", "grpc"]
 
 @pytest.fixture(scope="module")
 def mlserver() -> Iterator[Urls]:
-    with started("mlserver", "--models", str(Path(__file__).parent / "mlserver_models")) as places:
-        yield places
+    with started("mlserver", "--models", str(Path(__file__).parent / "mlserver_models")) as urls:
+        yield urls
 
 
-def place(mlserver: Urls, way: str) -> Peer:
+def peer_of(mlserver: Urls, way: str) -> Peer:
     return Peer(parse(mlserver[way]))
 
 
 def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions) -> InferResponse:
     if way == "grpc":
         message = grpc.infer_request("echo", "", tensors, options)
-        answered = query.grpc(place(mlserver, way), grpc.INFER, [message], {})
-        assert answered.fail is None, answered.fail
-        return grpc.infer_response(answered.body)
+        reply = query.grpc(peer_of(mlserver, way), grpc.INFER, [message], {})
+        assert reply.fail is None, reply.fail
+        return grpc.infer_response(reply.body)
     headers, body = http.encode(tensors, options)
-    reply = query.http(place(mlserver, way), "POST", http.infer_path("echo"), headers, body)
+    reply = query.http(peer_of(mlserver, way), "POST", http.infer_path("echo"), headers, body)
     return http.decode(reply.status, reply.headers, reply.body)
 
 
@@ -54,36 +54,36 @@ def infer(mlserver: Urls, way: str, tensors: list[Tensor], options: InferOptions
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_metadata_is_there_and_configuration_and_statistics_are_not_offered(mlserver: Urls, way: str) -> None:
-    there = place(mlserver, way)
+def test_it_has_metadata_but_no_configuration_or_statistics(mlserver: Urls, way: str) -> None:
+    there = peer_of(mlserver, way)
     assert kserve.live(there, {}) and kserve.ready(there, {})
     assert kserve.model_ready(there, {}, "echo")
     assert kserve.server_metadata(there, {}).name == "mlserver"
     found: ModelMetadata = kserve.model_metadata(there, {}, "echo")
     assert (found.name, found.inputs) == ("echo", (TensorSpec("x", "FP32", (-1, 4)),))
-    for ask in (kserve.model_config, kserve.statistics):
+    for read in (kserve.model_config, kserve.statistics):
         with pytest.raises(NotOffered):
-            ask(there, {}, "echo")
+            read(there, {}, "echo")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_first_model_of_the_index_is_taken_where_none_is_named(mlserver: Urls, way: str) -> None:
-    entries = kserve.repository_index(place(mlserver, way), {})
+def test_the_first_model_of_the_index_is_the_default(mlserver: Urls, way: str) -> None:
+    entries = kserve.repository_index(peer_of(mlserver, way), {})
     assert [(entry.name, entry.state) for entry in entries] == [("echo", "READY"), ("words", "READY")]
     assert reach.reach(Server(mlserver[way], api="kserve")).model == "echo"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_version_that_is_not_there(mlserver: Urls, way: str) -> None:
+def test_an_unknown_version(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="echo") as caught:
         reach.reach(Server(mlserver[way], model="echo", version="3", api="kserve"))
     assert caught.value.next_step == "check server.version"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
+def test_an_unknown_model(mlserver: Urls, way: str) -> None:
     with pytest.raises(UserError, match="nosuch") as caught:
-        kserve.model_metadata(place(mlserver, way), {}, "nosuch")
+        kserve.model_metadata(peer_of(mlserver, way), {}, "nosuch")
     assert not isinstance(caught.value, NotOffered)
 
 
@@ -92,15 +92,15 @@ def test_a_model_that_is_not_there(mlserver: Urls, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
-def test_what_is_sent_comes_back(mlserver: Urls, way: str, datatype: str) -> None:
+def test_inputs_are_echoed(mlserver: Urls, way: str, datatype: str) -> None:
     sent = random("x", datatype, (3, 4), np.random.default_rng(7))
-    answer = infer(mlserver, way, [sent], InferOptions(id="seven", binary=False))
-    assert answer.outputs == [sent]
-    assert (answer.model, answer.id) == ("echo", "seven")
+    response = infer(mlserver, way, [sent], InferOptions(id="seven", binary=False))
+    assert response.outputs == [sent]
+    assert (response.model, response.id) == ("echo", "seven")
 
 
 def test_typed_contents_are_read(mlserver: Urls) -> None:
-    """MLServer answers in the form in which it was asked; we ask raw, others do not."""
+    """MLServer responds in the format of the request; we send raw contents, other clients do not."""
     values: dict[str, tuple[str, list[Any]]] = {
         "BOOL": ("bool_contents", [True, False]),
         "INT8": ("int_contents", [-128, 127]),
@@ -115,7 +115,7 @@ def test_typed_contents_are_read(mlserver: Urls) -> None:
     for datatype, (field, elements) in values.items():
         made = request.inputs.add(name=datatype, datatype=datatype, shape=[2])
         getattr(made.contents, field).extend(elements)
-    reply = query.grpc(place(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
+    reply = query.grpc(peer_of(mlserver, "grpc"), grpc.INFER, [request.SerializeToString()], {})
     assert reply.fail is None, reply.fail
     assert (
         not protobuf.bundled("kserve")
@@ -140,7 +140,7 @@ def measured(folder: Path, mlserver: Urls, way: str, model: str, **sections: Any
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_goes_on_without_configuration_and_statistics(tmp_path: Path, mlserver: Urls, way: str) -> None:
+def test_a_run_works_without_configuration_and_statistics(tmp_path: Path, mlserver: Urls, way: str) -> None:
     load = {"type": "closed", "concurrency": 4, "requests": 200}
     run = measured(tmp_path, mlserver, way, "echo", data={"shape": {"x": [2, 4]}}, load=load)
     rows = run.records.rows
@@ -152,7 +152,7 @@ def test_a_run_goes_on_without_configuration_and_statistics(tmp_path: Path, mlse
     assert run.manifest.server["name"] == "mlserver"
 
 
-def test_a_stream_has_an_arrival_for_each_answer(tmp_path: Path, mlserver: Urls) -> None:
+def test_a_stream_has_an_arrival_per_response(tmp_path: Path, mlserver: Urls) -> None:
     path = tmp_path / "data.json"
     texts = ["one", "one two", "one two three"]
     path.write_text(json.dumps({"data": [{"text_input": [text]} for text in texts]}))
@@ -164,7 +164,7 @@ def test_a_stream_has_an_arrival_for_each_answer(tmp_path: Path, mlserver: Urls)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_failure_of_the_model_has_its_words(tmp_path: Path, mlserver: Urls, way: str) -> None:
+def test_a_failure_of_the_model_has_its_message(tmp_path: Path, mlserver: Urls, way: str) -> None:
     """`words` can only stream."""
     load = {"type": "constant", "rate": 200, "requests": 10}
     run = measured(tmp_path, mlserver, way, "words", data={"fill": "random"}, load=load)

@@ -1,8 +1,8 @@
-"""Our server beside a real Triton: tritonclient asks both the same, and is told the same.
+"""Our server next to a real Triton: tritonclient makes the same calls to both, and gets the same responses.
 
-The calls are those of serve_calls.py, over all four clients (HTTP and gRPC, in threads and with asyncio), to models of the same
-names and configurations (serve_server.py). Answers are compared field by field: outputs to the bit (in whatever order), metadata
-and configurations, error messages and statuses. What may differ is in ALLOWED, with what ours says and why; nothing else may.
+The calls are those of serve_calls.py, over all four clients (HTTP and gRPC, in threads and with asyncio), to models with the same
+names and configurations (serve_server.py). Responses are compared field by field: outputs bit by bit (in any order), metadata and
+configurations, error messages and statuses. ALLOWED lists the differences that may occur, with our value and the reason.
 """
 
 import functools
@@ -29,7 +29,7 @@ NOTHING = "(nothing)"
 
 
 class Allowed(NamedTuple):
-    """A difference, and its reason. The first three are patterns, of the whole text; values are compared as JSON."""
+    """A difference, and its reason. The first three are patterns that must match completely; values are compared as JSON."""
 
     call: str
     field: str
@@ -118,48 +118,48 @@ ALLOWED = [
 
 # --- the same calls -----------------------------------------------------------------------------------------------------
 
-CALLS = serve_calls.inferences() | serve_calls.questions() | serve_calls.refusals()
+CALLS = serve_calls.inferences() | serve_calls.queries() | serve_calls.refusals()
 CONTROL = serve_calls.control()
-Answers = dict[str, tuple[Job, Job]]
-"""Of Triton and of ours, by the call's name."""
+Responses = dict[str, tuple[Job, Job]]
+"""The responses of Triton and of our server, by the name of the call."""
 Url = str
 
 
 @pytest.fixture(scope="module")
-def answers(triton: Triton, ours: Running, oracle: Oracle) -> Answers:
-    return ask_both(oracle, CALLS, (triton.http, triton.grpc), (ours.url, ours.grpc))
+def responses(triton: Triton, ours: Running, oracle: Oracle) -> Responses:
+    return call_both(oracle, CALLS, (triton.http, triton.grpc), (ours.url, ours.grpc))
 
 
 @pytest.fixture(scope="module")
-def controlled(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
-    """Of servers that clients may load models into."""
+def controlled(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Responses]:
+    """The responses of servers that allow clients to load models."""
     names = ("identity", "no_batch")
     folder = repository(tmp_path_factory.mktemp("controlled"), *names)
     explicit = ("--model-control-mode=explicit", "--load-model=*")
     with running(names, explicit) as theirs, serving(settings(folder, control=True)) as server:
-        yield ask_both(oracle, CONTROL, (theirs.http, theirs.grpc), (server.url, server.grpc))
+        yield call_both(oracle, CONTROL, (theirs.http, theirs.grpc), (server.url, server.grpc))
 
 
-def ask_both(oracle: Oracle, calls: serve_calls.Calls, *servers: tuple[Url, Url]) -> Answers:
-    asked = list(calls.values())
-    theirs, own = (oracle(url, mode="calls", http=url, grpc=grpc, calls=asked)["answers"] for url, grpc in servers)
+def call_both(oracle: Oracle, calls: serve_calls.Calls, *servers: tuple[Url, Url]) -> Responses:
+    sent = list(calls.values())
+    theirs, own = (oracle(url, mode="calls", http=url, grpc=grpc, calls=sent)["results"] for url, grpc in servers)
     return dict(zip(calls, zip(theirs, own, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tritonclient_is_told_the_same(answers: Answers, name: str) -> None:
-    assert_equal(name, *answers[name])
+def test_tritonclient_gets_the_same_responses(responses: Responses, name: str) -> None:
+    assert_equal(name, *responses[name])
 
 
 @pytest.mark.parametrize("name", CONTROL)
-def test_models_come_and_go_the_same_way(controlled: Answers, name: str) -> None:
+def test_models_are_loaded_and_unloaded_in_the_same_way(controlled: Responses, name: str) -> None:
     assert_equal(name, *controlled[name])
 
 
-def test_every_difference_that_is_allowed_is_there(answers: Answers, controlled: Answers) -> None:
+def test_every_allowed_difference_occurs(responses: Responses, controlled: Responses) -> None:
     found = [
         (name.partition(": ")[2], field)
-        for name, pair in (answers | controlled).items()
+        for name, pair in (responses | controlled).items()
         for field, _, _ in differences(*map(plain, pair))
     ]
     for allowed in ALLOWED:
@@ -178,24 +178,24 @@ def assert_equal(name: str, theirs: Job, own: Job) -> None:
 
 
 def is_allowed(call: str, field: str, ours: Any) -> bool:
-    said = json.dumps(ours, ensure_ascii=False)
+    text = json.dumps(ours, ensure_ascii=False)
     return any(
-        re.fullmatch(each.call, call) and re.fullmatch(each.field, field) and re.fullmatch(each.ours, said)
+        re.fullmatch(each.call, call) and re.fullmatch(each.field, field) and re.fullmatch(each.ours, text)
         for each in ALLOWED
     )
 
 
-def plain(answer: Any) -> Any:
-    """With lists of named things by their names: their order is nobody's promise. Messages without spaces at their ends."""
-    if isinstance(answer, dict):
-        return {key: plain(value) for key, value in answer.items()}
-    if not isinstance(answer, list):
-        return answer.rstrip(". ") if isinstance(answer, str) else answer
-    if answer and all(isinstance(each, dict) and "name" in each for each in answer):
-        names = [each["name"] for each in answer]
+def plain(response: Any) -> Any:
+    """Turn lists of named items into dicts, since their order is not guaranteed, and strip messages."""
+    if isinstance(response, dict):
+        return {key: plain(value) for key, value in response.items()}
+    if not isinstance(response, list):
+        return response.rstrip(". ") if isinstance(response, str) else response
+    if response and all(isinstance(each, dict) and "name" in each for each in response):
+        names = [each["name"] for each in response]
         if len(set(names)) == len(names):
-            return {f"[{each['name']}]": plain(each) for each in answer}
-    return [plain(each) for each in answer]
+            return {f"[{each['name']}]": plain(each) for each in response}
+    return [plain(each) for each in response]
 
 
 def differences(theirs: Any, own: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -204,8 +204,8 @@ def differences(theirs: Any, own: Any, path: str = "") -> Iterator[tuple[str, An
             inner = f"{path}{key}" if key.startswith("[") else f"{path}.{key}"
             yield from differences(theirs.get(key, NOTHING), own.get(key, NOTHING), inner)
     elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
-        for place, (a, b) in enumerate(zip(theirs, own, strict=True)):
-            yield from differences(a, b, f"{path}[{place}]")
+        for index, (a, b) in enumerate(zip(theirs, own, strict=True)):
+            yield from differences(a, b, f"{path}[{index}]")
     elif theirs != own:
         yield path.removeprefix("."), theirs, own
 
@@ -225,18 +225,21 @@ COUNTED = [
 
 @pytest.mark.parametrize("client", serve_calls.CLIENTS)
 def test_statistics_count_the_same(triton: Triton, ours: Running, oracle: Oracle, client: str) -> None:
-    """But for an execution that failed: Triton's documentation calls its counts those of successful ones, as ours are; its
+    """Except for failed executions: according to Triton's documentation only successful ones count, as in our server, but its
     python backend counts all."""
     models = ("identity", "add_sub", "failing", "no_batch")
-    questions = [{"client": client, "call": "get_inference_statistics", "words": [name]} for name in models]
+    queries = [{"client": client, "call": "get_inference_statistics", "words": [name]} for name in models]
     calls = [{"client": client} | call for call in COUNTED]
     found = []
     for url, grpc in ((triton.http, triton.grpc), (ours.url, ours.grpc)):
-        ask = functools.partial(oracle, url, mode="calls", http=url, grpc=grpc)
-        before = still(functools.partial(ask, calls=questions))["answers"]
-        ask(calls=calls)
-        until(lambda ask=ask, before=before: ended(before, ask(calls=questions)["answers"]) >= 5, "all are counted")  # type: ignore[misc]
-        after = still(functools.partial(ask, calls=questions))["answers"]
+        run_calls = functools.partial(oracle, url, mode="calls", http=url, grpc=grpc)
+        before = still(functools.partial(run_calls, calls=queries))["results"]
+        run_calls(calls=calls)
+        until(
+            lambda run_calls=run_calls, before=before: ended(before, run_calls(calls=queries)["results"]) >= 5,
+            "all are counted",
+        )  # type: ignore[misc]
+        after = still(functools.partial(run_calls, calls=queries))["results"]
         found.append({name: counted(a, b) for name, a, b in zip(models, before, after, strict=True)})
     for count in found[0]["failing"].keys() & {"executions", "of 1"}:
         assert found[0]["failing"].pop(count) == found[1]["failing"].pop(count) + 1
@@ -254,7 +257,7 @@ def test_statistics_count_the_same(triton: Triton, ours: Running, oracle: Oracle
 
 
 def ended(before: list[Job], after: list[Job]) -> int:
-    """Requests that went well or failed between these answers, of all models together."""
+    """Return the number of requests that succeeded or failed between these two readings, of all models together."""
     changes = [counted(*pair) for pair in zip(before, after, strict=True)]
     return sum(each["success"] + each["fail"] for each in changes)
 
@@ -271,7 +274,7 @@ def counted(before: Job, after: Job) -> dict[str, int]:
     return {key: new - old for key, (old, new) in times.items() if new - old or not key.startswith("of")}
 
 
-def test_statistics_have_the_fields_that_tritons_have(triton: Triton, ours: Running) -> None:
+def test_statistics_have_the_same_fields_as_tritons(triton: Triton, ours: Running) -> None:
     theirs, own = (
         json.loads(get(url, "/v2/models/identity/stats"))["model_stats"][0] for url in (triton.http, ours.url)
     )
@@ -279,7 +282,7 @@ def test_statistics_have_the_fields_that_tritons_have(triton: Triton, ours: Runn
     assert theirs["inference_stats"].keys() == own["inference_stats"].keys()
 
 
-def test_the_server_says_its_own_name_and_only_extensions_that_triton_has(triton: Triton, ours: Running) -> None:
+def test_the_server_reports_its_own_name_and_only_extensions_that_triton_has(triton: Triton, ours: Running) -> None:
     theirs, own = (json.loads(get(url, "/v2")) for url in (triton.http, ours.url))
     assert (theirs["name"], own["name"]) == ("triton", "inferometer")
     assert own.keys() == theirs.keys()
@@ -337,7 +340,7 @@ BETTER: dict[str, tuple[tuple[str, str, Any], int, int, str]] = {
     "no inputs": (("POST", INFER, {}), 500, 400, "the request's fault"),
     "not JSON": (("POST", INFER, "{"), 500, 400, "the request's fault"),
 }  # fmt: skip
-"""Triton's status, ours, and why."""
+"""Triton's status, ours, and the reason."""
 
 
 def exchange(url: str, method: str, path: str, body: Any) -> tuple[int, str]:
@@ -345,19 +348,19 @@ def exchange(url: str, method: str, path: str, body: Any) -> tuple[int, str]:
     try:
         text = body if isinstance(body, str) else json.dumps(body)
         connection.request(method, path, text, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     finally:
         connection.close()
 
 
 def without_times(body: str) -> str:
-    """Our answers have the time in the queue and in the model; nothing else is in their parameters."""
+    """Return the response without the queue and compute times, the only parameters that our responses add."""
     return re.sub(r'"parameters":\{"queue_ns":\d+,"compute_ns":\d+\},', "", body)
 
 
 @pytest.mark.parametrize("words", SAME_TO_THE_LETTER.values(), ids=SAME_TO_THE_LETTER)
-def test_http_says_the_same_to_the_letter(triton: Triton, ours: Running, words: tuple[str, str, Any]) -> None:
+def test_http_responses_are_identical(triton: Triton, ours: Running, words: tuple[str, str, Any]) -> None:
     status, body = exchange(ours.url, *words)
     assert (status, without_times(body)) == exchange(triton.http, *words)
 
@@ -366,6 +369,6 @@ def test_http_says_the_same_to_the_letter(triton: Triton, ours: Running, words: 
 def test_statuses_that_are_better_than_tritons(
     triton: Triton, ours: Running, words: tuple[str, str, Any], theirs: int, own: int, why: str
 ) -> None:
-    said, answered = exchange(triton.http, *words), exchange(ours.url, *words)
-    assert (said[0], answered[0]) == (theirs, own), why
-    assert '"error":"' in said[1] and '"error":"' in answered[1]
+    from_triton, from_ours = exchange(triton.http, *words), exchange(ours.url, *words)
+    assert (from_triton[0], from_ours[0]) == (theirs, own), why
+    assert '"error":"' in from_triton[1] and '"error":"' in from_ours[1]

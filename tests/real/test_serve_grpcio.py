@@ -1,6 +1,6 @@
-"""grpcio's own clients against our server: health (as grpc_health_probe asks), reflection, and calls with nothing but that.
+"""grpcio's own clients against our server: health (like grpc_health_probe), reflection, and calls that need only reflection.
 
-The server is a process of its own, and none of our code is on the client's side.
+The server is a separate process, and none of our code runs on the client's side.
 """
 
 import base64
@@ -67,8 +67,10 @@ def test_watches_see_the_server_stop(tmp_path: Path) -> None:
             stub = health_pb2_grpc.HealthStub(channel)
             watches = [stub.Watch(a_check(service), timeout=PATIENCE_S) for service in ("", "identity")]
             assert [next(watch).status for watch in watches] == [SERVING] * 2
-            following = [pool.submit(next, watch) for watch in watches]  # who asks only after the end may be too late
-            until(lambda: all(each.running() for each in following), "both ask")
+            following = [
+                pool.submit(next, watch) for watch in watches
+            ]  # a watch that starts only after the end may be too late
+            until(lambda: all(each.running() for each in following), "both watch")
             server.stop()
             assert [each.result().status for each in following] == [NOT_SERVING] * 2
     finally:
@@ -79,7 +81,7 @@ def test_watches_see_the_server_stop(tmp_path: Path) -> None:
 
 
 class Described:
-    """Calls methods by their names, with messages that reflection alone describes: what grpc_cli and grpcurl do."""
+    """Calls methods by name, with messages that only reflection describes, like grpc_cli and grpcurl."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -92,8 +94,8 @@ class Described:
         call = self._channel.unary_unary(
             f"/{service}/{method}", request_serializer=given.SerializeToString, response_deserializer=gives.FromString
         )
-        answer = call(json_format.ParseDict(request, given()), timeout=PATIENCE_S)
-        tree: dict[str, Any] = json_format.MessageToDict(answer, preserving_proto_field_name=True)
+        response = call(json_format.ParseDict(request, given()), timeout=PATIENCE_S)
+        tree: dict[str, Any] = json_format.MessageToDict(response, preserving_proto_field_name=True)
         return tree
 
 
@@ -114,7 +116,7 @@ def test_listing_services_and_methods(described: Described) -> None:
     assert {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= set(listed)
 
 
-def test_asking_with_nothing_but_reflection(described: Described) -> None:
+def test_metadata_with_only_reflection(described: Described) -> None:
     assert described.call("ServerReady", {}) == {"ready": True}
     assert described.call("Check", {"service": "identity"}, "grpc.health.v1.Health") == {"status": "SERVING"}
     metadata = described.call("ModelMetadata", {"name": "add_sub"})
@@ -123,13 +125,13 @@ def test_asking_with_nothing_but_reflection(described: Described) -> None:
     assert [each["name"] for each in index["models"]] == NAMES
 
 
-def test_inferring_with_nothing_but_reflection(described: Described) -> None:
+def test_inference_with_only_reflection(described: Described) -> None:
     shape = {"datatype": "INT32", "shape": [1, 16]}
     given = [{"name": name, "contents": {"int_contents": [number] * 16}} | shape for name, number in (("INPUT0", 5), ("INPUT1", 3))]  # fmt: skip
-    answer = described.call("ModelInfer", {"model_name": "add_sub", "id": "x", "inputs": given})
-    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("add_sub", "1", "x")
-    names = [each["name"] for each in answer["outputs"]]
-    raw = dict(zip(names, answer["raw_output_contents"], strict=True))
+    response = described.call("ModelInfer", {"model_name": "add_sub", "id": "x", "inputs": given})
+    assert (response["model_name"], response["model_version"], response["id"]) == ("add_sub", "1", "x")
+    names = [each["name"] for each in response["outputs"]]
+    raw = dict(zip(names, response["raw_output_contents"], strict=True))
     decoded = {name: np.frombuffer(base64.b64decode(text), "<i4").tolist() for name, text in raw.items()}
     assert decoded == {"OUTPUT0": [8] * 16, "OUTPUT1": [2] * 16}
 
@@ -145,5 +147,5 @@ def test_a_refusal_has_its_code(described: Described) -> None:
 def test_compressed_messages(ours: Running, how: grpc.Compression) -> None:
     with grpc.insecure_channel(ours.grpc.partition("://")[2], compression=how) as channel:
         given = {"name": "INPUT0", "datatype": "FP32", "shape": [1000], "contents": {"fp32_contents": [0.5] * 1000}}
-        answer = Described(channel).call("ModelInfer", {"model_name": "no_batch", "inputs": [given]})
-    assert [int(length) for length in answer["outputs"][0]["shape"]] == [1000]
+        response = Described(channel).call("ModelInfer", {"model_name": "no_batch", "inputs": [given]})
+    assert [int(length) for length in response["outputs"][0]["shape"]] == [1000]

@@ -1,6 +1,6 @@
-"""Our own client against our own server, as it is against Triton: runs over every API, `infer`, `triton`, `compare-protocols`.
+"""Our own client against our own server, as against Triton: runs over every API, `infer`, `triton`, `compare-protocols`.
 
-What a run says of the server's queue and compute is what the server said of each request, and agrees with what it counted.
+The queue and compute times that a run reports are those that the server sent with each request, and agree with its statistics.
 """
 
 import csv
@@ -12,7 +12,7 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 from PIL import Image
 from plain_client import get
 from serve_server import HERE
@@ -49,11 +49,11 @@ def url_of(server: Running, protocol: str) -> str:
 
 
 def measured(server: Running, protocol: str, model: str, load: dict[str, Any], **data: Any) -> Run:
-    _, told = PROTOCOLS[protocol]
+    _, settings = PROTOCOLS[protocol]
     run, _ = helpers.measure(
         Path("runs"),
         url_of(server, protocol),
-        server={"model": model} | told,
+        server={"model": model} | settings,
         data={"type": "tensors"} | data,
         load=load,
     )
@@ -82,8 +82,8 @@ def stats(server: Running, model: str) -> Counter[str]:
     return Counter(spent | {"inferences": found["inference_count"], "executions": found["execution_count"]})
 
 
-def told(run: Run) -> Counter[str]:
-    """What the run's manifest says that the server counted."""
+def statistics_of(run: Run) -> Counter[str]:
+    """Return the server's counts according to the run's manifest."""
     (stage,) = run.manifest.statistics
     assert stage is not None
     spent = {f"{name} {unit}": getattr(getattr(stage, name), unit) for name in stage.__struct_fields__[2:] for unit in ("count", "ns")}  # fmt: skip
@@ -94,13 +94,13 @@ def told(run: Run) -> Counter[str]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> None:
+def test_every_request_succeeds_and_is_counted(ours: Running, protocol: str) -> None:
     before = stats(ours, "identity")
     run = measured(ours, protocol, "identity", closed(4, 100), fill="random", shape={"INPUT0": [2, 50]})
     check_ok(run, 100)
-    counted = told(run)
+    counted = statistics_of(run)
     assert (counted["success count"], counted["inferences"], counted["fail count"]) == (100, 200, 0)
-    if PROTOCOLS[protocol][1].get("shared_memory"):  # one request before the run finds out how large the outputs are
+    if PROTOCOLS[protocol][1].get("shared_memory"):  # one request before the run determines the size of the outputs
         assert (stats(ours, "identity") - before)["success count"] == 101
     else:
         assert +counted == stats(ours, "identity") - before
@@ -114,19 +114,17 @@ def test_every_request_is_answered_and_counted(ours: Running, protocol: str) -> 
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
-def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_counted(
-    ours: Running, protocol: str
-) -> None:
-    """Four at a time on a model that does one in 20 ms: three of them wait."""
+def test_the_times_in_the_responses_add_up_to_the_statistics(ours: Running, protocol: str) -> None:
+    """Four at a time for a model that handles one request in 20 ms: three of them wait."""
     before = stats(ours, "slow")
     run = measured(ours, protocol, "slow", closed(4, 20), fill=entries({"DELAY_MS": [20]}))
     check_ok(run, 20)
-    counted, rows = told(run), run.records.rows
+    counted, rows = statistics_of(run), run.records.rows
     assert (stats(ours, "slow") - before)["success count"] in (20, 21)
     assert int(rows["queue"].sum()) == pytest.approx(counted["queue ns"], abs=20)
     computed = counted["compute_input ns"] + counted["compute_infer ns"] + counted["compute_output ns"]
     assert (rows["compute"] >= 20_000_000).all() and computed >= 20 * 20_000_000
-    assert int(rows["compute"].sum()) >= computed  # the way back from the model's thread is in it, too
+    assert int(rows["compute"].sum()) >= computed  # includes the way back from the model's thread
     assert int(rows["compute"].sum()) == pytest.approx(computed, rel=1)
     assert (rows["queue"] + rows["compute"] <= rows["done"] - rows["sent"]).all()
     found = breakdown(run, rows["failure"] == 0)
@@ -136,15 +134,15 @@ def test_what_each_answer_says_of_the_queue_and_the_model_adds_up_to_what_was_co
 
 def test_the_report_shows_the_split(ours: Running) -> None:
     data = entries({"DELAY_MS": [2]})
-    said = cli(
+    result = cli(
         "run", ours.grpc, "--model", "slow", "--concurrency", "2", "--requests", "30", "-q", "--set", f'data.fill="{data}"'
     )  # fmt: skip
-    assert said.status in (0, 1), said.err
+    assert result.status in (0, 1), result.err
     _, summary = conduct.open_run("runs/LATEST")
     assert (summary.counts.ok, summary.counts.failed) == (30, 0)
     assert summary.breakdown is not None and summary.breakdown.source == PER_REQUEST
     assert summary.metrics["queue"].count == summary.metrics["compute"].count
-    assert "queue" in said.out and "compute" in said.out
+    assert "queue" in result.out and "compute" in result.out
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -153,13 +151,13 @@ def test_an_open_loop(ours: Running, protocol: str) -> None:
     check_ok(run, 30)
 
 
-def test_as_many_arrivals_as_a_decoupled_model_gives_answers(ours: Running) -> None:
+def test_one_arrival_per_response_of_a_decoupled_model(ours: Running) -> None:
     sizes = [0, 1, 5, 17]
     run = measured(ours, "grpc stream", "square", closed(2, 40), fill=entries(*({"N": [size]} for size in sizes)))
     check_ok(run, 40)
     rows = run.records.rows
     assert rows["chunk_count"].tolist() == [sizes[id % 4] for id in rows["id"].tolist()]
-    assert told(run)["success count"] == told(run)["inferences"] == 40
+    assert statistics_of(run)["success count"] == statistics_of(run)["inferences"] == 40
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -174,20 +172,20 @@ def test_generate(ours: Running, stream: bool) -> None:
         assert (summary.metrics["ttft"].count, summary.metrics["itl"].count) == (30, 120)
 
 
-def test_failures_are_rows_with_what_the_server_said(ours: Running) -> None:
+def test_failures_are_rows_with_the_servers_message(ours: Running) -> None:
     data = entries({"INPUT0": ["fine"]}, {"INPUT0": ["INTERNAL"]}, {"INPUT0": ["UNAVAILABLE"]}, {"INPUT0": ["RAISE"]})
     load = {"type": "constant", "rate": 400, "requests": 20}
     codes = {}
     for protocol in ("http", "grpc"):
         records = measured(ours, protocol, "failing", load, fill=data).records
-        failed = [records.failures[place - 1] for place in records.rows["failure"] if place]
+        failed = [records.failures[code_index - 1] for code_index in records.rows["failure"] if code_index]
         codes[protocol] = Counter(failure.code for failure in failed)
         assert {"told to fail with INTERNAL", "ValueError: told to raise"} <= {failure.message for failure in failed}
     assert codes["grpc"] == {"grpc_INTERNAL": 10, "grpc_UNAVAILABLE": 5}
     assert codes["http"].total() == 15
 
 
-def test_a_deadline_that_both_keep(ours: Running) -> None:
+def test_a_deadline_that_both_sides_enforce(ours: Running) -> None:
     server = {"model": "slow", "api": "kserve", "deadline": "20ms"}
     data = {"type": "tensors", "fill": entries({"DELAY_MS": [100]})}
     run, _ = helpers.measure(
@@ -197,13 +195,13 @@ def test_a_deadline_that_both_keep(ours: Running) -> None:
     assert (run.records.rows["failure"] > 0).all()
 
 
-# --- one request by hand ----------------------------------------------------------------------------------------------------
+# --- a single request ------------------------------------------------------------------------------------------------------
 
 
 def infer(*words: str | Path) -> Any:
-    said = cli("infer", *words, "--json", "-")
-    assert said.status == 0, said
-    return json.loads(said.out)
+    result = cli("infer", *words, "--json", "-")
+    assert result.status == 0, result
+    return json.loads(result.out)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -221,10 +219,10 @@ def test_infer_an_image(ours: Running, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_infer_all_types_made_up(ours: Running, protocol: str) -> None:
+def test_infer_generates_all_types(ours: Running, protocol: str) -> None:
     shapes = [
         word for kind in DATATYPES for word in ("--shape", f"IN_{kind}=2")
-    ]  # or one of them, for all are optional
+    ]  # or only one of them, since all are optional
     tree = infer(url_of(ours, protocol), "--api", "kserve", "--model", "all_types", *shapes)
     types = [one["datatype"] for one in tree["inputs"]]
     assert len(types) == 14
@@ -234,8 +232,10 @@ def test_infer_all_types_made_up(ours: Running, protocol: str) -> None:
 def test_infer_streams_a_decoupled_model(ours: Running) -> None:
     tree = infer(ours.grpc, "--model", "square", "--input", "N=5")
     assert [each["outputs"][0]["data"] for each in tree["responses"]] == [[0], [1], [4], [9], [16]]
-    said = cli("infer", ours.url, "--api", "generate", "--model", "generator", "--prompt", "la li", "--max-tokens", "3")
-    assert said.out.startswith(" la li la\n"), said
+    result = cli(
+        "infer", ours.url, "--api", "generate", "--model", "generator", "--prompt", "la li", "--max-tokens", "3"
+    )
+    assert result.out.startswith(" la li la\n"), result
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -249,25 +249,23 @@ def test_infer_streams_a_decoupled_model(ours: Running) -> None:
         (("--model", "square", "--no-stream", "--input", "1"), ("decoupled",)),
     ],
 )
-def test_what_is_refused_is_one_line(
-    ours: Running, protocol: str, words: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
+def test_errors_are_one_line(ours: Running, protocol: str, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert_one_line(cli("infer", url_of(ours, protocol), "--api", "kserve", *words), *expected)
 
 
 # --- other verbs ------------------------------------------------------------------------------------------------------------
 
 
-def verb(model: str, address: str, *more: str) -> Said:
+def verb(model: str, address: str, *more: str) -> Result:
     return cli("triton", "-m", model, "-u", address, "-c", "60", "-w", "20", *more)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_verb_triton(ours: Running, protocol: str) -> None:
+def test_the_triton_command(ours: Running, protocol: str) -> None:
     address = url_of(ours, protocol).partition("://")[2]
-    said = verb("identity", address, "-i", protocol, "-b", "4", "-s", "100", "--csv", "out.csv")
-    assert said.status in (0, 1), said.err
-    assert said.out.startswith("Throughput: ")
+    result = verb("identity", address, "-i", protocol, "-b", "4", "-s", "100", "--csv", "out.csv")
+    assert result.status in (0, 1), result.err
+    assert result.out.startswith("Throughput: ")
     (line,) = csv.DictReader(Path("out.csv").read_text().splitlines())
     assert float(line["Inferences/Second"]) > 0 and int(line["p50 latency"]) > 0
     _, summary = conduct.open_run("runs/LATEST")
@@ -276,11 +274,11 @@ def test_the_verb_triton(ours: Running, protocol: str) -> None:
 
 
 def test_compare_protocols(ours: Running) -> None:
-    said = cli(
+    result = cli(
         "compare-protocols", ours.url, "--grpc", ours.grpc, "--model", "identity", "--sizes", "1kB", "--requests", "20",
         "--json", "out.json",
     )  # fmt: skip
-    assert said.status in (0, 1), said.err
+    assert result.status in (0, 1), result.err
     cells = json.loads(Path("out.json").read_text())["cells"]
     assert len(cells) == 4
     for cell in cells:

@@ -15,7 +15,7 @@ from inferometer.serve.background import Running
 pytestmark = pytest.mark.perf_analyzer
 pytest_plugins = ["serve_server"]
 
-WINDOW_MS = 500  # one without an answer, where the machine stands still, is an error
+WINDOW_MS = 500  # perf_analyzer fails if no response arrives in a window, as when the machine stalls
 ALWAYS = ("--concurrency-range", "2", "--measurement-interval", WINDOW_MS, "-r", "3", "-s", "1000")
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "http": ("http", "identity", ("--shape", "INPUT0:16")),
@@ -31,12 +31,12 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def perf_analyzer(server: Running, protocol: str, model: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
-    place = INSTALLED / "perf_analyzer"
+    folder = INSTALLED / "perf_analyzer"
     address = (server.url if protocol == "http" else server.grpc).partition("://")[2]
-    command = [place / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
+    command = [folder / "bin/perf_analyzer", "-m", model, "-u", address, "-i", protocol, *ALWAYS, *more]
     return subprocess.run(
         list(map(str, command)),
-        env=os.environ | {"LD_LIBRARY_PATH": str(place / "lib/perf_analyzer")},
+        env=os.environ | {"LD_LIBRARY_PATH": str(folder / "lib/perf_analyzer")},
         capture_output=True,
         text=True,
         timeout=60,
@@ -44,23 +44,23 @@ def perf_analyzer(server: Running, protocol: str, model: str, *more: str | Path)
     )
 
 
-def answered(server: Running, model: str) -> tuple[int, int]:
-    """Requests that went well, and that failed."""
+def request_counts(server: Running, model: str) -> tuple[int, int]:
+    """Return the number of requests that succeeded, and of those that failed."""
     (stats,) = json.loads(get(server.url, f"/v2/models/{model}/stats"))["model_stats"]
     return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]
 
 
 @pytest.mark.parametrize(("protocol", "model", "more"), CASES.values(), ids=CASES)
-def test_it_ends_well_and_reports(
+def test_it_succeeds_and_reports(
     ours: Running, tmp_path: Path, protocol: str, model: str, more: tuple[str, ...]
 ) -> None:
     data = tmp_path / "five.json"
     data.write_text(json.dumps({"data": [{"N": [5]}]}))
-    before = answered(ours, model)
+    before = request_counts(ours, model)
     given = ("--input-data", data) if model == "square" else ()
     done = perf_analyzer(ours, protocol, model, "-f", tmp_path / "out.csv", *more, *given)
     assert done.returncode == 0, done.stdout + done.stderr
-    after = answered(ours, model)
+    after = request_counts(ours, model)
     assert after[0] > before[0] and after[1] == before[1]
     (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert float(line["Inferences/Second"]) > 0 and int(line["p50 latency"]) > 0
@@ -71,14 +71,14 @@ def test_it_ends_well_and_reports(
 
 
 def test_it_reads_our_metrics(ours: Running) -> None:
-    """Without a GPU there are no such metrics, on Triton neither; it says so and goes on."""
+    """Without a GPU these metrics do not exist, nor do they on Triton; it prints that and continues."""
     page = ours.metrics.partition("://")[2]
     done = perf_analyzer(ours, "http", "add_sub", "--collect-metrics", "--metrics-url", page, "--verbose-csv")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Throughput: " in done.stdout
 
 
-def test_a_model_that_is_not_there_is_one_error(ours: Running) -> None:
+def test_an_unknown_model_is_one_error(ours: Running) -> None:
     done = perf_analyzer(ours, "http", "nosuch")
     assert done.returncode != 0
     assert "Request for unknown model: 'nosuch' is not found" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What our codecs get from Triton, by every way there is to ask it, is bit for bit what tritonclient gets."""
+"""What our codecs get from Triton, over every protocol, is bit for bit what tritonclient gets."""
 
 import base64
 from typing import Any
@@ -34,12 +34,12 @@ WAYS = {
     "grpc deflate": "deflate",
     "grpc stream": "none",
 }
-"""Each with its compression; JSON, which cannot carry everything, is apart."""
+"""Protocols with their compression; JSON, which cannot carry everything, is separate."""
 ALL_WAYS = [*WAYS, "json"]
 BOTH = ["http", "grpc"]
 
 
-def place(triton: Triton, way: str) -> Peer:
+def peer_of(triton: Triton, way: str) -> Peer:
     return Peer(parse(triton.grpc if way.startswith("grpc") else triton.http))
 
 
@@ -51,15 +51,15 @@ def infer(
     options: InferOptions = InferOptions(),  # noqa: B008 - frozen
     version: str = "",
 ) -> InferResponse:
-    """One inference that has one answer."""
+    """Send one inference that has one response."""
     if way.startswith("grpc"):
-        (answer,) = over_grpc(triton, way, model, tensors, options, version)
-        return answer
+        (response,) = over_grpc(triton, way, model, tensors, options, version)
+        return response
     own = {"Accept-Encoding": WAYS[way]} if WAYS.get(way, "none") != "none" else {}
     wishes = InferOptions(options.id, options.parameters, options.outputs, options.classification, binary=way != "json")
     headers, body = http.encode(tensors, wishes)
     packed, body = http.compressed(body, WAYS.get(way, "none"))
-    reply = query.http(place(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
+    reply = query.http(peer_of(triton, way), "POST", http.infer_path(model, version), own | headers | packed, body)
     assert reply.headers.get("content-encoding") == (own.get("Accept-Encoding") if reply.status == 200 else None)
     check_instants(reply)
     return http.decode(reply.status, reply.headers, reply.body)
@@ -68,19 +68,19 @@ def infer(
 def over_grpc(
     triton: Triton, way: str, model: str, tensors: list[Tensor], options: InferOptions, version: str = ""
 ) -> list[InferResponse]:
-    """All answers to one inference."""
+    """Return all responses to one inference."""
     streamed = way == "grpc stream"
     message = grpc.infer_request(model, version, tensors, options)
     path = grpc.STREAM_INFER if streamed else grpc.INFER
-    reply = query.grpc(place(triton, way), path, [message], {}, compression=WAYS[way])
+    reply = query.grpc(peer_of(triton, way), path, [message], {}, compression=WAYS[way])
     if reply.fail is not None:
         raise UserError(f"{reply.fail.code}: {reply.fail.message}")
     check_instants(reply)
-    answers = [(grpc.stream_response if streamed else grpc.infer_response)(piece) for _, piece in reply.pieces]
-    for answer in answers:
-        if isinstance(answer, str):
-            raise UserError(answer)
-    return [answer for answer in answers if isinstance(answer, InferResponse)]
+    responses = [(grpc.stream_response if streamed else grpc.infer_response)(piece) for _, piece in reply.pieces]
+    for response in responses:
+        if isinstance(response, str):
+            raise UserError(response)
+    return [response for response in responses if isinstance(response, InferResponse)]
 
 
 def check_instants(reply: Reply) -> None:
@@ -92,12 +92,12 @@ def jobs(tensors: list[Tensor]) -> list[Job]:
     return [job_tensor(one.name, one.datatype, one.shape, one.data) for one in tensors]
 
 
-def told(answer: Job) -> list[Tensor]:
-    """The oracle's outputs."""
-    assert "outputs" in answer, answer
+def tensors_of(response: Job) -> list[Tensor]:
+    """Return the outputs that the oracle got."""
+    assert "outputs" in response, response
     return [
         Tensor(one["name"], one["datatype"], tuple(one["shape"]), base64.b64decode(one["data"]))
-        for one in answer["outputs"]
+        for one in response["outputs"]
     ]
 
 
@@ -110,7 +110,7 @@ def whole(name: str, datatype: str, shape: list[int], content: Any) -> Tensor:
 
 @st.composite
 def any_tensor(draw: st.DrawFn, datatype: str) -> Tensor:
-    """Any bits at all, NaN and infinities among them; BYTES of any bytes."""
+    """Tensors of arbitrary bits, including NaN and infinities; BYTES of arbitrary bytes."""
     size = draw(st.integers(0, 40))
     if datatype == "BYTES":
         raw = join_bytes(draw(st.lists(st.binary(max_size=30), min_size=size, max_size=size)))
@@ -132,14 +132,14 @@ def as_outputs(tensors: list[Tensor]) -> list[Tensor]:
 def test_every_datatype_comes_back_bit_for_bit(triton: Triton, oracle: Oracle, datatype: str, data: DataObject) -> None:
     sent = [data.draw(any_tensor(datatype))]
     names = (f"OUT_{datatype}",)
-    truth = told(oracle(triton.grpc, model="all_types", inputs=jobs(sent), outputs=list(names)))
+    truth = tensors_of(oracle(triton.grpc, model="all_types", inputs=jobs(sent), outputs=list(names)))
     assert truth == as_outputs(sent)
     for way in WAYS:
         assert infer(triton, way, "all_types", sent, InferOptions(outputs=names)).outputs == truth, way
 
 
 def json_elements(datatype: str) -> st.SearchStrategy[Any]:
-    """What JSON can carry."""
+    """Tensors that JSON can carry."""
     if datatype == "BYTES":
         return st.text(max_size=20).map(str.encode)
     if datatype == "BOOL":
@@ -162,7 +162,7 @@ def test_every_datatype_that_json_carries_comes_back_through_it(
     raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
     sent = [Tensor(f"IN_{datatype}", datatype, (len(content),), raw)]
     names = [f"OUT_{datatype}"]
-    truth = told(oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent), outputs=names))
+    truth = tensors_of(oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent), outputs=names))
     found = infer(triton, "json", "all_types", sent, InferOptions(outputs=tuple(names))).outputs
     assert found == truth
     (output,) = found
@@ -174,7 +174,9 @@ def test_every_datatype_that_json_carries_comes_back_through_it(
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_what_json_does_not_carry_is_refused_before_it_is_sent(triton: Triton, oracle: Oracle, datatype: str) -> None:
+def test_datatypes_that_json_cannot_carry_are_refused_before_sending(
+    triton: Triton, oracle: Oracle, datatype: str
+) -> None:
     sent = [Tensor(f"IN_{datatype}", datatype, (1,), b"\0\0")]
     assert "binary data" in oracle(triton.http, protocol="http-json", model="all_types", inputs=jobs(sent))["error"]
     with pytest.raises(UserError, match=f"{datatype} cannot be sent as JSON"):
@@ -190,7 +192,7 @@ def test_many_tensors_of_all_datatypes_in_one_request(
     chosen = data.draw(st.lists(st.sampled_from(list(DATATYPES)), min_size=1, unique=True))
     sent = [data.draw(any_tensor(datatype)) for datatype in chosen]
     names = [one.name for one in as_outputs(sent)]
-    truth = told(oracle(triton.http, model="all_types", inputs=jobs(sent), outputs=names))
+    truth = tensors_of(oracle(triton.http, model="all_types", inputs=jobs(sent), outputs=names))
     found = infer(triton, way, "all_types", sent, InferOptions(outputs=tuple(names))).outputs
     assert {one.name: one for one in found} == {one.name: one for one in truth}
     assert {one.name for one in found} == set(names)
@@ -201,7 +203,7 @@ def test_many_tensors_of_all_datatypes_in_one_request(
 @given(rows=st.integers(1, 64), columns=st.integers(1, 50))
 def test_batches_of_any_shape(triton: Triton, oracle: Oracle, way: str, rows: int, columns: int) -> None:
     sent = [whole("INPUT0", "FP32", [rows, columns], np.arange(rows * columns) / 7)]
-    truth = told(oracle(triton.http, model="identity", inputs=jobs(sent)))
+    truth = tensors_of(oracle(triton.http, model="identity", inputs=jobs(sent)))
     assert infer(triton, way, "identity", sent).outputs == truth
 
 
@@ -213,14 +215,14 @@ def test_a_tensor_of_two_megabytes(triton: Triton, way: str) -> None:
     assert output.data == sent.data
 
 
-# --- what a request says beside its tensors -----------------------------------------------------------------------------
+# --- what a request has besides its tensors -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_only_the_outputs_asked_for(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_only_the_requested_outputs(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "INT32", [1, 16], range(16)), whole("INPUT1", "INT32", [1, 16], [2] * 16)]
     for names in ((), ("OUTPUT1",), ("OUTPUT0", "OUTPUT1")):
-        truth = told(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
+        truth = tensors_of(oracle(triton.http, model="add_sub", inputs=jobs(sent), outputs=list(names) or None))
         found = infer(triton, way, "add_sub", sent, InferOptions(outputs=names)).outputs
         assert found == truth
         assert len(found) == (len(names) or 2)
@@ -231,23 +233,23 @@ def test_the_best_classes_with_their_labels(triton: Triton, oracle: Oracle, way:
     image = np.zeros(192)
     image[[0, 20, 189]] = [1, 3, 2]
     sent = [whole("IMAGE", "FP32", [1, 3, 8, 8], image)]
-    truth = told(oracle(triton.http, model="classifier", inputs=jobs(sent), outputs=["SCORES"], classes=3))
-    answer = infer(triton, way, "classifier", sent, InferOptions(outputs=("SCORES",), classification=3))
-    assert answer.outputs == truth
+    truth = tensors_of(oracle(triton.http, model="classifier", inputs=jobs(sent), outputs=["SCORES"], classes=3))
+    response = infer(triton, way, "classifier", sent, InferOptions(outputs=("SCORES",), classification=3))
+    assert response.outputs == truth
     assert split_bytes(truth[0].data) == [b"3.000000:1:barge", b"2.000000:9:kayak", b"1.000000:0:anchor"]
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_id_and_version_are_in_the_answer(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_id_and_version_are_in_the_response(triton: Triton, oracle: Oracle, way: str) -> None:
     sent = [whole("INPUT0", "FP32", [2], [1, 2])]
     truth = oracle(triton.grpc, model="no_batch", inputs=jobs(sent), version="1", id="number 7")
-    answer = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
-    assert (answer.model, answer.version, answer.id) == (truth["model"], truth["version"], truth["id"])
-    assert (answer.version, answer.id) == ("1", "number 7")
+    response = infer(triton, way, "no_batch", sent, InferOptions(id="number 7"), version="1")
+    assert (response.model, response.version, response.id) == (truth["model"], truth["version"], truth["id"])
+    assert (response.version, response.id) == ("1", "number 7")
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_parameters_of_every_kind_are_taken(triton: Triton, way: str) -> None:
+def test_parameters_of_every_kind_are_accepted(triton: Triton, way: str) -> None:
     sent = [whole("INPUT0", "FP32", [1], [1])]
     own: dict[str, bool | int | float | str] = {
         "text": "a",
@@ -262,7 +264,7 @@ def test_parameters_of_every_kind_are_taken(triton: Triton, way: str) -> None:
 
 @pytest.mark.parametrize("way", ALL_WAYS)
 def test_a_parameter_of_the_wrong_kind_is_refused(triton: Triton, way: str) -> None:
-    """Which shows that Triton reads what we send as parameters."""
+    """This shows that Triton reads the parameters that we send."""
     sent = [whole("INPUT0", "FP32", [1], [1])]
     wrong: dict[str, bool | int | float | str] = {"priority": "high"}
     with pytest.raises(UserError, match="priority"):
@@ -278,8 +280,8 @@ def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None
             "sequence_end": end,
         }
         sent = [whole("INPUT", "INT32", [1, 1], [number])]
-        answer = infer(triton, way, "sequence", sent, InferOptions(parameters=flags))
-        found = {one.name: one for one in answer.outputs if isinstance(one, Tensor)}
+        response = infer(triton, way, "sequence", sent, InferOptions(parameters=flags))
+        found = {one.name: one for one in response.outputs if isinstance(one, Tensor)}
         return [int(to_numpy(found[name]).item()) for name in ("SUM", "SEQUENCE")]
 
     first, second = 7 + ALL_WAYS.index(way), 2**62 + ALL_WAYS.index(way)
@@ -297,21 +299,21 @@ def test_sequences_are_kept_apart_and_added_up(triton: Triton, way: str) -> None
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_decoupled_model_answers_as_often_as_it_likes(triton: Triton, oracle: Oracle, count: int) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(triton: Triton, oracle: Oracle, count: int) -> None:
     sent = [whole("N", "INT32", [1], [count])]
     truth = oracle(triton.grpc, model="square", stream=True, inputs=jobs(sent))["responses"]
-    answers = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
-    assert [answer.outputs for answer in answers] == [told(response) for response in truth]
-    assert len(answers) == count
+    responses = over_grpc(triton, "grpc stream", "square", sent, InferOptions())
+    assert [received.outputs for received in responses] == [tensors_of(response) for response in truth]
+    assert len(responses) == count
 
 
-def test_the_empty_final_answer_comes_if_the_parameter_asks_for_it(triton: Triton) -> None:
+def test_the_empty_final_response_is_sent_on_request(triton: Triton) -> None:
     sent = [whole("N", "INT32", [1], [2])]
     options = InferOptions(id="q", parameters={"triton_enable_empty_final_response": True})
-    answers = over_grpc(triton, "grpc stream", "square", sent, options)
-    assert [len(answer.outputs) for answer in answers] == [1, 1, 0]
-    assert [answer.parameters["triton_final_response"] for answer in answers] == [False, False, True]
-    assert {answer.id for answer in answers} == {"q"}
+    responses = over_grpc(triton, "grpc stream", "square", sent, options)
+    assert [len(response.outputs) for response in responses] == [1, 1, 0]
+    assert [response.parameters["triton_final_response"] for response in responses] == [False, False, True]
+    assert {response.id for response in responses} == {"q"}
 
 
 @pytest.mark.parametrize("way", [way for way in ALL_WAYS if way != "grpc stream"])
@@ -325,7 +327,7 @@ def test_a_decoupled_model_refuses_plain_inference(triton: Triton, way: str) -> 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("word", ["INTERNAL", "UNAVAILABLE", "RAISE"])
-def test_a_failing_model_is_quoted(triton: Triton, oracle: Oracle, way: str, word: str) -> None:
+def test_the_message_of_a_failing_model_is_kept(triton: Triton, oracle: Oracle, way: str, word: str) -> None:
     sent = [Tensor("INPUT0", "BYTES", (1,), join_bytes([word.encode()]))]
     truth = oracle(triton.http, model="failing", inputs=jobs(sent))["error"]
     with pytest.raises(UserError) as caught:
@@ -334,7 +336,7 @@ def test_a_failing_model_is_quoted(triton: Triton, oracle: Oracle, way: str, wor
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-def test_what_triton_refuses_is_quoted(triton: Triton, oracle: Oracle, way: str) -> None:
+def test_the_message_of_a_refusal_is_kept(triton: Triton, oracle: Oracle, way: str) -> None:
     good = [whole("INPUT0", "FP32", [1], [1])]
     cases: list[tuple[str, list[Tensor], str]] = [
         ("nosuch", good, ""),
@@ -344,7 +346,7 @@ def test_what_triton_refuses_is_quoted(triton: Triton, oracle: Oracle, way: str)
         ("no_batch", [whole("OTHER", "FP32", [1], [1])], ""),
     ]
     for model, sent, version in cases:
-        truth = oracle(place(triton, way).target.url, model=model, inputs=jobs(sent), version=version)["error"]
+        truth = oracle(peer_of(triton, way).target.url, model=model, inputs=jobs(sent), version=version)["error"]
         with pytest.raises(UserError) as caught:
             infer(triton, way, model, sent, version=version)
         assert " ".join(truth.split())[:200] in caught.value.what
@@ -359,7 +361,7 @@ def as_number(value: Any) -> int:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     truth = oracle(there.target.url, mode="metadata")["result"]
     found: control.ServerMetadata = kserve.server_metadata(there, {})
     assert (found.name, found.version, list(found.extensions)) == (truth["name"], truth["version"], truth["extensions"])
@@ -368,7 +370,7 @@ def test_server_metadata(triton: Triton, oracle: Oracle, way: str) -> None:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_metadata_and_configuration_of_every_model(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     index = oracle(there.target.url, mode="index")["result"]
     entries: tuple[control.IndexEntry, ...] = kserve.repository_index(there, {})
     assert [(one.name, one.version, one.state) for one in entries] == [
@@ -399,7 +401,7 @@ def settled(there: Peer, model: str) -> tuple[control.ModelStatistics, ...]:
 
 
 def counted(there: Peer, successes: int) -> None:
-    """Wait until so many requests to identity are: Triton counts one after it has answered it."""
+    """Wait until this many requests to identity are counted: Triton counts a request after its response."""
 
     def so_far() -> int:
         (found,) = kserve.statistics(there, {}, "identity")
@@ -413,7 +415,7 @@ SPENT = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_
 
 @pytest.mark.parametrize("way", BOTH)
 def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+    there = peer_of(triton, way)
     (earlier,) = settled(there, "identity")
     infer(triton, way, "identity", [whole("INPUT0", "FP32", [3, 2], range(6))])
     counted(there, earlier.success.count + 1)
@@ -433,8 +435,8 @@ def test_statistics_are_those_of_the_official_client(triton: Triton, oracle: Ora
 
 
 @pytest.mark.parametrize("way", BOTH)
-def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str) -> None:
-    there = place(triton, way)
+def test_statistics_of_all_models_and_the_difference(triton: Triton, way: str) -> None:
+    there = peer_of(triton, way)
     earlier = settled(there, "")
     for _ in range(3):
         infer(triton, way, "identity", [whole("INPUT0", "FP32", [2, 2], range(4))])
@@ -446,8 +448,8 @@ def test_statistics_of_all_models_and_what_came_between(triton: Triton, way: str
 
 
 @pytest.mark.parametrize("way", BOTH)
-def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> None:
-    there = place(triton, way)
+def test_an_unknown_model(triton: Triton, oracle: Oracle, way: str) -> None:
+    there = peer_of(triton, way)
     truth = oracle(there.target.url, mode="metadata", model="nosuch")["error"]
     with pytest.raises(UserError) as caught:
         kserve.model_metadata(there, {}, "nosuch")
@@ -455,10 +457,10 @@ def test_a_model_that_is_not_there(triton: Triton, oracle: Oracle, way: str) -> 
     assert not isinstance(caught.value, control.NotOffered)
 
 
-def test_a_model_that_is_not_loaded_is_neither_ready_nor_taken() -> None:
+def test_a_model_that_is_not_loaded_is_neither_ready_nor_chosen() -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as triton:
         for way in BOTH:
-            there = place(triton, way)
+            there = peer_of(triton, way)
             assert kserve.model_ready(there, {}, "square")
             assert not kserve.model_ready(there, {}, "identity")
             entries = kserve.repository_index(there, {})

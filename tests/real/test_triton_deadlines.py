@@ -1,4 +1,4 @@
-"""Deadlines against a Triton that stands still in the middle of a run, and goes on."""
+"""Deadlines against a Triton that is paused in the middle of a run, and continues."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ LOAD = {"type": "constant", "rate": 50, "requests": 200}
 
 
 def counted(folder: Path, word: str) -> int:
-    """What the client says of itself while it runs."""
+    """Return what the client reports about itself while it runs."""
     return sum(Control(path, create=False)[word] for path in folder.rglob("0.control") if path.stat().st_size)
 
 
-def test_calls_of_a_server_that_stands_still_end_by_their_deadline_and_those_after_it_are_answered(
+def test_calls_end_by_their_deadline_while_the_server_is_paused_and_succeed_afterwards(
     tmp_path: Path,
 ) -> None:
     with running(["identity"]) as triton:

@@ -1,6 +1,6 @@
-"""`inferometer infer` against a real Triton: images and labels, tensors, decoupled models, generate, and its refusals.
+"""`inferometer infer` against a real Triton: images and labels, tensors, decoupled models, generate, and refusals.
 
-What tritonclient gets for the same inputs is the truth (the oracle of triton_server.py).
+The expected values are what tritonclient gets for the same inputs (the oracle of triton_server.py).
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import Said, assert_one_line, cli
+from command import Result, assert_one_line, cli
 from PIL import Image
 from triton_server import Oracle, Triton, join_bytes, tensor, values
 
@@ -26,14 +26,14 @@ def url(request: pytest.FixtureRequest, triton: Triton) -> str:
     return triton.http if request.param == "http" else triton.grpc
 
 
-def infer(*arguments: str | Path) -> Said:
+def infer(*arguments: str | Path) -> Result:
     return cli("infer", *arguments)
 
 
 def in_json(*arguments: str | Path) -> Any:
-    said = infer(*arguments, "--json", "-")
-    assert said.status == 0, said
-    return json.loads(said.out)
+    result = infer(*arguments, "--json", "-")
+    assert result.status == 0, result
+    return json.loads(result.out)
 
 
 def data(tree: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def data(tree: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """An 8 by 8 image, which needs no resizing, and what the model is to get: channels first, -1 to 1."""
+    """An 8 by 8 image, which needs no resizing, and the expected input of the model: channels first, -1 to 1."""
     pixels = np.random.default_rng(7).integers(0, 256, (8, 8, 3), np.uint8)
     path = tmp_path_factory.mktemp("images") / "noise.png"
     Image.fromarray(pixels).save(path)
@@ -67,9 +67,7 @@ def test_an_image_gets_the_labels_that_tritonclient_gets(
     assert {one["label"] for one in best} <= set(LABELS)
 
 
-def test_the_scores_themselves_with_ones_own_labels(
-    oracle: Oracle, url: str, picture: tuple[str, Any], tmp_path: Path
-) -> None:
+def test_scores_with_a_label_file(oracle: Oracle, url: str, picture: tuple[str, Any], tmp_path: Path) -> None:
     path, array = picture
     (tmp_path / "labels").write_text("\n".join(f"class {n}" for n in range(10)))
     tree = in_json(
@@ -83,13 +81,13 @@ def test_the_scores_themselves_with_ones_own_labels(
     assert [(one["index"], one["label"]) for one in best] == [(n, f"class {n}") for n in order]
 
 
-def test_in_print(url: str, picture: tuple[str, Any]) -> None:
-    said = infer(url, "--model", "classifier", "--image", picture[0])
-    assert said.status == 0, said
-    assert "noise.png, 8×8 RGB to 8×8 RGB, NCHW, scaling inception" in said.out
-    assert sum(label in said.out for label in LABELS) == 5
-    assert "by its statistics" in said.out
-    assert max(map(len, said.out.splitlines())) <= 100
+def test_printed_output(url: str, picture: tuple[str, Any]) -> None:
+    result = infer(url, "--model", "classifier", "--image", picture[0])
+    assert result.status == 0, result
+    assert "noise.png, 8×8 RGB to 8×8 RGB, NCHW, scaling inception" in result.out
+    assert sum(label in result.out for label in LABELS) == 5
+    assert "by its statistics" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -99,16 +97,25 @@ def test_in_print(url: str, picture: tuple[str, Any]) -> None:
 def test_add_sub(triton: Triton, tmp_path: Path, api: str) -> None:
     np.save(tmp_path / "a.npy", np.arange(16, dtype=np.int32))
     ones = ",".join(["1"] * 16)
-    asked = ("--api", api, "--model", "add_sub", "--input", f"INPUT0=@{tmp_path}/a.npy", "--input", f"INPUT1={ones}")
-    found = data(in_json(triton.http, *asked))
+    arguments = (
+        "--api",
+        api,
+        "--model",
+        "add_sub",
+        "--input",
+        f"INPUT0=@{tmp_path}/a.npy",
+        "--input",
+        f"INPUT1={ones}",
+    )
+    found = data(in_json(triton.http, *arguments))
     assert found == {"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}
-    assert list(data(in_json(triton.http, *asked, "--output", "OUTPUT1"))) == ["OUTPUT1"]
+    assert list(data(in_json(triton.http, *arguments, "--output", "OUTPUT1"))) == ["OUTPUT1"]
 
 
-def test_all_types_made_up_come_back_as_they_went(url: str, tmp_path: Path) -> None:
+def test_generated_inputs_of_all_types_are_returned_unchanged(url: str, tmp_path: Path) -> None:
     shapes = [
         word for kind in DATATYPES for word in ("--shape", f"IN_{kind}=2")
-    ]  # or one of them, for all are optional
+    ]  # or only one of them, since all are optional
     tree = in_json(url, "--api", "kserve", "--model", "all_types", *shapes)
     types = {one["datatype"] for one in tree["inputs"]}
     assert len(types) == 14
@@ -123,16 +130,16 @@ def test_all_types_made_up_come_back_as_they_went(url: str, tmp_path: Path) -> N
     assert found == {"OUT_FP16": [0.5, -2], "OUT_BYTES": [{"b64": "AP8gcmF3"}], "OUT_BOOL": [True, False]}
 
 
-def test_a_megabyte_each_way(url: str, tmp_path: Path) -> None:
+def test_a_megabyte_in_each_direction(url: str, tmp_path: Path) -> None:
     array = np.random.default_rng(3).random((1, 300_000), np.float32)
     np.save(tmp_path / "a.npy", array)
-    said = infer(url, "--model", "identity", "--input", f"@{tmp_path}/a.npy", "--save", tmp_path / "o.npz")
-    assert said.status == 0, said
+    result = infer(url, "--model", "identity", "--input", f"@{tmp_path}/a.npy", "--save", tmp_path / "o.npz")
+    assert result.status == 0, result
     assert (np.load(tmp_path / "o.npz")["OUTPUT0"] == array).all()
-    assert "..." in said.out and "1.14 MiB" in said.out
+    assert "..." in result.out and "1.14 MiB" in result.out
 
 
-def test_the_servers_own_time_is_a_part_of_the_whole(url: str) -> None:
+def test_the_servers_time_is_a_part_of_the_total(url: str) -> None:
     timing = in_json(url, "--model", "slow", "--input", "50")["timing"]
     assert timing["server"]["source"] == "its statistics"
     assert timing["server"]["compute"] >= 0.05
@@ -141,7 +148,7 @@ def test_the_servers_own_time_is_a_part_of_the_whole(url: str) -> None:
     assert parts == pytest.approx(timing["total"])
 
 
-def test_a_sequence_by_its_parameters(url: str) -> None:
+def test_a_sequence_with_parameters(url: str) -> None:
     def add(number: int, **flags: object) -> list[int]:
         more = [part for name, value in flags.items() for part in ("--parameter", f"{name}={json.dumps(value)}")]
         tree = in_json(url, "--model", "sequence", "--input", str(number), "--output", "SUM", *more)
@@ -151,22 +158,24 @@ def test_a_sequence_by_its_parameters(url: str) -> None:
     assert add(5, sequence_id=991, sequence_end=True) == [15]
 
 
-# --- any number of answers -------------------------------------------------------------------------------------------
+# --- any number of responses -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_square_is_streamed_by_itself(triton: Triton, count: int) -> None:
+def test_square_is_streamed_automatically(triton: Triton, count: int) -> None:
     tree = in_json(triton.grpc, "--model", "square", "--input", f"N={count}")
     assert tree["api"] == "KServe v2 over gRPC, streamed"
     assert [response["outputs"][0]["data"] for response in tree["responses"]] == [[n * n] for n in range(count)]
     assert [one["at"] for one in tree["responses"]] == sorted(one["at"] for one in tree["responses"])
-    assert not tree["timing"].get("server"), "a decoupled model's sums are not those of its answers"
+    assert not tree["timing"].get("server"), "a decoupled model's sums are not those of its responses"
 
 
 def test_generate_streams_text(triton: Triton) -> None:
-    said = infer(triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego mika", "--max-tokens", "3")
-    assert said.out.startswith(" dego mika dego\n\n"), said
-    assert "3 out  one per chunk" in said.out
+    result = infer(
+        triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego mika", "--max-tokens", "3"
+    )
+    assert result.out.startswith(" dego mika dego\n\n"), result
+    assert "3 out  one per chunk" in result.out
     whole = ("--no-stream", "--max-tokens", "1", "--json", "-")
     once = json.loads(infer(triton.http, "--api", "generate", "--model", "generator", "--prompt", "dego", *whole).out)
     assert (once["text"], once["tokens"]["ttft"]) == (" dego", None)
@@ -194,26 +203,26 @@ def test_generator_as_tensors(triton: Triton, oracle: Oracle) -> None:
         (("--model", "square", "--no-stream", "--input", "1"), ("decoupled",)),
     ],
 )
-def test_what_triton_or_we_refuse_is_one_line(url: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_errors_are_one_line(url: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     assert_one_line(infer(url, "--api", "kserve", *arguments), *words)
 
 
-def test_a_deadline_that_passes(triton: Triton) -> None:
-    said = infer(triton.grpc, "--model", "slow", "--input", "400", "--deadline", "50ms")
-    assert_one_line(said, "DEADLINE_EXCEEDED", "raise --deadline")
+def test_a_passed_deadline(triton: Triton) -> None:
+    result = infer(triton.grpc, "--model", "slow", "--input", "400", "--deadline", "50ms")
+    assert_one_line(result, "DEADLINE_EXCEEDED", "raise --deadline")
 
 
-def test_the_ports_swapped(triton: Triton) -> None:
+def test_swapped_ports(triton: Triton) -> None:
     http, grpc = triton.http.replace("http", "grpc"), triton.grpc.replace("grpc", "http")
     assert_one_line(infer(http), http)
     assert_one_line(infer(grpc, "--api", "kserve"), "speaks HTTP/2", f"write {triton.grpc}")
 
 
-def test_errors_after_some_answers(triton: Triton) -> None:
+def test_errors_after_some_responses(triton: Triton) -> None:
     grpc = infer(triton.grpc, "--model", "generator", "--input", "text_input=a", "--input", "fail_after=2")
     assert (grpc.status, grpc.out.count("text_output")) == (2, 2)
     http = infer(
         triton.http, "--api", "generate", "--model", "generator", "--prompt", "a", "--parameter", "fail_after=2"
     )
     assert (http.status, http.out) == (2, " a a\n")
-    assert all("failed after 2 tokens" in said.err for said in (grpc, http))
+    assert all("failed after 2 tokens" in result.err for result in (grpc, http))

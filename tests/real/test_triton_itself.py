@@ -1,7 +1,7 @@
-"""That Triton, its models and the oracle are what the other tests take them for: none of inferometer's code is asked here.
+"""Checks that Triton, its models and the oracle behave as the other tests expect; no code of inferometer is involved.
 
-Worth knowing of Triton 2.51: a model that is decoupled cannot be asked through plain inference; /generate answers 200 with an
-error in the body where a model gives none or several responses; and JSON carries neither FP16 nor BF16.
+Good to know about Triton 2.51: a decoupled model refuses plain inference; /generate responds with 200 and an error in the body
+if a model sends no or several responses; and JSON carries neither FP16 nor BF16.
 """
 
 import http.client
@@ -64,17 +64,19 @@ def url_of(triton: Triton, protocol: str) -> str:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_identity_gives_back_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
+def test_identity_returns_a_batch(triton: Triton, oracle: Oracle, protocol: str, rows: int) -> None:
     given = numbers("INPUT0", "FP32", [rows, 5], np.arange(rows * 5))
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given])
-    assert answer == {"outputs": [given | {"name": "OUTPUT0"}], "model": "identity", "version": "1", "id": "x7"}
+    response = oracle(
+        url_of(triton, protocol), protocol=protocol, model="identity", version="1", id="x7", inputs=[given]
+    )
+    assert response == {"outputs": [given | {"name": "OUTPUT0"}], "model": "identity", "version": "1", "id": "x7"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_batch_gives_back_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_no_batch_returns_a_vector(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = numbers("INPUT0", "FP32", [7], np.arange(7))
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
-    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
+    response = oracle(url_of(triton, protocol), protocol=protocol, model="no_batch", inputs=[given])
+    assert response["outputs"] == [given | {"name": "OUTPUT0"}]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -85,16 +87,16 @@ def test_all_types(triton: Triton, oracle: Oracle, datatype: str, empty: bool, p
     raw = join_bytes(content) if datatype == "BYTES" else np.array(content, NUMPY[datatype]).tobytes()
     given = tensor(f"IN_{datatype}", datatype, [len(content)], raw)
     wanted = [f"OUT_{datatype}"]
-    answer = oracle(url_of(triton, protocol), protocol=protocol, model="all_types", inputs=[given], outputs=wanted)
+    response = oracle(url_of(triton, protocol), protocol=protocol, model="all_types", inputs=[given], outputs=wanted)
     if protocol == "http-json" and datatype in ("FP16", "BF16"):
-        assert "binary data" in answer["error"]
+        assert "binary data" in response["error"]
     else:
-        assert answer["outputs"] == [given | {"name": wanted[0]}]
-        assert values(answer, wanted[0]) == content
+        assert response["outputs"] == [given | {"name": wanted[0]}]
+        assert values(response, wanted[0]) == content
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_add_sub_gives_the_outputs_asked_for(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_add_sub_returns_the_requested_outputs(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = [numbers("INPUT0", "INT32", [1, 16], range(16)), numbers("INPUT1", "INT32", [1, 16], [2] * 16)]
     job = {"protocol": protocol, "model": "add_sub", "inputs": given}
     both = oracle(url_of(triton, protocol), **job)
@@ -105,7 +107,7 @@ def test_add_sub_gives_the_outputs_asked_for(triton: Triton, oracle: Oracle, pro
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classifier_gives_scores_or_the_best_labels(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_classifier_returns_scores_or_the_best_labels(triton: Triton, oracle: Oracle, protocol: str) -> None:
     image = np.zeros(192)
     image[[0, 20, 189]] = [1, 3, 2]  # classes 0, 1 and 9
     given = numbers("IMAGE", "FP32", [1, 3, 8, 8], image)
@@ -117,12 +119,12 @@ def test_classifier_gives_scores_or_the_best_labels(triton: Triton, oracle: Orac
 
 
 @pytest.mark.parametrize("protocol", BINARY)
-def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_concurrent_sequences_are_kept_apart(triton: Triton, oracle: Oracle, protocol: str) -> None:
     def add(sequence: int, number: int, start: bool = False, end: bool = False) -> list[int]:
         about = {"id": sequence, "start": start, "end": end}
         given = numbers("INPUT", "INT32", [1, 1], [number])
-        answer = oracle(url_of(triton, protocol), model="sequence", inputs=[given], sequence=about)
-        return values(answer, "SUM") + values(answer, "SEQUENCE")
+        response = oracle(url_of(triton, protocol), model="sequence", inputs=[given], sequence=about)
+        return values(response, "SUM") + values(response, "SEQUENCE")
 
     assert add(7, 10, start=True) == [10, 7]
     assert add(2**62 + 8, 500, start=True) == [500, 2**62 + 8]
@@ -149,7 +151,7 @@ def test_sequences_side_by_side_are_kept_apart(triton: Triton, oracle: Oracle, p
         ("CANCELLED", 400, "CANCELLED"),
     ],
 )
-def test_failing_fails_with_the_code_asked_for(
+def test_failing_fails_with_the_requested_code(
     triton: Triton, oracle: Oracle, code: str, http_status: int, grpc_status: str
 ) -> None:
     job = {"model": "failing", "inputs": [texts("INPUT0", code.encode())]}
@@ -159,7 +161,7 @@ def test_failing_fails_with_the_code_asked_for(
 
 
 @pytest.mark.parametrize("protocol", BINARY)
-def test_failing_raises_and_lives_on(triton: Triton, oracle: Oracle, protocol: str) -> None:
+def test_failing_raises_and_keeps_working(triton: Triton, oracle: Oracle, protocol: str) -> None:
     url = url_of(triton, protocol)
     raised = oracle(url, model="failing", inputs=[texts("INPUT0", b"RAISE")])
     assert "ValueError: told to raise" in raised["error"]
@@ -184,53 +186,53 @@ def test_failing_raises_and_lives_on(triton: Triton, oracle: Oracle, protocol: s
 )
 def test_what_triton_refuses(triton: Triton, oracle: Oracle, job: Job, words: str, statuses: list[str]) -> None:
     usual = {"model": "no_batch", "inputs": [numbers("INPUT0", "FP32", [1], [1])]}
-    answers = [oracle(url, **(usual | job)) for url in (triton.http, triton.grpc)]
-    assert all(words in answer["error"] for answer in answers), answers
-    assert [answer["status"] for answer in answers] == statuses, answers
+    responses = [oracle(url, **(usual | job)) for url in (triton.http, triton.grpc)]
+    assert all(words in response["error"] for response in responses), responses
+    assert [response["status"] for response in responses] == statuses, responses
 
 
-# --- many answers or none -----------------------------------------------------------------------------------------------
+# --- many responses or none ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 200])
-def test_square_answers_as_often_as_it_is_told(triton: Triton, oracle: Oracle, count: int) -> None:
-    answer = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
-    assert [values(each, "SQUARE") for each in answer["responses"]] == [[number**2] for number in range(count)]
-    assert {each["id"] for each in answer["responses"]} <= {"s"}
+def test_square_sends_the_requested_number_of_responses(triton: Triton, oracle: Oracle, count: int) -> None:
+    response = oracle(triton.grpc, model="square", stream=True, id="s", inputs=[numbers("N", "INT32", [1], [count])])
+    assert [values(each, "SQUARE") for each in response["responses"]] == [[number**2] for number in range(count)]
+    assert {each["id"] for each in response["responses"]} <= {"s"}
 
 
-def test_a_model_that_is_not_decoupled_answers_once_in_a_stream(triton: Triton, oracle: Oracle) -> None:
+def test_a_model_that_is_not_decoupled_sends_one_response_in_a_stream(triton: Triton, oracle: Oracle) -> None:
     given = numbers("INPUT0", "FP32", [2], [1, 2])
-    answer = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
-    assert [each["outputs"] for each in answer["responses"]] == [[given | {"name": "OUTPUT0"}]]
+    response = oracle(triton.grpc, model="no_batch", stream=True, inputs=[given])
+    assert [each["outputs"] for each in response["responses"]] == [[given | {"name": "OUTPUT0"}]]
 
 
 def test_an_error_in_a_stream_is_its_last_response(triton: Triton, oracle: Oracle) -> None:
     wishes = [numbers(name, "INT32", [1], [2]) for name in ("fail_after", "delay_ms")]
-    answer = oracle(triton.grpc, model="generator", stream=True, inputs=[texts("text_input", b"la li"), *wishes])
-    assert [values(each, "text_output") for each in answer["responses"][:-1]] == [[b" la"], [b" li"]]
-    assert answer["responses"][-1]["error"] == "failed after 2 tokens"
+    response = oracle(triton.grpc, model="generator", stream=True, inputs=[texts("text_input", b"la li"), *wishes])
+    assert [values(each, "text_output") for each in response["responses"][:-1]] == [[b" la"], [b" li"]]
+    assert response["responses"][-1]["error"] == "failed after 2 tokens"
 
 
 def exchange(url: str, path: str, body: Job) -> tuple[int, str, str]:
-    """Status, media type and body."""
+    """Return status, media type and body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    content = answer.read().decode()
+    response = connection.getresponse()
+    content = response.read().decode()
     connection.close()
-    return answer.status, answer.headers.get_content_type(), content
+    return response.status, response.headers.get_content_type(), content
 
 
 def events(body: str) -> list[Job]:
-    """Of a stream whose events are one `data:` line each."""
+    """Return the events of a stream, each of which is one `data:` line."""
     *whole, rest = body.split("\n\n")
     assert rest == ""
     return [json.loads(event.removeprefix("data: ")) for event in whole]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 50])
-def test_generate_stream_sends_an_event_a_token(triton: Triton, count: int) -> None:
+def test_generate_stream_sends_one_event_per_token(triton: Triton, count: int) -> None:
     body = {"text_input": "la €", "max_tokens": count, "delay_ms": 0}
     status, media, content = exchange(triton.http, "/v2/models/generator/generate_stream", body)
     assert (status, media) == (200, "text/event-stream")
@@ -246,7 +248,7 @@ def test_generate_stream_puts_an_error_after_tokens_into_the_stream(triton: Trit
     assert events(content)[-1] == {"error": "failed after 2 tokens"}
 
 
-def test_generate_answers_with_the_only_response(triton: Triton) -> None:
+def test_generate_returns_the_only_response(triton: Triton) -> None:
     body = {"text_input": "la", "max_tokens": 1}
     status, media, content = exchange(triton.http, "/v2/models/generator/generate", body)
     assert (status, media) == (200, "application/json")
@@ -254,7 +256,7 @@ def test_generate_answers_with_the_only_response(triton: Triton) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_generate_answers_200_with_an_error_to_other_than_one_response(triton: Triton, count: int) -> None:
+def test_generate_returns_200_with_an_error_unless_there_is_exactly_one_response(triton: Triton, count: int) -> None:
     body = {"text_input": "la", "max_tokens": count}
     status, _, content = exchange(triton.http, "/v2/models/generator/generate", body)
     assert (status, list(json.loads(content))) == (200, ["error"])
@@ -282,7 +284,7 @@ def test_metadata_config_and_index(triton: Triton, oracle: Oracle, protocol: str
 
 
 def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
-    """Requests that went well and that failed, executions, and nanoseconds in the queue and in the model."""
+    """Requests that succeeded and failed, executions, and nanoseconds in the queue and in the model."""
     (found,) = oracle(url, mode="statistics", model=model)["result"]["model_stats"]
     stats = found["inference_stats"]
     return {
@@ -295,7 +297,7 @@ def counts(oracle: Oracle, url: str, model: str) -> dict[str, int]:
 
 
 def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests: int) -> dict[str, int]:
-    """What was counted after `before`, once these requests are: Triton counts one after it has answered it."""
+    """Return what was counted since `before`, once these requests are counted: Triton counts a request after its response."""
 
     def found() -> dict[str, int]:
         return {name: now - before[name] for name, now in counts(oracle, url, model).items()}
@@ -306,7 +308,7 @@ def since(before: dict[str, int], oracle: Oracle, url: str, model: str, requests
 
 @pytest.mark.parametrize("protocol", BINARY)
 def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol: str) -> None:
-    """An answer that is an error counts as a success; only an execution that failed is a failure."""
+    """A response that is an error counts as a success; only a failed execution is a failure."""
     url = url_of(triton, protocol)
     before = still(lambda: counts(oracle, url, "failing"))
     for word in (b"fine", b"INTERNAL", b"RAISE"):
@@ -316,12 +318,12 @@ def test_statistics_count_every_request(triton: Triton, oracle: Oracle, protocol
 
 
 def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: Oracle) -> None:
-    """Three of 300 ms at once: each is 300 ms in the model, and two of them wait for another one first."""
+    """Three concurrent requests of 300 ms: each spends 300 ms in the model, and two of them wait for another one first."""
     body = {"inputs": [{"name": "DELAY_MS", "datatype": "INT32", "shape": [1], "data": [300]}]}
     before = still(lambda: counts(oracle, triton.http, "slow"))
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
-    assert [json.loads(answer)["outputs"][0]["data"] for answer in answers] == [[300]] * 3
+        responses = list(pool.map(lambda _: post(triton.http, "/v2/models/slow/infer", body), range(3)))
+    assert [json.loads(response)["outputs"][0]["data"] for response in responses] == [[300]] * 3
     found = since(before, oracle, triton.http, "slow", 3)
     assert found["success"] == found["executions"] == 3
     assert found["infer_ns"] >= 3 * 300_000_000
@@ -329,7 +331,7 @@ def test_slow_requests_wait_for_each_other_in_the_queue(triton: Triton, oracle: 
 
 
 def test_metrics_count_the_same_as_statistics(triton: Triton, oracle: Oracle) -> None:
-    """In the metrics a request is counted a little after it is in the statistics."""
+    """The metrics count a request slightly later than the statistics."""
     before = still(lambda: counts(oracle, triton.http, "no_batch"))
     oracle(triton.http, model="no_batch", inputs=[numbers("INPUT0", "FP32", [1], [1])])
     count = before["success"] + since(before, oracle, triton.http, "no_batch", 1)["success"]
@@ -349,13 +351,13 @@ def measured(triton: Triton, model: str) -> int:
 def test_tensors_in_shared_memory(triton: Triton, oracle: Oracle, protocol: str) -> None:
     given = numbers("INPUT0", "FP32", [1000], np.arange(1000))
     url = url_of(triton, protocol)
-    answer = oracle(url, mode="shared_memory", model="no_batch", inputs=[given], outputs=["OUTPUT0"])
-    assert answer["outputs"] == [given | {"name": "OUTPUT0"}]
-    assert [region["byte_size"] for region in answer["registered"]] == [4000, 4000]
-    assert answer["afterwards"] == []
+    response = oracle(url, mode="shared_memory", model="no_batch", inputs=[given], outputs=["OUTPUT0"])
+    assert response["outputs"] == [given | {"name": "OUTPUT0"}]
+    assert [region["byte_size"] for region in response["registered"]] == [4000, 4000]
+    assert response["afterwards"] == []
 
 
-def test_another_server_with_some_of_the_models_and_options_of_its_own(triton: Triton, oracle: Oracle) -> None:
+def test_another_server_with_fewer_models_and_its_own_options(triton: Triton, oracle: Oracle) -> None:
     with running(["identity", "square"], ["--model-control-mode=explicit", "--load-model=square"]) as other:
         assert other.http != triton.http
         index = oracle(other.grpc, mode="index")["result"]
@@ -371,5 +373,5 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_the_oracle_sees_the_bytes_of_a_bytes_tensor(triton: Triton, oracle: Oracle) -> None:
     raw = struct.pack("<I", 3) + b"\x00\xff\n" + struct.pack("<I", 0)
     given = tensor("IN_BYTES", "BYTES", [2], raw)
-    answer = oracle(triton.grpc, model="all_types", inputs=[given], outputs=["OUT_BYTES"])
-    assert answer["outputs"] == [given | {"name": "OUT_BYTES"}]
+    response = oracle(triton.grpc, model="all_types", inputs=[given], outputs=["OUT_BYTES"])
+    assert response["outputs"] == [given | {"name": "OUT_BYTES"}]

@@ -8,7 +8,7 @@ from command import assert_one_line, cli
 from triton_server import Triton
 
 from inferometer import conduct
-from inferometer.analysis.protocol_comparison import WAYS
+from inferometer.analysis.protocol_comparison import PROTOCOLS
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
@@ -22,16 +22,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("model", ["identity", "no_batch"])
 def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
-    """The machine may be busy: the verdicts are not the point here."""
-    said = cli(
+    """The machine may be busy, so the verdicts are not checked."""
+    result = cli(
         "compare-protocols", triton.http, "--grpc", triton.grpc, "--model", model, "--sizes", "1kB,20kB",
         "--requests", "30", "--json", "out.json", "--chart", "out.svg", "--out", "kept",
     )  # fmt: skip
-    assert said.status in (0, 1), said.err
+    assert result.status in (0, 1), result.err
     found = json.loads(Path("out.json").read_text())
     assert found["server"].startswith("triton ")
     assert [(cell["protocol"], cell["size"]) for cell in found["cells"]] == [
-        (way, size) for size in (1000, 20_000) for way in WAYS
+        (way, size) for size in (1000, 20_000) for way in PROTOCOLS
     ]
     bytes_out = {}
     for cell in found["cells"]:
@@ -47,18 +47,18 @@ def test_all_four_protocols(triton: Triton, tmp_path: Path, model: str) -> None:
         for way in ("grpc", "grpc-stream", "http"):
             assert size < bytes_out[way, size] < size + 600
         assert bytes_out["http-json", size] > 2 * size
-    for way in WAYS.values():
-        assert way.label in said.out and way.label in Path("out.svg").read_text()
-    assert "averages of the server's own statistics" in said.out
+    for way in PROTOCOLS.values():
+        assert way.label in result.out and way.label in Path("out.svg").read_text()
+    assert "averages of the server's own statistics" in result.out
 
 
 def test_gRPC_alone(triton: Triton) -> None:  # noqa: N802
-    said = cli("compare-protocols", "--grpc", triton.grpc.removeprefix("grpc://"), "--sizes", "4", "--requests", "5")
-    assert said.status in (0, 1), said.err
-    assert "http was not measured" in said.out and "HTTP JSON" not in said.out
+    result = cli("compare-protocols", "--grpc", triton.grpc.removeprefix("grpc://"), "--sizes", "4", "--requests", "5")
+    assert result.status in (0, 1), result.err
+    assert "http was not measured" in result.out and "HTTP JSON" not in result.out
 
 
-def test_models_that_are_not_for_it(triton: Triton) -> None:
+def test_unsuitable_models(triton: Triton) -> None:
     urls = (triton.http, "--grpc", triton.grpc)
     assert_one_line(cli("compare-protocols", *urls, "--model", "add_sub"), "expecting 1 input")
     assert_one_line(cli("compare-protocols", *urls, "--model", "identiti"), "did you mean identity?")

@@ -1,4 +1,4 @@
-"""Whole runs against Triton: what is sent, counted and told, held against the server's own statistics and answers."""
+"""Complete runs against Triton: what is sent, counted and reported, compared with the server's own statistics and responses."""
 
 import contextlib
 import json
@@ -57,21 +57,21 @@ def closed(concurrency: int, requests: int) -> dict[str, Any]:
 
 
 def at_once(requests: int) -> dict[str, Any]:
-    """Where requests fail: a closed loop's users would wait longer after each."""
+    """A load for requests that fail: users of a closed loop would wait longer after each failure."""
     return {"type": "constant", "rate": 400, "requests": requests}
 
 
 def measured(
     folder: Path, triton: Triton, protocol: str, model: str, load: dict[str, Any], **sections: Any
 ) -> tuple[Run, Summary]:
-    """A run of tensors, unless `data` says otherwise; `server` adds to what the protocol needs."""
+    """Run with tensors, unless `data` overrides them; `server` is added to what the protocol needs."""
     server = {"model": model} | PROTOCOLS[protocol] | sections.pop("server", {})
     data = {"type": "tensors"} | sections.pop("data", {})
     return helpers.measure(folder, url_of(triton, protocol), server=server, data=data, load=load, **sections)
 
 
 def input_data(folder: Path, *entries: dict[str, Any]) -> dict[str, Any]:
-    """A `data` section of these requests, in turn."""
+    """Return a `data` section that sends these requests in turn."""
     path = folder / "data.json"
     path.write_text(json.dumps({"data": list(entries)}))
     return {"fill": f"@{path}"}
@@ -82,8 +82,8 @@ def slow_by(folder: Path, ms: int) -> dict[str, Any]:
 
 
 def kinds(run: Run) -> Counter[str]:
-    """Failures by code."""
-    return Counter(run.records.failures[place - 1].code for place in run.records.rows["failure"] if place)
+    """Count failures by code."""
+    return Counter(run.records.failures[failure - 1].code for failure in run.records.rows["failure"] if failure)
 
 
 def check_ok(run: Run, count: int) -> None:
@@ -96,7 +96,7 @@ def check_ok(run: Run, count: int) -> None:
 
 
 def split(run: Run, stage: int | None = None) -> Breakdown:
-    """Its breakdown, whose parts have to add up."""
+    """Return the breakdown, whose parts have to add up."""
     found = breakdown(run, run.records.rows["failure"] == 0, stage)
     assert found is not None
     parts = found.client + found.network + found.queue + found.compute
@@ -104,30 +104,30 @@ def split(run: Run, stage: int | None = None) -> Breakdown:
     assert found.source == AVERAGES
     assert min(found.client, found.network, found.queue, found.compute) >= 0
     assert found.compute_output is not None
-    assert found.excess <= found.compute_output + 1e-4  # the answer leaves before the output's time is over
+    assert found.excess <= found.compute_output + 1e-4  # the response is sent before the output's time is over
     return found
 
 
 def stats(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
-    """What tritonclient says that the server counted, of all that was answered."""
+    """Return the server's counts according to tritonclient, for all completed requests."""
     return still(lambda: so_far(oracle, triton, model))
 
 
 def so_far(oracle: Oracle, triton: Triton, model: str) -> dict[str, int]:
-    """The same while it may still count."""
+    """The same, while requests may still be counted."""
     (found,) = oracle(triton.http, mode="statistics", model=model)["result"]["model_stats"]
     spent = {f"{name} {unit}": int(one.get(unit, 0)) for name, one in found["inference_stats"].items() for unit in one}
     return spent | {"inferences": found["inference_count"], "executions": found["execution_count"]}
 
 
 def quiet(oracle: Oracle, triton: Triton) -> None:
-    """Until `slow`, which does one request after the other, has nothing left to do that was asked before."""
+    """Wait until `slow`, which handles one request at a time, has finished all earlier requests."""
     delay = job_tensor("DELAY_MS", "INT32", [1], bytes(4))
     assert "outputs" in oracle(triton.http, model="slow", inputs=[delay])
 
 
-def told(run: Run) -> dict[str, int]:
-    """The same, from the run's manifest."""
+def statistics_of(run: Run) -> dict[str, int]:
+    """Return the same counts from the run's manifest."""
     total: Counter[str] = Counter()
     for stage in run.manifest.statistics:
         assert stage is not None
@@ -146,18 +146,18 @@ def since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_request_is_answered_and_the_server_counted_as_many(
+def test_every_request_succeeds_and_is_counted_by_the_server(
     tmp_path: Path, triton: Triton, oracle: Oracle, protocol: str
 ) -> None:
     before = stats(oracle, triton, "identity")
     data = {"fill": "random", "shape": {"INPUT0": [1, 100]}}
     run, summary = measured(tmp_path, triton, protocol, "identity", closed(4, 200), data=data)
     check_ok(run, 200)
-    assert told(run) == since(before, stats(oracle, triton, "identity"))
-    assert told(run)["success count"] == told(run)["inferences"] == 200
+    assert statistics_of(run) == since(before, stats(oracle, triton, "identity"))
+    assert statistics_of(run)["success count"] == statistics_of(run)["inferences"] == 200
     found = split(run)
     assert (found.requests, found.counted) == (200, 200)
-    assert found.batch == 200 / told(run)["executions"]
+    assert found.batch == 200 / statistics_of(run)["executions"]
     assert summary.counts.ok == 200
     assert run.manifest.server["name"] == "triton"
     assert run.manifest.server["max_batch_size"] == 64
@@ -171,7 +171,7 @@ def test_batches_of_four(tmp_path: Path, triton: Triton, oracle: Oracle, protoco
     run, _ = measured(tmp_path, triton, protocol, "identity", closed(2, 100), data={"batch": 4, "fill": "zeros"})
     check_ok(run, 100)
     counted = since(before, stats(oracle, triton, "identity"))
-    assert counted["inferences"] == told(run)["inferences"] == 400
+    assert counted["inferences"] == statistics_of(run)["inferences"] == 400
     assert counted["success count"] == 100
     assert run.manifest.server["batch"] == 4
 
@@ -192,7 +192,7 @@ def test_two_client_processes(tmp_path: Path, triton: Triton) -> None:
     run, _ = measured(tmp_path, triton, "grpc", "identity", closed(8, 200), client={"processes": 2})
     check_ok(run, 200)
     assert set(run.records.rows["shard"].tolist()) == {0, 1}
-    assert told(run)["success count"] == 200
+    assert statistics_of(run)["success count"] == 200
 
 
 def test_a_version_and_only_some_outputs(tmp_path: Path, triton: Triton) -> None:
@@ -214,7 +214,7 @@ def test_arrays_from_an_npz(tmp_path: Path, triton: Triton, protocol: str) -> No
     np.savez(path, INPUT0=np.ones((3, 16), np.int32), INPUT1=np.ones((3, 16), np.int32))
     run, _ = measured(tmp_path, triton, protocol, "add_sub", closed(2, 50), data={"fill": f"@{path}"})
     check_ok(run, 50)
-    assert told(run)["inferences"] == 150
+    assert statistics_of(run)["inferences"] == 150
     assert run.manifest.server["batch"] == 3
 
 
@@ -239,14 +239,14 @@ def test_perf_analyzers_json_with_a_dynamic_size(tmp_path: Path, triton: Triton,
     data["shape"] = {"INPUT0": [3] if model == "no_batch" else [1, 3]}
     run, _ = measured(tmp_path, triton, "grpc", model, closed(1, 20), data=data)
     check_ok(run, 20)
-    assert told(run)["inferences"] == 20
+    assert statistics_of(run)["inferences"] == 20
     rows = run.records.rows
     longer = rows["id"] % 5 == 4
     assert (rows["bytes_in"][longer] > rows["bytes_in"][~longer].max()).all()
 
 
 def test_optional_inputs_are_left_out_unless_the_data_has_them(tmp_path: Path, triton: Triton) -> None:
-    """The model makes eight tokens unless told."""
+    """The model sends eight tokens by default."""
     run, _ = measured(tmp_path, triton, "grpc stream", "generator", closed(2, 10))
     check_ok(run, 10)
     assert set(run.records.rows["chunk_count"].tolist()) == {8}
@@ -261,7 +261,7 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
     data = input_data(tmp_path, *entries) | {"batch": 2}
     run, _ = measured(tmp_path, triton, "http", "add_sub", closed(2, 20), data=data)
     check_ok(run, 20)
-    assert told(run)["inferences"] == 40
+    assert statistics_of(run)["inferences"] == 40
     assert run.manifest.workload["distinct"] == 2
 
 
@@ -270,7 +270,7 @@ def test_perf_analyzers_json_in_batches(tmp_path: Path, triton: Triton) -> None:
 DECOUPLED = "the statistics of a decoupled model end before it responds"
 
 
-def test_as_many_arrivals_as_a_decoupled_model_gives_answers(tmp_path: Path, triton: Triton) -> None:
+def test_one_arrival_per_response_of_a_decoupled_model(tmp_path: Path, triton: Triton) -> None:
     sizes = [0, 1, 5, 17]
     data = input_data(tmp_path, *({"N": [size]} for size in sizes))
     run, summary = measured(tmp_path, triton, "grpc stream", "square", closed(1, 100), data=data)
@@ -302,11 +302,11 @@ def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, trito
     assert summary.metrics["ttft"].count == 100
     assert ((rows["first_token"] - rows["sent"]) >= NS // 1000).all()
     assert summary.metrics["itl"].count == 600
-    assert told(run)["success count"] > 0
+    assert statistics_of(run)["success count"] > 0
     assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
 
 
-def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
+def test_unstreamed_generate(tmp_path: Path, triton: Triton) -> None:
     server = {"model": "generator", "api": "generate", "stream": False, "body": {"delay_ms": 0}}
     data = {"type": "prompts", "prompts": ["la li lu"], "output": 1}
     run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=closed(4, 100))
@@ -315,7 +315,7 @@ def test_generate_in_one_piece(tmp_path: Path, triton: Triton) -> None:
     assert set(run.records.rows["n_out"].tolist()) == {count}
 
 
-def test_generate_in_one_piece_of_a_model_that_answers_often_fails_in_its_body(tmp_path: Path, triton: Triton) -> None:
+def test_unstreamed_generate_fails_if_the_model_sends_several_responses(tmp_path: Path, triton: Triton) -> None:
     server = {"model": "generator", "api": "generate", "stream": False}
     data = {"type": "prompts", "prompts": ["la"], "output": 2}
     run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=at_once(10))
@@ -341,26 +341,26 @@ def test_an_error_in_the_middle_of_a_stream(tmp_path: Path, triton: Triton, prot
 
 
 @contextlib.contextmanager
-def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
-    """A relay before the server: its URL, and what the server said over each connection."""
-    there, said = urlsplit(url), list[bytearray]()
+def recorded(url: str) -> Iterator[tuple[str, list[bytearray]]]:
+    """Relay to the server; yields the URL, and what the server sent over each connection."""
+    there, received = urlsplit(url), list[bytearray]()
 
     def connected() -> socket.socket:
         return socket.create_connection((there.hostname or "", there.port or 0))
 
-    def copy(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
+    def copy(source: socket.socket, sink: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                heard += data
+                record += data
                 sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
     def relay(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), connected() as server:
-            heard = bytearray()
-            said.append(heard)
-            back = threading.Thread(target=copy, args=(server, client, heard))
+            record = bytearray()
+            received.append(record)
+            back = threading.Thread(target=copy, args=(server, client, record))
             back.start()
             copy(client, server, bytearray())
             back.join()
@@ -373,32 +373,30 @@ def overheard(url: str) -> Iterator[tuple[str, list[bytearray]]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=accept, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", said
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", received
         finally:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_sequences_side_by_side_are_each_sent_from_their_start_on(
-    tmp_path: Path, triton: Triton, oracle: Oracle
-) -> None:
-    """The model adds up what it is sent from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
+def test_concurrent_sequences_are_each_sent_from_their_start(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
+    """The model adds up what it receives from the start flag on: 1, 10, 100, 1000, 10000 in every sequence."""
     entries = [{"INPUT": [10**turn]} for turn in range(5)]
     data = {"type": "tensors", "sequence": 5} | input_data(tmp_path, *entries)
-    with overheard(triton.http) as (url, said):
+    with recorded(triton.http) as (url, received):
         server = {"model": "sequence", "api": "kserve-json"}
         run, _ = helpers.measure(tmp_path, url, server=server, data=data, load=closed(3, 90))
     check_ok(run, 90)
     sums: dict[int, Counter[int]] = {}
-    for body in re.findall(rb'\{"model_name".*?\}\]\}', b"".join(said)):
+    for body in re.findall(rb'\{"model_name".*?\}\]\}', b"".join(received)):
         values = {output["name"]: output["data"][0] for output in json.loads(body)["outputs"]}
         sums.setdefault(values["SEQUENCE"], Counter())[values["SUM"]] += 1
     assert sum(each.total() for each in sums.values()) == 90
-    assert len(sums) == 12  # four a user are made, and begun again when they have ended
+    assert len(sums) == 12  # four per user are encoded, and sent again from the start after the last
     for sequence, each in sums.items():
         begun, *others = (each[total] for total in (1, 11, 111, 1111, 11111))
         assert sorted(others, reverse=True) == others
         assert begun + sum(others) == each.total()
-        if others[-1] < begun:  # the run was over before it was
+        if others[-1] < begun:  # the run ended before the sequence
             assert others[-1] == begun - 1
             last = job_tensor("INPUT", "INT32", [1, 1], bytes(4))
             oracle(triton.http, model="sequence", inputs=[last], sequence={"id": sequence, "end": True})
@@ -406,11 +404,11 @@ def test_sequences_side_by_side_are_each_sent_from_their_start_on(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "grpc stream"])
 def test_sequences_end(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    """The server holds four at a time, and one without an end for 10 s: with 20 of them, that would fail."""
+    """The server holds four at a time, and keeps one without an end for 10 s: 20 without an end would fail."""
     timeouts = {"timeouts": {"total": "5s"}}
     run, _ = measured(tmp_path, triton, protocol, "sequence", closed(1, 100), data={"sequence": 5}, server=timeouts)
     check_ok(run, 100)
-    assert told(run)["success count"] == 100
+    assert statistics_of(run)["success count"] == 100
 
 
 # --- what the time went into --------------------------------------------------------------------------------------------
@@ -425,7 +423,7 @@ def test_three_of_four_wait_in_the_queue_of_one_instance(
     run, _ = measured(tmp_path, triton, protocol, "slow", closed(4, 48), data=slow_by(tmp_path, 30))
     check_ok(run, 48)
     counted = since(before, stats(oracle, triton, "slow"))
-    assert told(run) == counted
+    assert statistics_of(run) == counted
     found = split(run)
     assert found.queue == pytest.approx(counted["queue ns"] / 48 / NS)
     assert found.compute_infer == pytest.approx(counted["compute_infer ns"] / 48 / NS)
@@ -444,16 +442,16 @@ def test_statistics_of_each_stage(tmp_path: Path, triton: Triton, oracle: Oracle
     run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20))
     check_ok(run, 130)
     assert len(run.manifest.statistics) == 2
-    assert told(run) == since(before, stats(oracle, triton, "slow"))
+    assert statistics_of(run) == since(before, stats(oracle, triton, "slow"))
     alone, crowded = split(run, 0), split(run, 1)
     assert alone.requests + crowded.requests == 130
-    assert alone.requests >= 50  # some of the second stage are counted before its beginning is seen
+    assert alone.requests >= 50  # some requests of the second stage are counted before its start is noticed
     assert alone.queue < 1.3 * alone.compute
     assert crowded.queue > 2.2 * crowded.compute
 
 
 def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Triton, oracle: Oracle) -> None:
-    """The servers have counted different numbers before, so that whoever mixes them up is found out."""
+    """The servers start with different counts, so that mixing them up is detected."""
     measured(tmp_path, triton, "http", "identity", closed(1, 30))
     with running(["identity"]) as other:
         before = [stats(oracle, each, "identity") for each in (triton, other)]
@@ -466,7 +464,9 @@ def test_statistics_of_several_servers_are_added_up(tmp_path: Path, triton: Trit
         after = [stats(oracle, each, "identity") for each in (triton, other)]
     counted = [since(*pair) for pair in zip(before, after, strict=True)]
     assert [each["success count"] for each in counted] == [40, 40]
-    assert told(run) == {name: counted[0].get(name, 0) + counted[1].get(name, 0) for name in told(run)}
+    assert statistics_of(run) == {
+        name: counted[0].get(name, 0) + counted[1].get(name, 0) for name in statistics_of(run)
+    }
     assert split(run).counted == 80
 
 
@@ -478,7 +478,7 @@ def test_one_server_behind_two_urls_counts_once(tmp_path: Path, triton: Triton, 
     run, _ = helpers.measure(tmp_path, urls, server=server, data={"type": "tensors"}, load=closed(2, 80))
     check_ok(run, 80)
     assert set(run.records.rows["url"].tolist()) == {0, 1}
-    assert told(run)["success count"] == 80 == split(run).counted
+    assert statistics_of(run)["success count"] == 80 == split(run).counted
 
 
 def test_a_stored_run_has_the_same_breakdown(tmp_path: Path, triton: Triton) -> None:
@@ -499,7 +499,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("protocol", [*BOTH, "http json", "grpc stream"])
-def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton, protocol: str) -> None:
+def test_failures_are_rows_with_the_servers_message(tmp_path: Path, triton: Triton, protocol: str) -> None:
     data = input_data(tmp_path, *({"INPUT0": [word]} for word in WORDS))
     run, summary = measured(tmp_path, triton, protocol, "failing", at_once(100), data=data)
     code = 1 if protocol == "grpc" else 0
@@ -517,7 +517,7 @@ def test_failures_are_rows_with_the_servers_words(tmp_path: Path, triton: Triton
         assert set(run.records.rows["status"].tolist()) == {200, 400, 404, 500, 503}
 
 
-def test_a_deadline_is_kept_by_whoever_comes_to_it_first(tmp_path: Path, triton: Triton) -> None:
+def test_a_deadline_is_enforced_by_the_side_that_reaches_it_first(tmp_path: Path, triton: Triton) -> None:
     load = at_once(20)
     run, _ = measured(tmp_path, triton, "grpc", "slow", load, data=slow_by(tmp_path, 20), server={"deadline": "1ms"})
     assert kinds(run) == {"grpc_DEADLINE_EXCEEDED": 20}
@@ -535,15 +535,15 @@ def test_a_timeout_of_ours_ends_the_request(tmp_path: Path, triton: Triton) -> N
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: Oracle, protocol: str) -> None:
+def test_a_server_that_dies_causes_failures_and_no_hang(tmp_path: Path, oracle: Oracle, protocol: str) -> None:
     with running(["slow"]) as triton:
 
         def kill() -> None:
-            # More than are asked for below: what is counted may not have left the server.
+            # More than are required below: a counted response may not have left the server.
             while so_far(oracle, triton, "slow").get("success count", 0) < 30:
                 pass
             server = psutil.Process(triton.pid)
-            for process in (server, *server.children(recursive=True)):  # its models are processes of their own
+            for process in (server, *server.children(recursive=True)):  # its models are separate processes
                 process.kill()
 
         killer = threading.Thread(target=kill)
@@ -566,7 +566,7 @@ def test_a_server_that_dies_leaves_failures_and_no_hang(tmp_path: Path, oracle: 
 
 
 def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections: Any) -> str:
-    """The one line that says what is wrong; nothing is sent and no folder is left."""
+    """Return the one-line error; nothing is sent and no folder is left."""
     output = folder / "runs"
     output.mkdir()
     with pytest.raises(UserError) as caught:
@@ -576,35 +576,35 @@ def refused(folder: Path, triton: Triton, protocol: str, model: str, **sections:
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_model_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "identty")
-    assert "identty" in said
-    assert "did you mean identity?" in said
-    assert "no_batch" in said
+def test_an_unknown_model_error_lists_the_known_models(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    message = refused(tmp_path, triton, protocol, "identty")
+    assert "identty" in message
+    assert "did you mean identity?" in message
+    assert "no_batch" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_a_version_that_is_not_there(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
-    assert "version 9 is not found" in said
-    assert "check server.version: the server has 1" in said
+def test_an_unknown_version(tmp_path: Path, triton: Triton, protocol: str) -> None:
+    message = refused(tmp_path, triton, protocol, "identity", server={"version": "9"})
+    assert "version 9 is not found" in message
+    assert "check server.version: the server has 1" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_a_decoupled_model_without_a_stream(tmp_path: Path, triton: Triton, protocol: str) -> None:
-    said = refused(tmp_path, triton, protocol, "square")
-    assert "decoupled" in said
-    assert "server.stream" in said
+    message = refused(tmp_path, triton, protocol, "square")
+    assert "decoupled" in message
+    assert "server.stream" in message
 
 
-def test_a_wrong_shape_names_the_expected_and_the_given(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
-    assert "INPUT0" in said and "[-1, 16]" in said and "[1, 17]" in said
+def test_a_wrong_shape_error_has_the_expected_and_the_given_shape(tmp_path: Path, triton: Triton) -> None:
+    message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT0": [1, 17]}})
+    assert "INPUT0" in message and "[-1, 16]" in message and "[1, 17]" in message
 
 
-def test_a_wrong_input_name_names_the_expected(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
-    assert "INPUT2" in said and "INPUT0, INPUT1" in said
+def test_a_wrong_input_name_error_has_the_expected_names(tmp_path: Path, triton: Triton) -> None:
+    message = refused(tmp_path, triton, "http", "add_sub", data={"shape": {"INPUT2": [1, 16]}})
+    assert "INPUT2" in message and "INPUT0, INPUT1" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json", "json with a shape"])
@@ -616,14 +616,14 @@ def test_a_wrong_shape_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> N
         data = input_data(tmp_path, {"INPUT0": [1] * 17, "INPUT1": [1] * 16})
     else:
         data = input_data(tmp_path, {"INPUT0": {"content": [1] * 17, "shape": [17]}, "INPUT1": [1] * 16})
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "INPUT0" in said and "16" in said and "17" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in message and "16" in message and "17" in message
 
 
 def test_a_batch_in_a_file_that_is_too_large(tmp_path: Path, triton: Triton) -> None:
     np.savez(tmp_path / "in.npz", INPUT0=np.ones((9, 16), np.int32), INPUT1=np.ones((9, 16), np.int32))
-    said = refused(tmp_path, triton, "grpc", "add_sub", data={"fill": f"@{tmp_path / 'in.npz'}"})
-    assert "9" in said and "8" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data={"fill": f"@{tmp_path / 'in.npz'}"})
+    assert "9" in message and "8" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
@@ -631,8 +631,8 @@ def test_a_wrong_name_in_a_file(tmp_path: Path, triton: Triton, kind: str) -> No
     np.savez(tmp_path / "in.npz", INPUT=np.ones((1, 16), np.int32), INPUT1=np.ones((1, 16), np.int32))
     data = input_data(tmp_path, {"INPUT": [1] * 16, "INPUT1": [1] * 16})
     data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "has no INPUT0" in said and "it has INPUT, INPUT1" in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "has no INPUT0" in message and "it has INPUT, INPUT1" in message
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
@@ -640,34 +640,34 @@ def test_a_wrong_datatype_in_a_file(tmp_path: Path, triton: Triton, kind: str) -
     np.savez(tmp_path / "in.npz", INPUT0=np.full((1, 16), 0.5), INPUT1=np.ones((1, 16), np.int32))
     data = input_data(tmp_path, {"INPUT0": [0.5] * 16, "INPUT1": [1] * 16})
     data = {"fill": f"@{tmp_path / 'in.npz'}"} if kind == "npz" else data
-    said = refused(tmp_path, triton, "grpc", "add_sub", data=data)
-    assert "INPUT0" in said and "INT32" in said
-    assert ("float64" if kind == "npz" else "0.5") in said
+    message = refused(tmp_path, triton, "grpc", "add_sub", data=data)
+    assert "INPUT0" in message and "INT32" in message
+    assert ("float64" if kind == "npz" else "0.5") in message
 
 
-def test_a_batch_for_a_model_that_takes_none(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
-    assert "takes no batches" in said
+def test_a_batch_for_a_model_without_batching(tmp_path: Path, triton: Triton) -> None:
+    message = refused(tmp_path, triton, "http", "no_batch", data={"batch": 2})
+    assert "takes no batches" in message
 
 
 def test_fp16_as_json_is_refused_before_anything_is_sent(tmp_path: Path, triton: Triton) -> None:
-    said = refused(tmp_path, triton, "http json", "all_types", data={"shape": {"IN_FP16": [1]}})
-    assert "FP16 cannot be sent as JSON" in said
+    message = refused(tmp_path, triton, "http json", "all_types", data={"shape": {"IN_FP16": [1]}})
+    assert "FP16 cannot be sent as JSON" in message
 
 
 @pytest.mark.parametrize("protocol", BOTH)
 def test_the_other_protocols_port(tmp_path: Path, triton: Triton, protocol: str) -> None:
     wrong = triton._replace(http=triton.grpc.replace("grpc:", "http:"), grpc=triton.http.replace("http:", "grpc:"))
-    said = refused(tmp_path, wrong, protocol, "identity")
-    assert ("grpc://" if protocol == "http" else "http://") in said
+    message = refused(tmp_path, wrong, protocol, "identity")
+    assert ("grpc://" if protocol == "http" else "http://") in message
 
 
-# --- compressed answers --------------------------------------------------------------------------------------------------
+# --- compressed responses ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("protocol", ["http", "http json"])
-def test_answers_over_http_are_compressed_where_a_header_asks_for_it(
+def test_http_responses_are_compressed_if_a_header_requests_it(
     tmp_path: Path, triton: Triton, protocol: str, encoding: str
 ) -> None:
     data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
@@ -681,7 +681,7 @@ def test_answers_over_http_are_compressed_where_a_header_asks_for_it(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "grpc stream"])
-def test_answers_over_grpc_that_the_server_compresses_are_read(tmp_path: Path, protocol: str) -> None:
+def test_compressed_grpc_responses_are_decoded(tmp_path: Path, protocol: str) -> None:
     data = {"fill": "zeros", "shape": {"INPUT0": [1, 10_000]}}
     with running(["identity"], ["--grpc-infer-response-compression-level=high"]) as triton:
         run, summary = measured(tmp_path, triton, protocol, "identity", closed(2, 10), data=data)

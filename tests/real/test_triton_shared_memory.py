@@ -34,7 +34,7 @@ WAIT_S = 30
 
 
 class Seen(NamedTuple):
-    """A region at the end of a run, before it was taken away."""
+    """A region at the end of a run, before it was removed."""
 
     refs: tuple[SharedRefs, ...]
     content: bytes
@@ -75,7 +75,7 @@ def shared_run(folder: Path, url: str | list[str], model: str, **sections: Any) 
 
 
 def assert_all_well(run: Run, seen: list[Seen], url: str, count: int = 40) -> None:
-    """Every request went well and was counted by Triton, and nothing is left of the region."""
+    """Check that every request succeeded and was counted by Triton, and that nothing is left of the region."""
     assert run.records.failures == ()
     assert len(run.records.rows) == count
     (statistics,) = run.manifest.statistics
@@ -121,7 +121,7 @@ def test_every_datatype_in_shared_memory(triton: Triton, tmp_path: Path, seen: l
     data = {
         "type": "tensors",
         "shape": {f"IN_{datatype}": [1] for datatype in DATATYPES},
-    }  # all are optional: those that are named are sent
+    }  # all are optional: only those with a shape are sent
     run = shared_run(tmp_path, url, "all_types", load=load, server=server, data=data)
     assert_all_well(run, seen, url, 6)
     (one,) = seen
@@ -146,8 +146,8 @@ def test_two_outputs_of_known_size(triton: Triton, tmp_path: Path, seen: list[Se
         assert one.at(outputs["OUTPUT1"]) == (first - second).tobytes()
 
 
-def test_answers_of_a_decoupled_model(triton: Triton, tmp_path: Path, seen: list[Seen]) -> None:
-    """Each of a request's answers goes to its slot: the last one stays there."""
+def test_responses_of_a_decoupled_model(triton: Triton, tmp_path: Path, seen: list[Seen]) -> None:
+    """All responses to a request are written to its slot, so the last one remains."""
     np.save(tmp_path / "n.npy", np.array([5], np.int32))
     data = {"type": "tensors", "fill": f"@{tmp_path}/n.npy"}
     run = shared_run(tmp_path / "runs", triton.grpc, "square", data=data, server={"stream": True})
@@ -160,7 +160,7 @@ def test_answers_of_a_decoupled_model(triton: Triton, tmp_path: Path, seen: list
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_output_that_outgrows_its_slot_is_a_failure_in_the_servers_words(
+def test_an_output_that_outgrows_its_slot_is_a_failure_with_the_servers_message(
     triton: Triton, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory, "_output_sizes", lambda *_: {"OUTPUT0": 8})
@@ -188,8 +188,8 @@ def test_two_urls_of_one_server(triton: Triton, tmp_path: Path, seen: list[Seen]
 def test_a_run_that_is_ended_with_requests_in_the_model(
     triton: Triton, tmp_path: Path, protocol: str, number: signal.Signals
 ) -> None:
-    """Triton lives on, and the region goes when the last of them is done; after SIGKILL, with the first run
-    that begins later."""
+    """Triton keeps working, and the region is removed when the last of them is done; after SIGKILL, by the first run
+    that starts later."""
     url = getattr(triton, protocol)
     np.save(tmp_path / "delay.npy", np.array([200], np.int32))
     config = {

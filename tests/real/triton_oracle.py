@@ -1,28 +1,28 @@
-"""What NVIDIA's own client gets from a server: run by the Triton environment's Python, it knows nothing of inferometer.
+"""What NVIDIA's own client gets from a server: run by the Python of the Triton environment, without any code of inferometer.
 
-Reads one job a line from standard input (JSON), and prints one answer a line. A job has `url` (http://... or grpc://...), and:
+Reads one job per line from standard input (JSON), and prints one result per line. A job has `url` (http://... or grpc://...), and:
 
-    mode        infer (unless told), metadata, config, statistics, index, shared_memory
+    mode        infer (the default), metadata, config, statistics, index, shared_memory
     protocol    http (binary tensors), http-json, grpc
     model, version, id, priority, timeout, parameters
     inputs      [{name, datatype, shape, data}]; data is the raw tensor in base64
-    outputs     names of the outputs wanted; all of them where it is left out
-    stream      true: over ModelStreamInfer; the answer has `responses`, empty where the model gave none
+    outputs     names of the requested outputs; default: all of them
+    stream      true: over ModelStreamInfer; the result has `responses`, empty if the model sent none
     sequence    {id, start, end}
-    classes     how many, for the classification extension
+    classes     their number, for the classification extension
 
-An answer has `outputs` ([{name, datatype, shape, data}], with `model`, `version` and `id`), or `responses` (a list of those),
+A result has `outputs` ([{name, datatype, shape, data}], with `model`, `version` and `id`), or `responses` (a list of those),
 or `result` (the server's own JSON; over gRPC it is protobuf's, without zeros and with 64-bit integers as strings), or `error`
-and the `status` that the client saw; `broken` is an error of the oracle's own. `shared_memory` is an inference whose inputs
-and outputs lie in system shared memory: it says, too, which regions were registered then and afterwards.
+and the `status` that the client saw; `broken` is an error of the oracle itself. `shared_memory` is an inference whose inputs
+and outputs are in system shared memory: its result also has the regions registered during and after it.
 
-Another mode, `calls`, has `http` and `grpc` (URLs) and `calls`, a list, and gives `answers`, one for each, in that order. A
+Another mode, `calls`, has `http` and `grpc` (URLs) and `calls`, a list, and returns `results`, one for each, in that order. A
 call has `client` (http, http.aio, grpc, grpc.aio) and `call`: any method of that client, with its `words` and `options`, or
 
     infer          as above, and with `json`, `request_compression`, `response_compression`, `compression`, `client_timeout`
-    at_once        the same request `times` times, by async_infer or side by side; the answer has `responses`
+    at_once        the same request `times` times, by async_infer or concurrently; the result has `responses`
     stream         `requests` in one stream; all `responses` with `final`, up to the last one's end or the first error
-    shared_memory  as above, for asyncio, too; each output is given `room` bytes where that is told
+    shared_memory  as above, for asyncio, too; `room` sets the bytes for each output
 """
 
 import asyncio
@@ -50,15 +50,15 @@ WAIT_S = 30
 
 def main():
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        print(json.dumps(run_job(json.loads(line))), flush=True)
 
 
-def answer(job):
+def run_job(job):
     if job.get("mode") == "calls":
-        return {"answers": asyncio.run(calls(job))}
-    library, place = module(job), urlsplit(job["url"]).netloc
+        return {"results": asyncio.run(calls(job))}
+    library, address = module(job), urlsplit(job["url"]).netloc
     try:
-        with library.InferenceServerClient(place) as client:
+        with library.InferenceServerClient(address) as client:
             return MODES[job.get("mode", "infer")](client, job)
     except utils.InferenceServerException as error:
         return {"error": error.message(), "status": error.status()}
@@ -70,7 +70,7 @@ def module(job):
     return grpcclient if job["protocol"] == "grpc" else httpclient
 
 
-# --- asking about the server --------------------------------------------------------------------------------------------
+# --- metadata and statistics --------------------------------------------------------------------------------------------
 
 
 def metadata(client, job):
@@ -93,8 +93,8 @@ def index(client, job):
     return {"result": found["models"] if job["protocol"] == "grpc" else found}
 
 
-def plain(ask, job, *words):
-    return ask(*words, as_json=True) if job["protocol"] == "grpc" else ask(*words)
+def plain(method, job, *words):
+    return method(*words, as_json=True) if job["protocol"] == "grpc" else method(*words)
 
 
 # --- inference ----------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def outputs(job):
     names, classes = job.get("outputs"), job.get("classes", 0)
     if names is None and job["protocol"] != "http-json":
         return None
-    if names is None:  # without a list the client asks for binary data
+    if names is None:  # without a list the client requests binary data
         names = all_outputs(job)
     if job["protocol"] == "grpc":
         return [grpcclient.InferRequestedOutput(name, class_count=classes) for name in names]
@@ -158,7 +158,7 @@ def all_outputs(job):
 
 
 def streamed(client, words):
-    """All responses up to the final one, which is left out where it is an empty marker. An error is a response, too."""
+    """All responses up to the final one, which is left out if it is an empty marker. An error is a response, too."""
     came, responses = queue.Queue(), []
     client.start_stream(callback=lambda result, error: came.put((result, error)), stream_timeout=WAIT_S)
     client.async_stream_infer(**words, enable_empty_final_response=True)
@@ -212,8 +212,8 @@ def to_raw(array, datatype):
 
 
 def in_shared_memory(client, job):
-    """Each output is given as much room as the first input."""
-    given, asked, places = inputs(job), [], {}
+    """Each output gets as much room as the first input."""
+    given, requested, handles = inputs(job), [], {}
     with ExitStack() as stack:
         for tensor, source in zip(given, job["inputs"], strict=True):
             array = to_array(source)
@@ -222,12 +222,12 @@ def in_shared_memory(client, job):
             tensor.set_shared_memory(region, array.nbytes)
         for name in job["outputs"]:
             size = to_array(job["inputs"][0]).nbytes
-            region, places[name] = registered(stack, client, size)
-            asked.append(module(job).InferRequestedOutput(name))
-            asked[-1].set_shared_memory(region, size)
+            region, handles[name] = registered(stack, client, size)
+            requested.append(module(job).InferRequestedOutput(name))
+            requested[-1].set_shared_memory(region, size)
         during = status(client, job)
-        result = client.infer(job["model"], given, outputs=asked)
-        tensors = [from_region(result, name, handle, job) for name, handle in places.items()]
+        result = client.infer(job["model"], given, outputs=requested)
+        tensors = [from_region(result, name, handle, job) for name, handle in handles.items()]
     return {"outputs": tensors, "registered": during, "afterwards": status(client, job)}
 
 
@@ -242,7 +242,7 @@ def registered(stack, client, size):
 
 
 def unregister(client, name):
-    """Triton lets go of a region a little after it has answered."""
+    """Triton releases a region slightly after its response."""
     for _ in range(200):
         try:
             return client.unregister_system_shared_memory(name)
@@ -290,20 +290,20 @@ async def calls(job):
         for name, library in CLIENTS.items():
             more = {"concurrency": AT_ONCE} if name == "http" else {}
             clients[name] = library.InferenceServerClient(urlsplit(job[name[:4]]).netloc, **more)
-        return [await called(clients[call["client"]], call | places(job, call)) for call in job["calls"]]
+        return [await called(clients[call["client"]], call | urls(job, call)) for call in job["calls"]]
     finally:
         for client in clients.values():
             await awaited(client.close())
 
 
-def places(job, call):
+def urls(job, call):
     protocol = call["client"][:4]
     return {"url": job[protocol], "protocol": "http-json" if call.get("json") else protocol}
 
 
 async def called(client, call):
     try:
-        return await INFERENCES.get(call["call"], asked)(client, call)
+        return await INFERENCES.get(call["call"], call_method)(client, call)
     except utils.InferenceServerException as error:
         return {"error": error.message(), "status": error.status()}
     except Exception:
@@ -314,7 +314,7 @@ async def awaited(value):
     return await value if inspect.isawaitable(value) else value
 
 
-async def asked(client, call):
+async def call_method(client, call):
     method, options = getattr(client, call["call"]), call.get("options", {})
     if "as_json" in inspect.signature(method).parameters:
         options = options | {"as_json": True}
@@ -322,7 +322,7 @@ async def asked(client, call):
 
 
 def request(call):
-    """What every kind of inference is told."""
+    """The arguments of every kind of inference."""
     return wishes(call) | {"model_name": call["model"], "inputs": inputs(call), "outputs": outputs(call)}
 
 
@@ -427,7 +427,7 @@ async def shared(stack, client, size):
 
 
 async def unregistered(client, name):
-    """As `unregister` does it."""
+    """Like `unregister`."""
     for _ in range(200):
         try:
             return await awaited(client.unregister_system_shared_memory(name))

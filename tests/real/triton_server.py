@@ -1,13 +1,13 @@
-"""A real Triton Inference Server with the models of triton_models, and NVIDIA's own client to ask for a second opinion.
+"""A real Triton Inference Server with the models of triton_models, and NVIDIA's own client as a second opinion.
 
-A test file that says
+A test file with the line
 
     pytest_plugins = ["triton_server"]
 
-has two fixtures, made once a session (with pytest-xdist: once a worker): `triton`, a server with all of the models, and
-`oracle`, which says what tritonclient gets from it (triton_oracle.py has the jobs). Tests that use them are marked `triton`.
-A third, `patient`, is for tests of what Triton has counted.
-The server is shared: what it counts, tests compare before and after. (Test files import more from here before pytest does,
+has two fixtures, created once per session (with pytest-xdist: once per worker): `triton`, a server with all of the models, and
+`oracle`, which returns what tritonclient gets from it (triton_oracle.py has the jobs). Tests that use them are marked `triton`.
+A third, `patient`, is for tests of Triton's statistics.
+The server is shared, so tests compare its counts before and after. (Test files import more from here before pytest does,
 so its assertions stay as they are: PYTEST_DONT_REWRITE.)
 """
 
@@ -35,7 +35,7 @@ STOP_S = 30
 
 Job = dict[str, Any]
 Oracle = Callable[..., Job]
-"""oracle(url, model="identity", inputs=[tensor(...)], ...) -> the answer of triton_oracle.py to that job."""
+"""oracle(url, model="identity", inputs=[tensor(...)], ...) -> the result of triton_oracle.py for that job."""
 
 
 class Triton(NamedTuple):
@@ -48,14 +48,10 @@ class Triton(NamedTuple):
     pid: int
     log: Path
 
-    def said(self) -> str:
-        """The end of its log, for the message of a failed assertion."""
-        return self.log.read_text(errors="replace")[-LOG_TAIL:]
-
 
 @contextlib.contextmanager
 def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator[Triton]:
-    """A server with these models of triton_models (all of them, unless told), and with more options of tritonserver's."""
+    """Start a server with these models of triton_models (default: all of them), and with more options of tritonserver."""
     script = ROOT / "tools/real_servers/triton/serve.py"
     command = [PYTHON, script, "--models", MODELS, *models, *options]
     with tempfile.TemporaryDirectory(prefix="triton-log-") as folder:
@@ -68,33 +64,33 @@ def running(models: Iterable[str] = (), options: Iterable[str] = ()) -> Iterator
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[Oracle]:
-    """A process of triton_oracle.py, which answers one job after the other."""
+def running_oracle() -> Iterator[Oracle]:
+    """Start a process of triton_oracle.py, which runs one job after the other."""
     with _process([PYTHON, Path(__file__).parent / "triton_oracle.py"], None) as process:
 
-        def ask(url: str, **job: Any) -> Job:
+        def send_job(url: str, **job: Any) -> Job:
             assert process.stdin is not None and process.stdout is not None
             protocol = "grpc" if url.startswith("grpc:") else "http"
             process.stdin.write(json.dumps({"url": url, "protocol": protocol} | job) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
             assert line, f"the oracle ended with status {process.wait(STOP_S)}"
-            answer: Job = json.loads(line)
-            assert "broken" not in answer, answer["broken"]
-            return answer
+            response: Job = json.loads(line)
+            assert "broken" not in response, response["broken"]
+            return response
 
-        yield ask
+        yield send_job
 
 
 def tensor(name: str, datatype: str, shape: Iterable[int], raw: bytes) -> Job:
-    """An input of a job, from the tensor's bytes as they travel."""
+    """Return an input of a job, from the raw bytes of the tensor."""
     return {"name": name, "datatype": datatype, "shape": list(shape), "data": base64.b64encode(raw).decode()}
 
 
-def values(answer: Job, name: str) -> list[Any]:
-    """An output's elements in an answer of the oracle's; BYTES as bytes, BF16 as raw 16 bits."""
-    output = next((each for each in answer.get("outputs", []) if each["name"] == name), None)
-    assert output is not None, answer
+def values(response: Job, name: str) -> list[Any]:
+    """Return the elements of an output in a result of the oracle; BYTES as bytes, BF16 as raw 16 bits."""
+    output = next((each for each in response.get("outputs", []) if each["name"] == name), None)
+    assert output is not None, response
     raw = base64.b64decode(output["data"])
     if output["datatype"] == "BYTES":
         return split_bytes(raw)
@@ -102,7 +98,7 @@ def values(answer: Job, name: str) -> list[Any]:
 
 
 def split_bytes(raw: bytes) -> list[bytes]:
-    """The elements of a BYTES tensor: each has its length before it."""
+    """Return the elements of a BYTES tensor: each is preceded by its length."""
     elements = []
     while raw:
         end = 4 + int.from_bytes(raw[:4], "little")
@@ -126,7 +122,7 @@ NUMPY = {
 
 @contextlib.contextmanager
 def _process(command: list[Any], errors: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that ends when its standard input closes, or else is ended."""
+    """Start a process that ends when its standard input closes, or is killed."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdin is not None and process.stdout is not None
     with process.stdout:
@@ -144,7 +140,7 @@ def _process(command: list[Any], errors: Any) -> Iterator[subprocess.Popen[str]]
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton counts a request after it has answered it: on a busy machine maybe later than users are kept waiting for that."""
+    """Wait longer for statistics: Triton counts a request after its response, on a busy machine maybe later than a run waits."""
     monkeypatch.setattr(statistics, "_STILL_S", 0.2)
     monkeypatch.setattr(statistics, "_PATIENCE_S", 10.0)
     monkeypatch.setattr(time_split, "_PATIENCE_S", 10.0)
@@ -158,5 +154,5 @@ def triton() -> Iterator[Triton]:
 
 @pytest.fixture(scope="session")
 def oracle() -> Iterator[Oracle]:
-    with asking() as ask:
-        yield ask
+    with running_oracle() as send_job:
+        yield send_job

@@ -60,14 +60,14 @@ def by_request() -> Run:
     return made.run(rows, chunks, plan=(made.OPEN,))
 
 
-def unsaid() -> Run:
+def without_server_times() -> Run:
     """Both kinds of load; the server reports nothing, and the second stage was never reached."""
     rows, chunks = made.closed_rows()
     return made.run(rows, chunks, plan=(made.CLOSED, made.OPEN))
 
 
 RUNS: dict[str, Callable[[], Run]] = {
-    "statistics": by_statistics, "request": by_request, "unsaid": unsaid, "beyond": beyond,
+    "statistics": by_statistics, "request": by_request, "without_server_times": without_server_times, "beyond": beyond,
 }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_report_writes_it_to_a_file_or_to_standard_output(tmp_path: Path) -> Non
     assert cli("report", folder, "--perf-csv", "-").out == expected
 
 
-def test_only_one_can_have_standard_output_and_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_only_one_can_have_standard_output_and_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert_one_line(cli("report", tmp_path, "--perf-csv", "-", "--csv", "-"), "--csv - and --perf-csv -")
     assert_one_line(cli("report", tmp_path, "--perf-csv", tmp_path), "is a folder")
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from protocol_runs import measured
 
-from inferometer.analysis.protocol_comparison import WAYS, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
 from inferometer.errors import UserError
 from inferometer.report import protocol_comparison
 
@@ -58,7 +58,7 @@ def by_statistics() -> Comparison:
 
 
 def by_request() -> Comparison:
-    runs = {way: measured(2.0 + index, told=(0.25, 0.5 + index)) for index, way in enumerate(WAYS)}
+    runs = {way: measured(2.0 + index, reported=(0.25, 0.5 + index)) for index, way in enumerate(PROTOCOLS)}
     return with_cells({1_004: runs}, requests=500, duration=None, rounds=3, concurrency=16)
 
 
@@ -70,7 +70,9 @@ def unsplit() -> Comparison:
 
 def beyond() -> Comparison:
     """Over gRPC the server reports more time than the client saw, most of all in the stream."""
-    runs = {way: measured(1.0, sums=(0.1, compute)) for way, compute in zip(WAYS, (1.2, 2.0, 0.5, 0.5), strict=True)}
+    runs = {
+        way: measured(1.0, sums=(0.1, compute)) for way, compute in zip(PROTOCOLS, (1.2, 2.0, 0.5, 0.5), strict=True)
+    }
     return with_cells({1_000: runs})
 
 
@@ -114,7 +116,9 @@ def test_bars_fill_the_available_width() -> None:
 
 
 def test_large_numbers_fit() -> None:
-    runs = {way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in WAYS}
+    runs = {
+        way: measured(80_000.0, 3, sums=(1.0, 70_000.0), sent=2**31 - 1, received=5_000_000_000) for way in PROTOCOLS
+    }
     for width in (70, 80):
         text = protocol_comparison.render(with_cells({1_000_000_000: runs}), width=width)
         assert max(map(len, text.splitlines())) <= width and "…" not in text
@@ -130,7 +134,7 @@ def test_colour_changes_nothing_but_colour() -> None:
 
 
 def test_a_check_that_several_cells_fail_is_reported_once() -> None:
-    runs = {way: measured(2.0, failed=100 + index) for index, way in enumerate(WAYS)}
+    runs = {way: measured(2.0, failed=100 + index) for index, way in enumerate(PROTOCOLS)}
     lines = [
         line for line in protocol_comparison.render(with_cells({1000: runs}), width=100).splitlines() if "✗" in line
     ]
@@ -193,7 +197,7 @@ def test_the_svg_is_well_formed_and_complete(name: str, tmp_path: Path) -> None:
         "".join(node.itertext()) for node in ET.parse(tmp_path / "out.SVG").iter("{http://www.w3.org/2000/svg}text")
     )
     for cell in found.cells:
-        assert WAYS[cell.protocol].label in text
+        assert PROTOCOLS[cell.protocol].label in text
         assert f"{protocol_comparison.format_size(cell.size)} tensor" in text
     assert text.count("INVALID") == sum(cell.verdict == "INVALID" for cell in found.cells)
     assert text.count("no successful response") == sum(not cell.ok for cell in found.cells)

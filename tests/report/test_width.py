@@ -78,7 +78,7 @@ def test_the_report_fits_the_terminal_and_is_100_wide_in_a_pipe(tmp_path: Path) 
     assert piped == in_terminal(120, *report) == console.render(stored, summarise(stored))
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- a single request ------------------------------------------------------------------------------------------------
 
 
 def result(**parts: object) -> Result:
@@ -97,30 +97,30 @@ def tensors() -> Result:
 
 
 def text() -> Result:
-    spoken = TextOutput(
+    output = TextOutput(
         "one two", ((400 * MS, 1), (600 * MS, 1), (1000 * MS, 2)), Usage(70_000, 40_000, 30_000, 20_000)
     )
-    return result(output=spoken)
+    return result(output=output)
 
 
 @pytest.mark.parametrize("width", [76, 80, 99, 100])
 @pytest.mark.parametrize("made_up", [tensors, text])
 def test_what_infer_says_fits(made_up: object, width: int) -> None:
-    said = show.render(made_up(), width=width)  # type: ignore[operator]
-    assert max(map(len, said.splitlines())) <= width
-    assert all(line == line.rstrip() for line in said.splitlines())
-    assert "a-model-of-mine, version 2 · KServe v2 over gRPC, streamed" in " ".join(said.split())
+    shown = show.render(made_up(), width=width)  # type: ignore[operator]
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(line == line.rstrip() for line in shown.splitlines())
+    assert "a-model-of-mine, version 2 · KServe v2 over gRPC, streamed" in " ".join(shown.split())
 
 
 def test_what_infer_says_of_latencies_is_broken_between_them() -> None:
     lines = show.render(text(), width=76).splitlines()
-    place = next(place for place, line in enumerate(lines) if line.startswith(" latency"))
-    assert lines[place] == " latency  ttft 400.0 ms · itl 300.0 ms mean, 400.0 ms max · e2e 1,019 ms ·"
-    assert lines[place + 1] == "          39,254.2 tokens/s"
-    assert lines[place - 2] == " tokens   70,000 in, 40,000 out, 30,000 cached, 20,000 reasoning"
-    assert lines[place - 1] == "          the server's count"
+    index = next(index for index, line in enumerate(lines) if line.startswith(" latency"))
+    assert lines[index] == " latency  ttft 400.0 ms · itl 300.0 ms mean, 400.0 ms max · e2e 1,019 ms ·"
+    assert lines[index + 1] == "          39,254.2 tokens/s"
+    assert lines[index - 2] == " tokens   70,000 in, 40,000 out, 30,000 cached, 20,000 reasoning"
+    assert lines[index - 1] == "          the server's count"
 
 
-def test_infer_asks_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infer_uses_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "columns", lambda: 80)
     assert show.render(tensors()) == show.render(tensors(), width=80) != show.render(tensors(), width=100)

@@ -46,37 +46,37 @@ class RawClient:
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 
-    def ask(self, path: str, body: Any = None, method: str = "", **headers: str) -> Response:
+    def request(self, path: str, body: Any = None, method: str = "", **headers: str) -> Response:
         self.send(request(path, body, method, **headers))
         return self.response(head_only=method == "HEAD")
 
     def response(self, head_only: bool = False) -> Response:
-        answer = Response()
+        response = Response()
         while b"\r\n\r\n" not in self._buffer:
             if not self._more():
-                answer.reset = self._reset
-                return answer
+                response.reset = self._reset
+                return response
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         status, *lines = head.decode().split("\r\n")
-        answer.status = int(status.split()[1])
-        answer.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        if answer.status == 100:
-            answer.complete = True
-        elif "transfer-encoding" in answer.headers:
-            answer.complete = self._chunked(answer)
+        response.status = int(status.split()[1])
+        response.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        if response.status == 100:
+            response.complete = True
+        elif "transfer-encoding" in response.headers:
+            response.complete = self._chunked(response)
         else:
-            answer.complete = head_only or self._sized(answer, int(answer.headers["content-length"]))
-        answer.reset = self._reset
-        return answer
+            response.complete = head_only or self._sized(response, int(response.headers["content-length"]))
+        response.reset = self._reset
+        return response
 
     def at_end(self) -> bool:
         """Whether nothing is left and the server has closed."""
         return not self._buffer and not self._more()
 
-    def _chunked(self, answer: Response) -> bool:
+    def _chunked(self, response: Response) -> bool:
         body = bytearray()
         complete = self._chunks(body)
-        answer.body = bytes(body)
+        response.body = bytes(body)
         return complete
 
     def _chunks(self, body: bytearray) -> bool:
@@ -95,11 +95,11 @@ class RawClient:
             if not size:
                 return True
 
-    def _sized(self, answer: Response, size: int) -> bool:
+    def _sized(self, response: Response, size: int) -> bool:
         whole = True
         while whole and len(self._buffer) < size:
             whole = self._more()
-        answer.body, self._buffer = self._buffer[:size], self._buffer[size:]
+        response.body, self._buffer = self._buffer[:size], self._buffer[size:]
         return whole
 
     def _more(self) -> bool:

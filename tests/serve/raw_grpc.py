@@ -16,8 +16,8 @@ NO_MESSAGE = bytes(5)
 
 
 class RawGrpc:
-    def __init__(self, place: str) -> None:
-        host, _, port = place.rpartition(":")
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
         self._sock = socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S)
         self._http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self._http.initiate_connection()
@@ -39,7 +39,7 @@ class RawGrpc:
     def __exit__(self, *_: object) -> None:
         self._sock.close()
 
-    def ask(self, path: str, *metadata: tuple[str, str]) -> int:
+    def request(self, path: str, *metadata: tuple[str, str]) -> int:
         """Return the status of a call with an empty message."""
         stream = self._http.get_next_available_stream_id()
         head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
@@ -50,9 +50,9 @@ class RawGrpc:
         while True:
             for event in self._events():
                 if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                    said = dict(event.headers)
-                    if b"grpc-status" in said:
-                        return int(said[b"grpc-status"])
+                    fields = dict(event.headers)
+                    if b"grpc-status" in fields:
+                        return int(fields[b"grpc-status"])
                 assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated), event
 
     def _events(self) -> list[h2.events.Event]:

@@ -30,7 +30,7 @@ def infer(inputs, parameters):
 WAITER = """
 import os, time
 def infer(inputs, parameters):
-    if inputs["x"].any():  # not where the server warms it up
+    if inputs["x"].any():  # not during warm-up
         open("{folder}/begun", "w").close()
         while not os.path.exists("{folder}/enough"):
             time.sleep(0.01)
@@ -42,7 +42,7 @@ GIVEN = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5
 def test_output_of_a_model_does_not_disturb_the_handshake(tmp_path: Path):
     (tmp_path / "talker.py").write_text(CONFIG + TALKER)
     with serving(Settings(models=(str(tmp_path / "talker.py"),), http=0)) as server, RawClient(server.url) as web:
-        assert web.ask("/v2/models/talker/infer", GIVEN).json["outputs"][0]["data"] == [1.5]
+        assert web.request("/v2/models/talker/infer", GIVEN).json["outputs"][0]["data"] == [1.5]
 
 
 def test_a_signal_after_the_end_of_stdin_does_not_shorten_the_drain(tmp_path: Path):
@@ -55,7 +55,7 @@ def test_a_signal_after_the_end_of_stdin_does_not_shorten_the_drain(tmp_path: Pa
         until((tmp_path / "begun").exists)
         server._process.stdin.close()
         server._process.stdin = None  # or `stop` would close it again
-        until(lambda: watch.ask("/v2/health/ready").status != 200)
+        until(lambda: watch.request("/v2/health/ready").status != 200)
         os.kill(server.pid, signal.SIGTERM)
         time.sleep(0.3)  # in which it would be over
         (tmp_path / "enough").touch()

@@ -98,7 +98,7 @@ def test_a_signal_stops_cleanly_with_a_complete_truth_log(tmp_path: Path):
     assert process.stdout.readline().startswith("  metrics http://127.0.0.1:")
     assert process.stdout.readline().startswith("fixed: TTFT 1 ms")
     with RawClient(first.split()[2]) as client:
-        client.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        client.request("/v1/completions", {"prompt": "a", "max_tokens": 2})
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -118,8 +118,8 @@ def test_the_banner_lists_models_and_the_metrics_port_has_only_metrics(tmp_path:
         assert failed.startswith("Failed to load broken: ")
         assert "ZeroDivisionError" in failed
         with RawClient(metrics.split()[1].removesuffix("/metrics")) as client:
-            assert client.ask("/metrics").status == 200
-            assert client.ask("/v2/models/identity").status == 404
+            assert client.request("/metrics").status == 200
+            assert client.request("/v2/models/identity").status == 404
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -194,12 +194,12 @@ def test_an_unknown_model_name_lists_the_built_in_models():
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
+    ("size", "shown"), [("2147483647B", ""), ("2GiB", "messages below 2 GiB"), ("5GiB", "messages below 2 GiB")]
 )
-def test_the_banner_says_if_grpc_accepts_less_than_the_limit(settings_of, size: str, said: str):
+def test_the_banner_says_if_grpc_accepts_less_than_the_limit(settings_of, size: str, shown: str):
     settings = settings_of("identity", "--max-message", size)
     text = _banner(settings, app.Listening("http://127.0.0.1:1", "grpc://127.0.0.1:2"))
-    assert ("messages" in text, said in text) == (bool(said), True)
+    assert ("messages" in text, shown in text) == (bool(shown), True)
     without = _banner(settings, app.Listening("http://127.0.0.1:1"))
     assert "messages" not in without
 

@@ -18,7 +18,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "The quick brown fox doesn't jump over 12 lazy dogs."
 
 
-def ask(path: str, **fields: Any) -> dict[str, Any]:
+def body_for(path: str, **fields: Any) -> dict[str, Any]:
     prompt = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
     return prompt | fields
 
@@ -29,23 +29,23 @@ def content(event: dict[str, Any]) -> str:
 
 
 def test_models_lists_the_model(client: RawClient):
-    answer = client.ask("/v1/models")
-    assert answer.status == 200
-    assert [model["id"] for model in answer.json["data"]] == ["sim"]
+    response = client.request("/v1/models")
+    assert response.status == 200
+    assert [model["id"] for model in response.json["data"]] == ["sim"]
 
 
 def test_health_and_head(client: RawClient):
-    assert client.ask("/health").json == {"status": "ok"}
-    answer = client.ask("/health", method="HEAD")
-    assert (answer.status, answer.body) == (200, b"")
-    assert client.ask("/health").status == 200
+    assert client.request("/health").json == {"status": "ok"}
+    response = client.request("/health", method="HEAD")
+    assert (response.status, response.body) == (200, b"")
+    assert client.request("/health").status == 200
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_stream_has_tokens_finish_reason_and_done(client: RawClient, path: str):
-    answer = client.ask(path, ask(path, stream=True, max_tokens=5))
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *events, done = answer.events
+    response = client.request(path, body_for(path, stream=True, max_tokens=5))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done = response.events
     assert done == "[DONE]"
     chunks = [json.loads(event) for event in events]
     if path == CHAT:
@@ -61,7 +61,7 @@ def test_a_stream_has_tokens_finish_reason_and_done(client: RawClient, path: str
 
 def test_the_role_chunk_comes_with_the_headers():
     with running(simulator(timing=Fixed(ttft=1000, itl=0))) as url, RawClient(url) as client:
-        client.send(request(CHAT, ask(CHAT, stream=True, max_tokens=2)))
+        client.send(request(CHAT, body_for(CHAT, stream=True, max_tokens=2)))
         early = client.sock.recv(65536)
         assert early.count(b"data: ") == 1
         assert b'"role":"assistant"' in early
@@ -73,7 +73,7 @@ def test_the_role_chunk_comes_with_the_headers():
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_usage_comes_before_done_with_no_choices(client: RawClient, path: str):
     options = {"include_usage": True}
-    *_, usage, _ = client.ask(path, ask(path, stream=True, max_tokens=4, stream_options=options)).events
+    *_, usage, _ = client.request(path, body_for(path, stream=True, max_tokens=4, stream_options=options)).events
     assert json.loads(usage)["choices"] == []
     n_in = load(None).count(PROMPT)
     assert json.loads(usage)["usage"] == {
@@ -85,39 +85,41 @@ def test_usage_comes_before_done_with_no_choices(client: RawClient, path: str):
 
 
 def test_embeddings_are_unit_vectors_that_depend_on_the_text_alone(client: RawClient):
-    answer = client.ask("/v1/embeddings", {"input": [PROMPT, "hello", PROMPT], "dimensions": 16}).json
-    first, second, third = [row["embedding"] for row in answer["data"]]
+    response = client.request("/v1/embeddings", {"input": [PROMPT, "hello", PROMPT], "dimensions": 16}).json
+    first, second, third = [row["embedding"] for row in response["data"]]
     assert first == third != second
     assert len(first) == 16
     assert sum(value * value for value in first) == pytest.approx(1)
     n_in = 2 * load(None).count(PROMPT) + load(None).count("hello")
-    assert answer["usage"] == {"prompt_tokens": n_in, "total_tokens": n_in}
-    assert len(client.ask("/v1/embeddings", {"input": [5, 6, 7]}).json["data"][0]["embedding"]) == 384
+    assert response["usage"] == {"prompt_tokens": n_in, "total_tokens": n_in}
+    assert len(client.request("/v1/embeddings", {"input": [5, 6, 7]}).json["data"][0]["embedding"]) == 384
 
 
 @pytest.mark.parametrize("fields", [{"input": ""}, {"input": []}, {"input": ["a", 5]}, {"input": "a", "dimensions": 0}])
 def test_embeddings_of_nothing_or_of_no_size_are_refused(client: RawClient, fields: dict[str, Any]):
-    assert client.ask("/v1/embeddings", fields).status == 400
+    assert client.request("/v1/embeddings", fields).status == 400
 
 
 def test_continuous_usage_is_cumulative(client: RawClient):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=3, stream_options=options)).events
+    events = client.request(
+        COMPLETIONS, body_for(COMPLETIONS, stream=True, max_tokens=3, stream_options=options)
+    ).events
     assert [json.loads(event)["usage"]["completion_tokens"] for event in events[:3]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_non_streamed_response(client: RawClient, path: str):
-    answer = client.ask(path, ask(path, max_tokens=7)).json
-    choice = answer["choices"][0]
+    response = client.request(path, body_for(path, max_tokens=7)).json
+    choice = response["choices"][0]
     text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
     assert choice["finish_reason"] == "length"
-    assert load(None).count(text) == answer["usage"]["completion_tokens"] == 7
+    assert load(None).count(text) == response["usage"]["completion_tokens"] == 7
 
 
 @pytest.mark.parametrize(("path", "tokens"), [(COMPLETIONS, 16), (CHAT, 128)])
 def test_the_default_length(client: RawClient, path: str, tokens: int):
-    assert client.ask(path, ask(path)).json["usage"]["completion_tokens"] == tokens
+    assert client.request(path, body_for(path)).json["usage"]["completion_tokens"] == tokens
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_the_default_length(client: RawClient, path: str, tokens: int):
 )
 def test_prompts_as_text_or_token_ids(client: RawClient, prompt: Any, n_in: int | None):
     n_in = n_in or load(None).count(prompt[0])
-    assert client.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json["usage"]["prompt_tokens"] == n_in
+    assert client.request(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json["usage"]["prompt_tokens"] == n_in
 
 
 def test_message_texts_add_up(client: RawClient):
@@ -133,7 +135,7 @@ def test_message_texts_add_up(client: RawClient):
     messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": parts}, {"role": "assistant"}]
     count = load(None).count
     expected = count(PROMPT) + count("hello") + count(" world")
-    assert client.ask(CHAT, {"messages": messages, "max_completion_tokens": 1}).json["usage"] == {
+    assert client.request(CHAT, {"messages": messages, "max_completion_tokens": 1}).json["usage"] == {
         "prompt_tokens": expected,
         "completion_tokens": 1,
         "total_tokens": expected + 1,
@@ -172,32 +174,36 @@ def test_message_texts_add_up(client: RawClient):
 def test_errors_have_openais_shape_and_keep_the_connection(
     client: RawClient, path: str, body: Any, status: int, code: str
 ):
-    answer = client.ask(path, body)
-    assert answer.status == status
-    assert set(answer.json["error"]) == {"message", "type", "code"}
-    assert answer.json["error"]["code"] == code
-    assert client.ask("/health").status == 200
+    response = client.request(path, body)
+    assert response.status == status
+    assert set(response.json["error"]) == {"message", "type", "code"}
+    assert response.json["error"]["code"] == code
+    assert client.request("/health").status == 200
 
 
 def test_fields_without_effect_on_timing_are_accepted(client: RawClient):
-    body = ask(COMPLETIONS, max_tokens=1, temperature=0.5, stop=["x"], seed=3, ignore_eos=True, n=1, model="sim")
-    assert client.ask(COMPLETIONS, body).status == 200
+    body = body_for(COMPLETIONS, max_tokens=1, temperature=0.5, stop=["x"], seed=3, ignore_eos=True, n=1, model="sim")
+    assert client.request(COMPLETIONS, body).status == 200
 
 
 def test_connection_close_is_honored(client: RawClient):
-    answer = client.ask(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=2), Connection="close")
-    assert answer.complete
-    assert answer.headers["connection"] == "close"
+    response = client.request(COMPLETIONS, body_for(COMPLETIONS, stream=True, max_tokens=2), Connection="close")
+    assert response.complete
+    assert response.headers["connection"] == "close"
     assert client.at_end()
 
 
 def test_pipelined_requests_keep_their_order(client: RawClient):
-    client.send(b"".join(request(COMPLETIONS, ask(COMPLETIONS, max_tokens=n, stream=n % 2 > 0)) for n in range(1, 9)))
+    client.send(
+        b"".join(request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=n, stream=n % 2 > 0)) for n in range(1, 9))
+    )
     client.send(request("/health"))
     for n in range(1, 9):
-        answer = client.response()
+        response = client.response()
         assert (
-            answer.body.count(b'"finish_reason":null') == n if n % 2 else answer.json["usage"]["completion_tokens"] == n
+            response.body.count(b'"finish_reason":null') == n
+            if n % 2
+            else response.json["usage"]["completion_tokens"] == n
         )
     assert client.response().json == {"status": "ok"}
 
@@ -207,8 +213,8 @@ def test_many_pipelined_requests_are_all_read(client: RawClient):
     assert all(client.response().status == 200 for _ in range(500))
 
 
-def test_expect_continue_is_answered_before_the_body(client: RawClient):
-    head, body = request(COMPLETIONS, ask(COMPLETIONS, max_tokens=1), Expect="100-continue").split(b"\r\n\r\n")
+def test_expect_continue_gets_a_response_before_the_body(client: RawClient):
+    head, body = request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=1), Expect="100-continue").split(b"\r\n\r\n")
     client.send(head + b"\r\n\r\n")
     assert client.response().status == 100
     client.send(body)
@@ -216,7 +222,7 @@ def test_expect_continue_is_answered_before_the_body(client: RawClient):
 
 
 def test_a_request_sent_byte_by_byte(client: RawClient):
-    for byte in request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2)):
+    for byte in request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=2)):
         client.send(bytes([byte]))
     assert client.response().json["usage"]["completion_tokens"] == 2
 
@@ -228,12 +234,12 @@ def test_invalid_http_is_reported_and_closed(client: RawClient):
 
 
 def test_http10_cannot_stream(client: RawClient):
-    old = request(COMPLETIONS, ask(COMPLETIONS, max_tokens=2), Connection="keep-alive").replace(
+    old = request(COMPLETIONS, body_for(COMPLETIONS, max_tokens=2), Connection="keep-alive").replace(
         b"HTTP/1.1", b"HTTP/1.0"
     )
     client.send(old)
     assert client.response().headers["connection"] == "keep-alive"
-    client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    client.send(request(COMPLETIONS, body_for(COMPLETIONS, stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert client.response().status == 400
     assert client.at_end()
 
@@ -241,7 +247,7 @@ def test_http10_cannot_stream(client: RawClient):
 def test_a_slow_reader_gets_every_byte():
     with running(simulator(timing=Fixed(ttft=0, itl=0), tokens_per_chunk=2)) as url, RawClient(url) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        client.send(request(COMPLETIONS, ask(COMPLETIONS, stream=True, max_tokens=60_001)))
+        client.send(request(COMPLETIONS, body_for(COMPLETIONS, stream=True, max_tokens=60_001)))
         client.send(request("/health"))
         time.sleep(0.3)
         *events, done = client.response().events
@@ -253,14 +259,14 @@ def test_a_slow_reader_gets_every_byte():
 
 def test_the_token_protects_v1_only():
     with running(Settings(sim=Sim(), http=0, token="secret")) as url, RawClient(url) as client:
-        assert client.ask("/v1/models").json["error"]["code"] == "invalid_api_key"
-        assert client.ask("/v1/models", Authorization="Bearer wrong").status == 401
-        assert client.ask("/v1/models", Authorization="Bearer secret").status == 200
-        assert client.ask("/health").status == 200
+        assert client.request("/v1/models").json["error"]["code"] == "invalid_api_key"
+        assert client.request("/v1/models", Authorization="Bearer wrong").status == 401
+        assert client.request("/v1/models", Authorization="Bearer secret").status == 200
+        assert client.request("/health").status == 200
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
 def test_ipv6():
     with running(Settings(sim=Sim(), http=0, host="::1")) as url, RawClient(url) as client:
         assert url.startswith("http://[::1]:")
-        assert client.ask("/health").status == 200
+        assert client.request("/health").status == 200

@@ -77,60 +77,60 @@ def test_the_first_matching_rule_wins():
 # --- as the client sees them -----------------------------------------------------------------------------------------
 
 
-def ask(client: RawClient, fault: str, stream: bool = True, tokens: int = 10) -> Response:
+def send(client: RawClient, fault: str, stream: bool = True, tokens: int = 10) -> Response:
     body: dict[str, Any] = {"prompt": "hello", "stream": stream, "max_tokens": tokens}
-    return client.ask("/v1/completions", body, x_sim_fault=fault)
+    return client.request("/v1/completions", body, x_sim_fault=fault)
 
 
-def tokens_in(answer: Response) -> int:
-    return answer.body.count(b'"finish_reason":null')
+def tokens_in(response: Response) -> int:
+    return response.body.count(b'"finish_reason":null')
 
 
 def test_reject_sends_the_status_and_keeps_the_connection(client: RawClient):
-    answer = ask(client, "reject=429")
-    assert (answer.status, answer.json["error"]["code"]) == (429, "injected")
-    assert client.ask("/health").status == 200
+    response = send(client, "reject=429")
+    assert (response.status, response.json["error"]["code"]) == (429, "injected")
+    assert client.request("/health").status == 200
 
 
 def test_reset_comes_before_any_byte(client: RawClient):
-    answer = ask(client, "reset")
-    assert answer.reset
+    response = send(client, "reset")
+    assert response.reset
     assert client.reads == []
 
 
 def test_abort_resets_halfway(client: RawClient):
-    answer = ask(client, "abort")
-    assert answer.reset
-    assert not answer.complete
-    assert tokens_in(answer) == 5
+    response = send(client, "abort")
+    assert response.reset
+    assert not response.complete
+    assert tokens_in(response) == 5
 
 
 def test_cut_closes_halfway_through_the_body(client: RawClient):
-    answer = ask(client, "cut")
-    assert not answer.reset
-    assert not answer.complete
-    assert tokens_in(answer) == 5
+    response = send(client, "cut")
+    assert not response.reset
+    assert not response.complete
+    assert tokens_in(response) == 5
 
 
 def test_truncate_is_complete_http_without_finish_or_done(client: RawClient):
-    answer = ask(client, "truncate")
-    assert answer.complete
-    assert tokens_in(answer) == 5
-    assert b"[DONE]" not in answer.body
-    assert b'"length"' not in answer.body
-    assert client.ask("/health").status == 200
+    response = send(client, "truncate")
+    assert response.complete
+    assert tokens_in(response) == 5
+    assert b"[DONE]" not in response.body
+    assert b'"length"' not in response.body
+    assert client.request("/health").status == 200
 
 
 def test_error_frame_ends_the_stream_halfway(client: RawClient):
-    answer = ask(client, "error_frame")
-    assert answer.status == 200
-    assert "error" in json.loads(answer.events[-2])
-    assert tokens_in(answer) == 5
-    assert client.ask("/health").status == 200
+    response = send(client, "error_frame")
+    assert response.status == 200
+    assert "error" in json.loads(response.events[-2])
+    assert tokens_in(response) == 5
+    assert client.request("/health").status == 200
 
 
 def test_garbage_is_one_malformed_event(client: RawClient):
-    events = ask(client, "garbage").events
+    events = send(client, "garbage").events
     bad = []
     for event in events[:-1]:
         try:
@@ -142,31 +142,31 @@ def test_garbage_is_one_malformed_event(client: RawClient):
 
 
 def test_error_body_is_200_with_an_error(client: RawClient):
-    answer = ask(client, "error_body")
-    assert answer.status == 200
-    assert "error" in answer.json
+    response = send(client, "error_body")
+    assert response.status == 200
+    assert "error" in response.json
 
 
 def test_html_is_200_with_a_page(client: RawClient):
-    answer = ask(client, "html")
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith("text/html")
+    response = send(client, "html")
+    assert response.status == 200
+    assert response.headers["content-type"].startswith("text/html")
 
 
 def test_stall_pauses_halfway_and_loses_nothing(client: RawClient):
     start = time.monotonic()
-    answer = ask(client, "stall=300ms")
+    response = send(client, "stall=300ms")
     assert time.monotonic() - start > 0.3
-    assert len(answer.events) == 12
+    assert len(response.events) == 12
 
 
 @pytest.mark.parametrize("fault", ["split=3", "slow=1ms"])
 def test_split_and_slow_writes_arrive_complete(client: RawClient, fault: str):
     before = segments(client)
-    answer = ask(client, fault)
-    assert len(answer.events) == 12
+    response = send(client, fault)
+    assert len(response.events) == 12
     assert segments(client) - before > 12
-    assert ask(client, "close").complete
+    assert send(client, "close").complete
 
 
 def segments(client: RawClient) -> int:
@@ -175,9 +175,9 @@ def segments(client: RawClient) -> int:
 
 
 def test_close_breaks_keep_alive(client: RawClient):
-    answer = ask(client, "close")
-    assert answer.complete
-    assert answer.headers["connection"] == "keep-alive"
+    response = send(client, "close")
+    assert response.complete
+    assert response.headers["connection"] == "keep-alive"
     assert client.at_end()
 
 
@@ -187,26 +187,26 @@ def test_close_breaks_keep_alive(client: RawClient):
 def test_every_fault_in_short_responses_leaves_the_server_working(sim: str, kind: str, stream: bool, tokens: int):
     fault = {"stall": "stall=1ms", "slow": "slow=1ms"}.get(kind, kind)
     with RawClient(sim) as client:
-        answer = ask(client, fault, stream, tokens)
+        response = send(client, fault, stream, tokens)
         broken = kind in ("reset", "abort", "cut")
-        assert answer.complete is not broken
+        assert response.complete is not broken
     with RawClient(sim) as client:
-        assert ask(client, "close").complete
+        assert send(client, "close").complete
 
 
 @pytest.mark.parametrize(
     ("kind", "complete"), [("abort", False), ("cut", False), ("truncate", True), ("garbage", True)]
 )
 def test_faults_halfway_through_a_non_streamed_response(client: RawClient, kind: str, complete: bool):
-    answer = ask(client, kind, stream=False)
-    assert answer.complete is complete
-    assert answer.body.startswith(b'{"id"')
+    response = send(client, kind, stream=False)
+    assert response.complete is complete
+    assert response.body.startswith(b'{"id"')
     with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
-        answer.json  # noqa: B018
+        response.json  # noqa: B018
 
 
 def test_an_unknown_fault_in_the_header_is_400(client: RawClient):
-    assert ask(client, "nonsense").json["error"]["code"] == "invalid_fault"
+    assert send(client, "nonsense").json["error"]["code"] == "invalid_fault"
 
 
 def test_the_fault_header_has_no_effect_unless_allowed():
@@ -214,14 +214,14 @@ def test_the_fault_header_has_no_effect_unless_allowed():
         running(simulator(timing=Fixed(ttft=0, itl=0), faults=("reject=500@#2",))) as url,
         RawClient(url) as client,
     ):
-        assert [ask(client, "html").status for _ in range(3)] == [200, 500, 200]
+        assert [send(client, "html").status for _ in range(3)] == [200, 500, 200]
 
 
 @pytest.mark.parametrize("timing", [Fixed(ttft=0.02, itl=0.02), Batch(prefill_rate=100, decode_step=0.02)])
 def test_a_timed_freeze_delays_everything(timing: Fixed | Batch, truth_file: str):
     settings = simulator(timing=timing, faults=("freeze=300ms@t=50ms",), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
-        assert len(ask(client, "", tokens=20).events) == 22
+        assert len(send(client, "", tokens=20).events) == 22
     (row,) = truth.read(truth_file)
     # From the arrival on: a server that was held up comes to its first token after the freeze, or 400 ms late.
     stamps = [row.arrived, *row.chunks]

@@ -14,7 +14,7 @@ from inferometer.timing.loop import run
 
 def test_jobs_run_in_a_limited_number_of_threads():
     async def main() -> None:
-        threads, told, workers = Threads(asyncio.get_running_loop(), 2, "some"), [], set()
+        threads, results, workers = Threads(asyncio.get_running_loop(), 2, "some"), [], set()
         here, both = threading.current_thread(), threading.Barrier(2)
         done = asyncio.Event()
 
@@ -26,15 +26,15 @@ def test_jobs_run_in_a_limited_number_of_threads():
         def tell(result: Any, error: BaseException | None) -> None:
             assert error is None
             assert threading.current_thread() is here
-            told.append(result)
-            if len(told) == 6:
+            results.append(result)
+            if len(results) == 6:
                 done.set()
 
         for number in range(6):
             threads.do(lambda number=number: work(number), tell)
         async with asyncio.timeout(30):
             await done.wait()
-        assert sorted(told) == list(range(6))
+        assert sorted(results) == list(range(6))
         assert workers == {"some 1", "some 2"}
         threads.close()
 
@@ -57,17 +57,17 @@ def test_one_job_at_a_time_needs_one_thread():
 def test_an_exception_is_reported_and_its_thread_continues(error: BaseException):
     async def main() -> None:
         threads = Threads(asyncio.get_running_loop(), 1, "some")
-        heard: list[BaseException | None] = []
+        errors: list[BaseException | None] = []
         ended = asyncio.Event()
 
         def fail() -> None:
             raise error
 
-        threads.do(fail, lambda _, why: heard.append(why))
+        threads.do(fail, lambda _, why: errors.append(why))
         threads.do(lambda: None, lambda *_: ended.set())
         async with asyncio.timeout(30):
             await ended.wait()
-        assert heard == [error]
+        assert errors == [error]
         threads.close()
 
     run(main())
@@ -110,11 +110,11 @@ async def main():
         loop.call_soon_threadsafe(there.set)
         if {is_stuck}:
             threading.Event().wait()
-    Threads(loop, 1, "x").do(work, lambda *_: told.set())
-    told = asyncio.Event()
+    Threads(loop, 1, "x").do(work, lambda *_: finished.set())
+    finished = asyncio.Event()
     await there.wait()
     if not {is_stuck}:
-        await told.wait()
+        await finished.wait()
 
 atexit.register(print, "python's own end")
 run(main())

@@ -19,7 +19,7 @@ from inferometer.serve.sim.settings import Batch, Fixed
 MS = 1_000_000
 
 
-def ask(tokens: int, stream: bool = True, prompt: Any = "hello") -> dict[str, Any]:
+def body_of(tokens: int, stream: bool = True, prompt: Any = "hello") -> dict[str, Any]:
     return {"prompt": prompt, "stream": stream, "max_tokens": tokens}
 
 
@@ -35,8 +35,8 @@ def test_a_row_has_ordered_timestamps_and_the_configured_times(truth_file: str):
     settings = simulator(timing=Fixed(ttft=0.02, itl=0.005), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         before = time.monotonic_ns()
-        client.ask("/v1/completions", ask(5), x_request_id="one")
-        client.ask("/v1/completions", ask(3, stream=False, prompt=[1, 2]))
+        client.request("/v1/completions", body_of(5), x_request_id="one")
+        client.request("/v1/completions", body_of(3, stream=False, prompt=[1, 2]))
         after = time.monotonic_ns()
     one, two = truth.read(truth_file)
     assert (one.id, one.n, one.n_out, one.fault, one.aborted) == ("one", 1, 5, None, False)
@@ -53,10 +53,10 @@ def test_a_disconnected_client_is_aborted_and_frees_its_slot(truth_file: str):
     settings = simulator(timing=Fixed(ttft=0.02, itl=0.02, max_batch=1), truth=truth_file)
     with running(settings) as url:
         with RawClient(url) as client:
-            client.send(request("/v1/completions", ask(1000)))
+            client.send(request("/v1/completions", body_of(1000)))
             read_a_token(client)
         with RawClient(url) as client:
-            assert client.ask("/v1/completions", ask(1)).complete
+            assert client.request("/v1/completions", body_of(1)).complete
     gone, served = truth.read(truth_file)
     assert gone.aborted
     assert 1 <= gone.n_out < 1000
@@ -68,7 +68,7 @@ def test_faults_and_refusals_are_logged(truth_file: str):
     with running(simulator(timing=Fixed(ttft=0, itl=0), truth=truth_file, faults=faults)) as url:
         for _ in range(4):
             with RawClient(url) as client:
-                client.ask("/v1/completions", ask(4))
+                client.request("/v1/completions", body_of(4))
     rows = truth.read(truth_file)
     assert [(row.n, row.fault, row.n_out, row.aborted) for row in rows] == [
         (1, "reset", 0, False),
@@ -82,11 +82,11 @@ def test_faults_and_refusals_are_logged(truth_file: str):
 def test_a_full_queue_is_a_503_and_is_logged(truth_file: str):
     timing = Fixed(ttft=0, itl=0.01, max_batch=1)
     with running(simulator(timing=timing, truth=truth_file, max_queue=0)) as url, RawClient(url) as busy:
-        busy.send(request("/v1/completions", ask(100_000)))
-        busy.sock.recv(1)  # its head: it has the place
+        busy.send(request("/v1/completions", body_of(100_000)))
+        busy.sock.recv(1)  # its head: it has the only slot
         with RawClient(url) as client:
-            answer = client.ask("/v1/completions", ask(1))
-        assert (answer.status, answer.json["error"]["code"]) == (503, "queue_full")
+            response = client.request("/v1/completions", body_of(1))
+        assert (response.status, response.json["error"]["code"]) == (503, "queue_full")
         so_far = samples(url)["generation_tokens_total"]
         until(lambda: samples(url)["generation_tokens_total"] > so_far, "the admitted request continues")
     assert [(row.n, row.fault) for row in truth.read(truth_file)] == [(2, "queue_full"), (1, None)]
@@ -95,7 +95,7 @@ def test_a_full_queue_is_a_503_and_is_logged(truth_file: str):
 def test_responses_in_progress_at_the_stop_are_logged(truth_file: str):
     server = start(simulator(timing=Fixed(ttft=0.01, itl=0.01), truth=truth_file))
     with RawClient(server.url) as client:
-        client.send(request("/v1/completions", ask(10_000)))
+        client.send(request("/v1/completions", body_of(10_000)))
         client.sock.recv(1)
         time.sleep(0.05)
         server.stop()
@@ -112,7 +112,7 @@ def test_an_unwritable_truth_log_is_reported_at_the_start(tmp_path: Path):
 def test_a_full_disk_is_reported_at_the_end():
     server = start(simulator(timing=Fixed(ttft=0, itl=0), truth="/dev/full"))
     with RawClient(server.url) as client:
-        client.ask("/v1/completions", ask(1))
+        client.request("/v1/completions", body_of(1))
     with pytest.raises(UserError, match="incomplete"):
         server.stop()
 
@@ -132,7 +132,7 @@ def test_the_child_ends_with_its_parent():
 
 def samples(url: str) -> dict[str, float]:
     with RawClient(url) as client:
-        page = client.ask("/metrics")
+        page = client.request("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     found = {}
     for family in text_string_to_metric_families(page.body.decode()):
@@ -149,8 +149,8 @@ def test_metrics_of_fixed_timing(truth_file: str):
     settings = simulator(timing=Fixed(ttft=0.005, itl=0.002), truth=truth_file)
     with running(settings) as url, RawClient(url) as client:
         for _ in range(3):
-            client.ask("/v1/completions", ask(4, prompt=[1, 2, 3, 4, 5]))
-        client.send(request("/v1/completions", ask(100_000)))
+            client.request("/v1/completions", body_of(4, prompt=[1, 2, 3, 4, 5]))
+        client.send(request("/v1/completions", body_of(100_000)))
         read_a_token(client)
         found = samples(url)
     gaps = [row.chunks[-1] - row.chunks[0] for row in truth.read(truth_file)[:3]]
@@ -171,10 +171,10 @@ def test_metrics_of_fixed_timing(truth_file: str):
 def test_metrics_of_the_batch_engine_and_cached_tokens_in_usage(truth_file: str):
     timing = Batch(prefill_rate=1e6, decode_step=0.001, prefix_cache=True, kv_tokens=96, block=4)
     with running(simulator(timing=timing, truth=truth_file)) as url, RawClient(url) as client:
-        body = ask(2, stream=False, prompt=list(range(40)))
-        first = client.ask("/v1/completions", body).json["usage"]
-        second = client.ask("/v1/completions", body).json["usage"]
-        too_long = client.ask("/v1/completions", ask(90, prompt=list(range(40))))
+        body = body_of(2, stream=False, prompt=list(range(40)))
+        first = client.request("/v1/completions", body).json["usage"]
+        second = client.request("/v1/completions", body).json["usage"]
+        too_long = client.request("/v1/completions", body_of(90, prompt=list(range(40))))
         pairs = 0
 
         def preempted() -> bool:
@@ -182,8 +182,8 @@ def test_metrics_of_the_batch_engine_and_cached_tokens_in_usage(truth_file: str)
             nonlocal pairs
             pairs += 1
             with RawClient(url) as other:
-                other.send(request("/v1/completions", ask(40, prompt=list(range(100, 120)))))
-                client.ask("/v1/completions", ask(40, prompt=list(range(200, 230))))
+                other.send(request("/v1/completions", body_of(40, prompt=list(range(100, 120)))))
+                client.request("/v1/completions", body_of(40, prompt=list(range(200, 230))))
                 assert other.response().complete
             return samples(url)["num_preemptions_total"] >= 1
 

@@ -71,8 +71,8 @@ def test_rows_and_chunks_are_read_back_with_times_since_the_start(tmp_path: Path
 def test_files_grow_as_needed_and_are_truncated_at_the_end(tmp_path: Path) -> None:
     spool = start(tmp_path)
     for id in range(50):
-        add(spool, id, [T0 + id * 100 + place for place in range(id % 7)])
-    add(spool, 50, [T0 + place for place in range(1000)])
+        add(spool, id, [T0 + id * 100 + n for n in range(id % 7)])
+    add(spool, 50, [T0 + n for n in range(1000)])
     spool.close()
     records, _ = merge(tmp_path, 1)
     assert records.rows["id"].tolist() == list(range(51))
@@ -90,24 +90,24 @@ def test_files_grow_as_needed_and_are_truncated_at_the_end(tmp_path: Path) -> No
     st.sets(st.integers(0, 12)),
 )
 def test_any_rows_are_read_back_however_many_are_added_at_a_time(
-    tmp_path_factory: pytest.TempPathFactory, answers: list[list[tuple[int, int]]], cuts: set[int]
+    tmp_path_factory: pytest.TempPathFactory, responses: list[list[tuple[int, int]]], cuts: set[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     spool = start(folder)
     flights = [
-        flight(id, [at for at, _ in answer], [count for _, count in answer], done=T0 + id)
-        for id, answer in enumerate(answers)
+        flight(id, [at for at, _ in response], [count for _, count in response], done=T0 + id)
+        for id, response in enumerate(responses)
     ]
     for begin, end in pairwise([0, *sorted(cuts), 12]):
         spool.add(flights[begin:end])
     spool.close()
     records, _ = merge(folder, 1)
     chunks = chunks_of(folder, 1)
-    assert records.rows["done"].tolist() == list(range(len(answers)))
-    for one, answer in zip(records.rows, answers, strict=True):
+    assert records.rows["done"].tolist() == list(range(len(responses)))
+    for one, response in zip(records.rows, responses, strict=True):
         part = slice(one["chunk_start"], one["chunk_start"] + one["chunk_count"])
-        assert (chunks.arrival[part] + T0).tolist() == [at for at, _ in answer]
-        assert chunks.tokens[part].tolist() == [count for _, count in answer]
+        assert (chunks.arrival[part] + T0).tolist() == [at for at, _ in response]
+        assert chunks.tokens[part].tolist() == [count for _, count in response]
 
 
 def test_merged_rows_refer_to_their_own_shards_chunks_and_failures(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_shards_of_several_blocks_are_merged_completely(tmp_path: Path) -> None:
     assert rows["shard"].tolist() == [0] * 7 + [2] * 4
     assert rows["done"].tolist() == [10, 11, 12, 13, 14, MISSING, 16, 8, 9, 10, 11]
     assert rows["chunk_start"].tolist() == [0, 0, 1, 3, 3, 4, 6, 6, 6, 7, 9]
-    named = [records.failures[place - 1].message if place else None for place in rows["failure"]]
+    named = [records.failures[failure - 1].message if failure else None for failure in rows["failure"]]
     assert named == [None, "0", "", None, "0", "", None, None, "2", "", None]
 
 
@@ -202,8 +202,8 @@ def test_equal_failures_share_an_entry_and_too_many_different_ones_lose_their_me
 ) -> None:
     monkeypatch.setattr(module, "_MAX_FAILURES", 3)
     spool = start(tmp_path)
-    places = [spool.failure(code, message) for code, message in [("a", "1"), ("a", "2"), ("a", "1"), ("b", "")]]
-    assert places == [1, 2, 1, 3]
+    codes = [spool.failure(code, message) for code, message in [("a", "1"), ("a", "2"), ("a", "1"), ("b", "")]]
+    assert codes == [1, 2, 1, 3]
     late = [spool.failure("a", f"another {number}") for number in range(5)]
     assert set(late) == {4}
     spool.close()
@@ -234,8 +234,8 @@ def test_rows_can_be_read_from_a_given_index(tmp_path: Path) -> None:
 def test_control_file_is_shared_and_holds_64_bit_numbers(tmp_path: Path) -> None:
     mine = Control(tmp_path / "c", create=True)
     theirs: Any = Control(tmp_path / "c", create=False)
-    for place, name in enumerate(CONTROL):
-        mine[name] = (1 << 62) + place
+    for number, name in enumerate(CONTROL):
+        mine[name] = (1 << 62) + number
     assert [theirs[name] - (1 << 62) for name in CONTROL] == list(range(len(CONTROL)))
     theirs.state = "running"
     assert mine.state == "running"

@@ -44,7 +44,7 @@ def test_the_kernel_timestamps_bytes_at_arrival_however_late_they_are_read() -> 
         pytest.skip("no kernel timestamps on this platform")
     one, two = _pair()
     with primed, one, two:
-        clock.ask_for_stamps(two)
+        clock.enable_stamps(two)
         before = clock.now()
         one.send(b"x")
         assert select.select([two], [], [], 30)[0]

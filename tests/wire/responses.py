@@ -41,6 +41,6 @@ STREAM = sse(
     chunk(finish="stop"),
     {"choices": [], "usage": USAGE},
 )
-WHOLE = json.dumps(
+UNSTREAMED = json.dumps(
     {"choices": [{"message": {"role": "assistant", "content": "abc"}, "finish_reason": "stop"}], "usage": USAGE}
 ).encode()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses import STREAM, USAGE, WHOLE, chunk, http, sse
+from responses import STREAM, UNSTREAMED, USAGE, chunk, http, sse
 
 from inferometer.types import Decoder, End, Event, Fail, Request, Tokens, Usage
 from inferometer.wire import calls, openai
@@ -19,11 +19,11 @@ def decoder(stream: bool = True) -> Decoder:
     return ResponseDecoder(openai.body_decoder(stream))
 
 
-def decode(answer: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
-    """Events up to the first that ends the answer, as the engine takes them."""
+def decode(response: bytes, stream: bool = True, eof: bool = False, pieces: list[bytes] | None = None) -> list[Event]:
+    """Events up to the first that ends the response, as the engine reads them."""
     it = decoder(stream)
     events: list[Event] = []
-    for piece in pieces or [answer]:
+    for piece in pieces or [response]:
         for event in it.feed(piece):
             events.append(event)
             if isinstance(event, End | Fail):
@@ -45,31 +45,31 @@ GOOD = {
     "stream, length": (http(STREAM), True, False),
     "stream, until closed": (http(STREAM, length=False), True, True),
     "stream, CRLF": (http(STREAM.replace(b"\n", b"\r\n"), chunked=True), True, False),
-    "whole": (http(WHOLE), False, False),
-    "whole, chunked": (http(WHOLE, chunked=True), False, False),
-    "whole, until closed": (http(WHOLE, length=False), False, True),
+    "whole": (http(UNSTREAMED), False, False),
+    "whole, chunked": (http(UNSTREAMED, chunked=True), False, False),
+    "whole, until closed": (http(UNSTREAMED, length=False), False, True),
     "after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n" + http(STREAM, chunked=True), True, False),
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
-    answer, stream, eof = GOOD[name]
+    response, stream, eof = GOOD[name]
     usage = Usage(7, 3, 4, 1)
     expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
-    assert joined(decode(answer, stream, eof)) == expected
-    for place in range(1, len(answer)):
-        assert joined(decode(answer, stream, eof, [answer[:place], answer[place:]])) == expected, place
-    assert joined(decode(answer, stream, eof, [answer[n : n + 1] for n in range(len(answer))])) == expected
+    assert joined(decode(response, stream, eof)) == expected
+    for cut in range(1, len(response)):
+        assert joined(decode(response, stream, eof, [response[:cut], response[cut:]])) == expected, cut
+    assert joined(decode(response, stream, eof, [response[n : n + 1] for n in range(len(response))])) == expected
 
 
-def failed(answer: bytes, stream: bool = True, eof: bool = False) -> Fail:
-    last = decode(answer, stream, eof)[-1]
+def failed(response: bytes, stream: bool = True, eof: bool = False) -> Fail:
+    last = decode(response, stream, eof)[-1]
     assert isinstance(last, Fail)
-    for place in range(1, len(answer)):
-        split = decode(answer, stream, eof, [answer[:place], answer[place:]])[-1]
+    for cut in range(1, len(response)):
+        split = decode(response, stream, eof, [response[:cut], response[cut:]])[-1]
         assert isinstance(split, Fail)
-        assert split.code == last.code, place
+        assert split.code == last.code, cut
     return last
 
 
@@ -95,7 +95,7 @@ BAD = {
         "error_frame",
         "gone",
     ),
-    "error body where a stream was asked for": (
+    "error body although a stream was requested": (
         http(json.dumps(ERROR).encode()),
         True,
         False,
@@ -106,14 +106,14 @@ BAD = {
     "error as text": (http(b'{"error": "no slot"}'), False, False, "error_body", "no slot"),
     "web page": (http(b"<html><body>Welcome</body></html>"), True, False, "not_json", "Welcome"),
     "web page, not streamed": (http(b"<!doctype html>"), False, False, "not_json", "doctype"),
-    "whole where a stream was asked for": (http(WHOLE), True, False, "not_streamed", ""),
+    "unstreamed although a stream was requested": (http(UNSTREAMED), True, False, "not_streamed", ""),
     "no end of the stream": (http(sse(chunk("a"), done=False), chunked=True), True, False, "truncated", ""),
     "no body": (http(b""), True, False, "truncated", "empty"),
     "closed before the end of the body": (http(STREAM, chunked=True)[:-9], True, True, "cut_short", ""),
     "closed in the head": (b"HTTP/1.1 200 OK\r\nContent-Le", True, True, "cut_short", ""),
     "closed after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n", True, True, "cut_short", ""),
     "status 000": (b"HTTP/1.0 000\r\n\r\n", True, True, "cut_short", ""),
-    "whole, cut short": (http(WHOLE)[:-5], False, True, "cut_short", ""),
+    "whole, cut short": (http(UNSTREAMED)[:-5], False, True, "cut_short", ""),
     "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
     "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),
     "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),
@@ -140,8 +140,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_each_failure_has_its_code_and_keeps_the_servers_message(name: str) -> None:
-    answer, stream, eof, code, message = BAD[name]
-    fail = failed(answer, stream, eof)
+    response, stream, eof, code, message = BAD[name]
+    fail = failed(response, stream, eof)
     assert fail.code == code
     assert message in fail.message
 
@@ -172,8 +172,8 @@ def test_a_long_message_is_bounded() -> None:
     ],
 )
 def test_what_counts_as_a_token(delta: dict[str, object], count: int) -> None:
-    answer = http(sse({"choices": [{"delta": delta, "finish_reason": None}]}, chunk(finish="stop")), chunked=True)
-    assert tokens(decode(answer)) == count
+    response = http(sse({"choices": [{"delta": delta, "finish_reason": None}]}, chunk(finish="stop")), chunked=True)
+    assert tokens(decode(response)) == count
 
 
 def test_a_finish_reason_is_enough_without_done_and_done_without_a_finish_reason() -> None:

@@ -3,9 +3,9 @@
 #
 #   tools/real_servers/install.sh llama_cpp        ->  ~/.cache/inferometer/real/llama_cpp
 #
-# INFEROMETER_REAL names another place. Does nothing where the pinned versions are there already. A folder has a
-# requirements.txt, which is complete where a line of it says `# pip: --no-deps`; and an after.sh where pip is not enough:
-# it is given the new environment's place, and fails with a line that says what is missing.
+# INFEROMETER_REAL sets another folder. Does nothing if the pinned versions are already installed. A server's folder has a
+# requirements.txt, which lists all dependencies if it contains the line `# pip: --no-deps`; and, if pip is not enough, an
+# after.sh, which gets the path of the new environment and fails with a line that says what is missing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,19 +13,19 @@ known=$(cd "$here" && echo */ | tr -d /)
 name=${1:?which one? a folder beside this script: $known}
 pins=$here/$name/requirements.txt
 after=$here/$name/after.sh
-place=${INFEROMETER_REAL:-$HOME/.cache/inferometer/real}/$name
+target=${INFEROMETER_REAL:-$HOME/.cache/inferometer/real}/$name
 
 [ -f "$pins" ] || { echo "install.sh: there is no $pins" >&2; exit 2; }
 [ -f "$after" ] || after=
-if cat "$pins" ${after:+"$after"} | cmp -s - "$place/installed.txt"; then
-    echo "$place is up to date"
+if cat "$pins" ${after:+"$after"} | cmp -s - "$target/installed.txt"; then
+    echo "$target is up to date"
     exit 0
 fi
 unset PIP_CONSTRAINT # our own package's pins are not theirs
 no_deps=
 if grep -q '^# pip: --no-deps' "$pins"; then no_deps=--no-deps; fi
-"${PYTHON:-python3}" -m venv --clear "$place"
-"$place/bin/python" -m pip install --quiet --disable-pip-version-check $no_deps --requirement "$pins"
-[ -z "$after" ] || sh "$after" "$place"
-cat "$pins" ${after:+"$after"} >"$place/installed.txt"
-echo "$place is ready"
+"${PYTHON:-python3}" -m venv --clear "$target"
+"$target/bin/python" -m pip install --quiet --disable-pip-version-check $no_deps --requirement "$pins"
+[ -z "$after" ] || sh "$after" "$target"
+cat "$pins" ${after:+"$after"} >"$target/installed.txt"
+echo "$target is ready"

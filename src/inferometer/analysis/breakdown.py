@@ -92,7 +92,7 @@ def split(run: Run, ok: NDArray[np.bool_], stage: int | None = None) -> Breakdow
         return "the server's statistics count no successful request"
     if not (good & (rows["stage"] == stage)).any():
         return "no request of the stage succeeded"
-    return "the stage was too short: the server's statistics cannot be told apart from those of the stages next to it"
+    return "the stage was too short: the server's statistics cannot be separated from those of the stages next to it"
 
 
 def _why_no_statistics(manifest: Manifest, rows: Columns, stages: Sequence[int]) -> str:

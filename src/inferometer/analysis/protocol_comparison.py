@@ -35,7 +35,7 @@ class ProtocolVariant(msgspec.Struct, frozen=True):
     stream: bool = False
 
 
-WAYS = {
+PROTOCOLS = {
     "grpc": ProtocolVariant("gRPC unary", True, "kserve"),
     "grpc-stream": ProtocolVariant("gRPC stream", True, "kserve", stream=True),
     "http": ProtocolVariant("HTTP binary", False, "kserve"),
@@ -97,7 +97,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     """The comparison ended early: some cells are missing, or have fewer rounds."""
     cells: tuple[Cell, ...]
-    """By size, then in the order of WAYS."""
+    """By size, then in the order of PROTOCOLS."""
 
     @property
     def is_valid(self) -> bool:
@@ -107,14 +107,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 Measured = tuple[Run, Summary]
 
 
-def cell_of(way: str, size: int, measured: Sequence[Measured], kept: bool) -> Cell:
+def cell_of(protocol: str, size: int, measured: Sequence[Measured], kept: bool) -> Cell:
     """Combine the rounds of a cell. Every request counts the same, whichever round it was in."""
     counted = [
         run.records.rows[(run.records.phase == STEADY) & (run.records.rows["failure"] == 0)] for run, _ in measured
     ]
     split = _split([summary for _, summary in measured])
     return Cell(
-        protocol=way,
+        protocol=protocol,
         size=size,
         verdict="VALID" if all(summary.verdict == "VALID" for _, summary in measured) else "INVALID",
         reasons=tuple(dict.fromkeys(reason for _, summary in measured for reason in _reasons(summary))),

@@ -6,7 +6,7 @@ at most a share of `stable` above the smallest, and the largest mean service tim
 never stable.
 
 Then only requests that completed (or failed) within the three windows count: earlier ones are warm-up, later ones cool-down.
-What decides is when a request ended, not when it was intended to start: requests that start in the last window are answered
+What decides is when a request ended, not when it was intended to start: requests that start in the last window are completed
 while the load is already falling.
 """
 

@@ -1,4 +1,4 @@
-"""`inferometer infer`: one request by hand; the work is done in infer/."""
+"""`inferometer infer`: a single request; the work is done in infer/."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ metadata; the responses of a decoupled model are streamed, and all of them are s
 
 \b
 inferometer infer grpc://127.0.0.1:8001 --model identity
-inferometer infer grpc://127.0.0.1:8001 --model classifier --image cat.jpg
+inferometer infer grpc://127.0.0.1:8001 --model classifier --image shapes.jpg
 inferometer infer http://127.0.0.1:8000 --model m --input A=@a.npy --input B=1
 inferometer infer http://127.0.0.1:8000 --model m --fill zeros --shape A=1,100
 
@@ -98,7 +98,7 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
 @click.option(
     "--timeout", default="60s", show_default=True, metavar="TIME", help="Longest wait for bytes; 0: no limit."
 )
-@click.option("--deadline", metavar="TIME", help="gRPC: time limit of the call, which the server is told as well.")
+@click.option("--deadline", metavar="TIME", help="gRPC: time limit of the call; it is sent to the server as well.")
 @click.option("--insecure", is_flag=True, help="TLS: do not verify the server's certificate.")
 @click.option("--ca", metavar="FILE", help="TLS: PEM file of the CA to trust.")
 @click.option(

@@ -71,7 +71,7 @@ def _check_headers(server: Server) -> None:
 
 
 def _check_url(server: Server) -> Api:
-    """Check that all URLs have one protocol and that the API is spoken over it."""
+    """Check that all URLs have one protocol and that the API supports it."""
     if not server.urls:
         raise UserError("the list is empty", "give at least one base URL", "server.url")
     api, schemes = APIS[server.api], {scheme_of(url) for url in server.urls}

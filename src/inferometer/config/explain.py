@@ -137,7 +137,7 @@ def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
 
 
 def _structs_at(path: list[str], tree: Any) -> list[Any]:
-    """The section classes that may stand at `path`; the tree's own `type` keys choose among variants."""
+    """The section classes that are valid at `path`; the tree's own `type` keys choose among variants."""
     kinds: list[Any] = [Config]
     for name in path:
         if name.isdecimal():

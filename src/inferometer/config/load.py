@@ -126,7 +126,7 @@ def _complete_urls(tree: dict[str, Any], find_scheme: FindScheme) -> None:
 
 
 def _set_defaults(tree: dict[str, Any]) -> None:
-    """Set `type` where it is left out: by the other keys of the section, or to the default."""
+    """Set `type` if it is left out: by the other keys of the section, or to the default."""
     load, data = tree.get("load"), tree.get("data")
     if isinstance(load, dict):
         load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")

@@ -36,7 +36,7 @@ class TLS(_Section):
 
 class Timeouts(_Section):
     connect: Annotated[
-        Seconds, Meta(description="For opening a connection, including TLS. 0 is no limit, here and below.")
+        Seconds, Meta(description="For opening a connection, including TLS. 0 means no limit, here and below.")
     ] = Seconds(10)
     first_token: Annotated[Seconds, Meta(description="From sending a request to its first token.")] = Seconds(0)
     idle: Annotated[Seconds, Meta(description="Between two chunks of a response.")] = Seconds(0)
@@ -111,7 +111,7 @@ class Server(_Section):
     deadline: Annotated[
         Seconds,
         Meta(
-            description="gRPC: time limit from sending a call to the end of its response. It is sent as `grpc-timeout` and also enforced by the client, as `grpc_DEADLINE_EXCEEDED`. 0 is no limit."
+            description="gRPC: time limit from sending a call to the end of its response. It is sent as `grpc-timeout` and also enforced by the client, as `grpc_DEADLINE_EXCEEDED`. 0 means no limit."
         ),
     ] = Seconds(0)
     method: Annotated[str | None, Meta(description="`api: grpc`: the method to call, `package.Service/Method`.")] = None
@@ -248,7 +248,9 @@ class _Open(_Stage, tag_field="type"):
             description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
         ),
     ] = "expected"
-    max_concurrency: Annotated[int, Meta(description="Maximum number of requests in flight; 0 is no limit.", ge=0)] = 0
+    max_concurrency: Annotated[
+        int, Meta(description="Maximum number of requests in flight; 0 means no limit.", ge=0)
+    ] = 0
     when_full: Annotated[
         Literal["queue", "drop"],
         Meta(

@@ -97,8 +97,8 @@ class Shard:
         target, calls = task.targets[index], task.calls
         context = task.context if target.tls else None
         connector = Connector(self._loop, target, task.addresses[index], self._reader, context)
-        if calls.answer is not None:
-            return Http2Pool(connector, calls.heads[index], calls.answer, self._on_ended, task.deadline)
+        if calls.response is not None:
+            return Http2Pool(connector, calls.heads[index], calls.response, self._on_ended, task.deadline)
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, self._on_ended)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from inferometer.engine.reader import Reader
 from inferometer.open_files import RESERVED_FILES, file_limit
-from inferometer.timing.clock import ask_for_stamps, now
+from inferometer.timing.clock import enable_stamps, now
 from inferometer.types import Fail
 from inferometer.wire.failures import bounded
 
@@ -79,7 +79,7 @@ class Transport:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._reader.clock.kernel_stamps:
-            ask_for_stamps(sock)
+            enable_stamps(sock)
         self.receive = sock.recvmsg
         self._send = sock.send
         code = sock.connect_ex(address)

@@ -1,4 +1,4 @@
-"""One request by hand, with its time split into parts: `inferometer infer`.
+"""A single request, with its time split into parts: `inferometer infer`.
 
 flags.py        the command line's flags, and the config's server section that they amount to
 infer.py        from flags to a result: reach the server (endpoint.py), send the request, decode the response

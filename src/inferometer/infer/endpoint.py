@@ -46,13 +46,13 @@ class Endpoint(msgspec.Struct, frozen=True):
         code = f" ({fail.code[5:]})" if fail.code.startswith(("http_", "grpc_")) else ""
         target, remedy = self.peer.target, _remedy(fail)
         raise UserError(
-            f"{target.url}: {_SUMMARIES.get(fail.code, 'the server answered')}: {self.describe(fail)}{code}",
+            f"{target.url}: {_SUMMARIES.get(fail.code, 'the server responded')}: {self.describe(fail)}{code}",
             or_with_tls(remedy, target) if fail.code == "closed" else remedy,
         )
 
 
 def connect(server: Server, timeout: float) -> Endpoint:
-    """Find the server and its model; `timeout` applies to each read, 0 is none."""
+    """Find the server and its model; `timeout` applies to each read; 0 means no timeout."""
     reached = reach.reach(server, timeout)
     target = reached.targets[0]
     context = reach.tls_context(server) if target.tls else None

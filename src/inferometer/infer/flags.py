@@ -1,6 +1,6 @@
 """The flags of `inferometer infer`, and the config's `server` section that they amount to.
 
-A request by hand is made as a run would make it, so the flags become a server section that is checked like that of a file.
+A single request is made as a run would make it, so the flags become a server section that is checked like that of a file.
 Errors carry the config key at fault; NAMES says which flag that is.
 """
 

@@ -120,7 +120,7 @@ class _Received:
         self.timing = next((event for event in events if isinstance(event, ServerTiming)), self.timing)
 
 
-class _WholeBody:
+class _BodyDecoder:
     """The body of a response over HTTP, to be decoded when it is complete."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _WholeBody:
         return ""
 
     @property
-    def whole(self) -> bytes:
+    def body(self) -> bytes:
         return b"".join(self._pieces)
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
@@ -166,7 +166,7 @@ def _over_http(
     path = http.infer_path(reached.model, server.version or "")
     headers = USER_AGENT | server.headers | reached.secrets
     heads, tails = numbered(reached.targets[:1], path, headers, [(content_headers, body)], _TAG)
-    body_decoder = _WholeBody()
+    body_decoder = _BodyDecoder()
     decoder = _HeaderDecoder(body_decoder)
 
     def note(_: int, events: Sequence[Event]) -> None:
@@ -174,7 +174,7 @@ def _over_http(
 
     instants, fail = roundtrip.over_http(endpoint.peer, heads[0] + b"0" + tails[0], decoder, note)
     if fail is None:
-        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.whole)
+        response = _decoded(endpoint, http.decode, decoder.status, decoder.fields, body_decoder.body)
         received.responses.append((instants.done, response))
     return received, instants, fail
 

@@ -68,7 +68,7 @@ class StatisticsWatch:
         self._marks.append(_Mark(now(), self._read_until_unchanged()))
 
     def mark(self, stage: int) -> None:
-        """Note the end of the stage before `stage`. If stages were skipped, nobody knows when they ended."""
+        """Note the end of the stage before `stage`. If stages were skipped, the times at which they ended are not known."""
         self._marks += [_Mark(now(), UNSEEN)] * (stage - self._stage - 1)
         self._stage = stage
         self._marks.append(_Mark(now(), self._read()))
@@ -80,9 +80,9 @@ class StatisticsWatch:
         return self._rows()
 
     def by_stage(self, stages: int | None = None) -> tuple[tuple[StageStatistics | None, ...], tuple[str, ...]]:
-        """Return the statistics of each stage, None where they are missing, and why ("" where they are not).
+        """Return the statistics of each stage, None if they are missing, and why ("" if they are not).
 
-        `stages` is the number of stages that the run went through; None means as many as were seen to begin.
+        `stages` is the number of stages that the run went through; None means those that were seen to begin.
         """
         marks = [mark.readings for mark in self._marks]
         if not self._has_ended:

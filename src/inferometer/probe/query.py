@@ -49,7 +49,7 @@ def http(peer: Peer, method: str, path: str, headers: Mapping[str, str], body: b
     target = peer.target
     length = {"Content-Length": str(len(body))} if body or method == "POST" else {}
     head = request_head(method, target.prefix + path, target.authority, {**headers, **length, "Connection": "close"})
-    response = _WholeResponse()
+    response = _HttpResponse()
     pieces: list[tuple[int, bytes]] = []
 
     def keep(at: int, _: Sequence[Event]) -> None:
@@ -73,7 +73,7 @@ _REMEDIES = {
 }
 
 
-class _WholeResponse:
+class _HttpResponse:
     """A decoder (types.Decoder) that keeps status, headers and body, whatever the status. Parsing is done by httptools."""
 
     text = ""

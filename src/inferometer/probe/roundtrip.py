@@ -74,7 +74,7 @@ def _connected(peer: Peer) -> Iterator["_Wire"]:
         instants.connected = now()
         sock.settimeout(peer.timeout or None)
         if primed is not None:
-            clock.ask_for_stamps(sock)
+            clock.enable_stamps(sock)
         yield _Wire(peer, sock, instants, offset if primed is not None else None)
 
 

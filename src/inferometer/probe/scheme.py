@@ -17,7 +17,7 @@ _GRPC_PATH = "/grpc.health.v1.Health/Check"
 def with_scheme(url: str) -> str:
     """Complete a URL without a scheme with http:// or grpc://, whichever the server speaks.
 
-    HTTP/1.1 is tried first: gRPC servers answer it with HTTP/2 settings or close, while a port that speaks both is more likely
+    HTTP/1.1 is tried first: gRPC servers respond to it with HTTP/2 settings or close, while a port that speaks both is more likely
     to be meant for HTTP. Raises UserError if the server cannot be reached.
     """
     try:

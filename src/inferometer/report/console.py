@@ -319,9 +319,8 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
         total = f"{formatting.number(rates[name])} " if name in rates else ""
         table.add_row(label, *(f"{cell} " for cell in cells), total)
     shown = fitted(table, width, OPTIONAL["tokens"])
-    if not summary.metrics["output_tokens"].count and list(summary.tokens_counted_by) == [
-        "nobody"
-    ]:  # embeddings have none
+    has_no_output = not summary.metrics["output_tokens"].count and list(summary.tokens_counted_by) == ["nobody"]
+    if has_no_output:  # embeddings
         return shown
     return Group(shown, Text(_token_source(summary), style="dim"))
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.protocol_comparison import WAYS, Cell, Comparison
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison
 from inferometer.errors import UserError
 from inferometer.report import formatting
 from inferometer.report.console import MARK, new_console
@@ -43,9 +43,9 @@ def format_size(size: int) -> str:
     return f"{size:,} B"
 
 
-def describe_cell(way: str, size: int) -> str:
+def describe_cell(protocol: str, size: int) -> str:
     """Name a cell of the table: `gRPC unary, 1 kB`."""
-    return f"{WAYS[way].label}, {format_size(size)}"
+    return f"{PROTOCOLS[protocol].label}, {format_size(size)}"
 
 
 # --- the terminal ----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _table(found: Comparison, width: int) -> RenderableType:
     for index, size in enumerate(_sizes(found)):
         table.add_row(Text(format_size(size), style="bold"), end_section=False)
         for cell in _of_size(found, size):
-            table.add_row(f" {WAYS[cell.protocol].label}", *_numbers(cell), _verdict(cell))
+            table.add_row(f" {PROTOCOLS[cell.protocol].label}", *_numbers(cell), _verdict(cell))
         if index < len(_sizes(found)) - 1:
             table.add_row()
     table = fitted(table, width, _OPTIONAL)
@@ -167,7 +167,7 @@ def _bars(found: Comparison, room: int) -> RenderableType:
         for cell in cells:
             total = math.fsum(value for _, value in parts(cell))
             label = f"{formatting.milliseconds(total)} ms" if parts(cell) else "no successful response"
-            grid.add_row(f" {WAYS[cell.protocol].label}", _bar(cell, longest, room), label)
+            grid.add_row(f" {PROTOCOLS[cell.protocol].label}", _bar(cell, longest, room), label)
     return Group(legend, grid)
 
 
@@ -261,7 +261,7 @@ def chart(found: Comparison) -> Any:
         f"model {found.model} on {found.server or 'an unnamed server'}: mean end-to-end time, {found.concurrency:,} in flight, {length} per bar{rounds}; each size has its own scale",
         f"server: queue and compute ({measured}); network: the rest, including the handling of the protocol",
     ]
-    is_complete = len({cell.protocol for cell in found.cells}) == len(WAYS)
+    is_complete = len({cell.protocol for cell in found.cells}) == len(PROTOCOLS)
     title = alt.TitleParams(
         "One model, four protocols" if is_complete else "One model, by protocol",
         subtitle=lines if source else lines[:1],
@@ -285,7 +285,7 @@ def chart_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
         start = 0.0
         for name, seconds in parts(cell):
             end = start + seconds * 1e3
-            rows.append({"protocol": WAYS[cell.protocol].label, "part": name, "start": start, "end": end})
+            rows.append({"protocol": PROTOCOLS[cell.protocol].label, "part": name, "start": start, "end": end})
             start = end
     return rows
 
@@ -301,7 +301,7 @@ def _chart_labels(cells: Sequence[Cell]) -> list[dict[str, object]]:
         )
         invalid = "" if cell.verdict == "VALID" else f" · {cell.verdict}"
         labels.append(
-            {"protocol": WAYS[cell.protocol].label, "end": total, "text": text + invalid, "valid": not invalid}
+            {"protocol": PROTOCOLS[cell.protocol].label, "end": total, "text": text + invalid, "valid": not invalid}
         )
     return labels
 

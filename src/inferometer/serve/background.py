@@ -64,7 +64,7 @@ class Running:
 
 
 def start(settings: Settings) -> Running:
-    """Start a server and wait until it listens; UserError where it cannot."""
+    """Start a server and wait until it listens; raises UserError if it cannot."""
     command = [sys.executable, "-m", "inferometer.serve.background", str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None

@@ -39,7 +39,7 @@ def words(indices: NDArray[Any], dictionary: list[str] | tuple[str, ...], missin
 
 
 def filled(column: pa.Array, null: int) -> NDArray[Any]:
-    """Whole numbers, with `null` in the place of nulls. (Arrow's own fill_null takes 80 ms to import.)"""
+    """Whole numbers, with `null` instead of nulls. (Arrow's own fill_null takes 80 ms to import.)"""
     valid, values = column.buffers()
     part = slice(column.offset, column.offset + len(column))
     found = np.frombuffer(values, column.type.to_pandas_dtype())[part]

@@ -42,12 +42,12 @@ def point_latest(folder: Path) -> None:
 
 def write_summary(folder: Path, data: bytes) -> None:
     """Write summary.json."""
-    with whole(folder / SUMMARY) as partial:
+    with atomic_file(folder / SUMMARY) as partial:
         partial.write_bytes(data)
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to. The file gets its real name once all of it is on disk; on errors it is removed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -79,5 +79,5 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _errno_within(error: OSError) -> int:
-    """Find the error number in Arrow's messages, which may be the only place that has it: `[Errno 28] ...`."""
+    """Find the error number in Arrow's messages, which may be the only source of it: `[Errno 28] ...`."""
     return next((n for n in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) if f"rrno {n}]" in str(error)), 0)

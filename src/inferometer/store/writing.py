@@ -23,7 +23,7 @@ from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, 
 from inferometer.series import TimeSeries
 from inferometer.store import arrow
 from inferometer.store import series as series_file
-from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, whole
+from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES, atomic_file
 
 GROUP = 1 << 20
 """Rows per row group: 1 M chunks take 10 MB of memory."""
@@ -42,17 +42,17 @@ def write(
     folder: Path, manifest: Manifest, records: Records, chunks: Iterable[Chunks], series: Sequence[TimeSeries] = ()
 ) -> None:
     """Write the run's files, the manifest last."""
-    with whole(folder / CHUNKS) as partial:
+    with atomic_file(folder / CHUNKS) as partial:
         _write_chunks(partial, chunks)
-    with whole(folder / REQUESTS) as partial:
+    with atomic_file(folder / REQUESTS) as partial:
         table = request_table(records)
         with _writer(partial, table.schema, [name for name in NAMES if ROW[name].itemsize == 8]) as writer:
             writer.write_table(table, row_group_size=GROUP)
-    with whole(folder / SAMPLES) as partial:
+    with atomic_file(folder / SAMPLES) as partial:
         pq.write_table(_sample_table(records.samples), partial, compression="lz4")
-    with whole(folder / SERIES) as partial:
+    with atomic_file(folder / SERIES) as partial:
         series_file.write(partial, series)
-    with whole(folder / MANIFEST) as partial:
+    with atomic_file(folder / MANIFEST) as partial:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 

@@ -6,7 +6,7 @@ offset, which is sampled again during a run: if it changes, the wall clock was s
 
 Three things to know about the kernel's timestamps:
 
-- The kernel enables timestamping asynchronously when the first socket of a host asks for it. So `prime` asks before t=0 and
+- The kernel enables timestamping asynchronously when the first socket of a host requests it. So `prime` enables it before t=0 and
   waits until a timestamp arrives.
 - When several segments wait in a socket, the kernel merges them and keeps the latest timestamp.
 - Not every platform has them. Without them, bytes are timestamped when they are read.
@@ -37,7 +37,7 @@ def wall_offset() -> int:
     return best
 
 
-def ask_for_stamps(sock: socket.socket) -> None:
+def enable_stamps(sock: socket.socket) -> None:
     """Let the kernel timestamp what this socket receives."""
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
@@ -53,7 +53,7 @@ def prime() -> socket.socket | None:
         receiver, _ = listener.accept()
     with sender:
         try:
-            ask_for_stamps(receiver)
+            enable_stamps(receiver)
         except OSError:
             receiver.close()
             return None

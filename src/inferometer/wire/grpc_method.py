@@ -22,7 +22,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
-        answer=lambda: grpc.GrpcResponse(streamed),
+        response=lambda: grpc.GrpcResponse(streamed),
         is_text=False,
     )
 

@@ -78,7 +78,7 @@ def _options(context: CallContext, request: Request) -> dict[str, object]:
 
 def body_decoder(streamed: bool) -> BodyDecoder:
     """Make the decoder of one response body."""
-    return StreamedResponse() if streamed else WholeResponse()
+    return StreamedResponse() if streamed else UnstreamedResponse()
 
 
 def _response_decoder(streamed: bool) -> ResponseDecoder:
@@ -238,7 +238,7 @@ class StreamedResponse:
         events.append(_usage(usage))
 
 
-class WholeResponse:
+class UnstreamedResponse:
     """The body of a response that is not streamed."""
 
     __slots__ = ("_body", "_response")

@@ -1,4 +1,4 @@
-"""A Triton error code's name (INVALID_ARG, UNAVAILABLE, ...) makes an error of that code, RAISE raises; the rest is given back."""
+"""A Triton error code's name (INVALID_ARG, UNAVAILABLE, ...) returns an error with that code, RAISE raises; anything else is returned."""
 
 from inferometer.serve.models.types import Refused
 

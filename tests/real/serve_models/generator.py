@@ -1,7 +1,6 @@
 """The tokens are the words of text_input, over and over, each with a space before it.
 
-max_tokens of them (8 unless told), delay_ms before each (2 unless told). With fail_after an error takes the place of the
-token after that many.
+There are max_tokens of them (default 8), each after delay_ms (default 2). With fail_after, an error follows that many tokens.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Sleeps for DELAY_MS and gives it back."""
+"""Sleeps for DELAY_MS and returns it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The answers to N are the squares of 0, 1, ... N - 1, in this order."""
+"""The responses to N are the squares of 0, 1, ... N - 1, in this order."""
 
 import numpy as np
 

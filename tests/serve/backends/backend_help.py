@@ -44,7 +44,7 @@ def given(**arrays: Any) -> dict[str, Tensor]:
     }
 
 
-def answer(loaded: Loaded, parameters: dict[str, Any] | None = None, **arrays: Any) -> dict[str, Any]:
+def run_model(loaded: Loaded, parameters: dict[str, Any] | None = None, **arrays: Any) -> dict[str, Any]:
     assert loaded.run is not None
     made = loaded.run(given(**arrays), parameters or {})
     assert isinstance(made, dict)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, given, listed, loading, words
+from backend_help import given, listed, loading, run_model, words
 
 from inferometer.serve.backends import classifier
 from inferometer.serve.models.types import Loaded, Refused
@@ -41,17 +41,17 @@ def encoded(pixels: Any, kind: str = "PNG", **more: Any) -> bytes:
 
 
 def of_images(model: Loaded, *images: bytes) -> Any:
-    return answer(model, image=words(*images).reshape(-1, 1))["scores"]
+    return run_model(model, image=words(*images).reshape(-1, 1))["scores"]
 
 
 def of_pixels(model: Loaded, *images: Any) -> Any:
     planes = np.stack(images).transpose(0, 3, 1, 2).astype("f4") / np.float32(255)
-    return answer(model, pixels=np.ascontiguousarray(planes))["scores"]
+    return run_model(model, pixels=np.ascontiguousarray(planes))["scores"]
 
 
 def refusal(model: Loaded, **inputs: Any) -> str:
     with pytest.raises(Refused) as caught:
-        answer(model, **inputs)
+        run_model(model, **inputs)
     assert caught.value.code == "INVALID_ARGUMENT"
     return caught.value.message
 
@@ -120,12 +120,12 @@ def test_a_batch_gives_the_same_scores_as_single_images(model: Loaded) -> None:
 
 
 def test_configuration_has_optional_inputs_and_labels(model: Loaded) -> None:
-    asked = loading(**CONFIG)
-    loaded = classifier.load(asked)
-    assert listed(asked.config.input) == [("image", "STRING", (1,)), ("pixels", "FP32", (3, 224, 224))]
-    assert [one.optional for one in asked.config.input] == [True, True]
-    assert listed(asked.config.output) == [("scores", "FP32", (100,))]
-    assert asked.config.output[0].label_filename
+    options = loading(**CONFIG)
+    loaded = classifier.load(options)
+    assert listed(options.config.input) == [("image", "STRING", (1,)), ("pixels", "FP32", (3, 224, 224))]
+    assert [one.optional for one in options.config.input] == [True, True]
+    assert listed(options.config.output) == [("scores", "FP32", (100,))]
+    assert options.config.output[0].label_filename
     labels = loaded.labels["scores"]
     assert len(set(labels)) == 100
     assert all(label.isalpha() for label in labels)
@@ -209,8 +209,8 @@ def test_corrupted_images_are_at_most_refused() -> None:
     for kind, data in whole.items():
         for _ in range(60):
             noisy = bytearray(data)
-            for place in generator.integers(0, len(noisy), 5):
-                noisy[place] = int(generator.integers(0, 256))
+            for position in generator.integers(0, len(noisy), 5):
+                noisy[position] = int(generator.integers(0, 256))
             try:
                 assert classifier.decoded(bytes(noisy)).shape == (224, 224, 3), kind
             except Refused as refused:
@@ -232,7 +232,7 @@ def test_pixels_may_be_a_memory_view(model: Loaded) -> None:
     raw = memoryview(b"x" + planes.tobytes())[1:]
     made = given(pixels=Tensor("pixels", "FP32", planes.shape, raw))
     assert model.run is not None
-    assert (answer(model, **made)["scores"] == of_pixels(model, blocks(1))).all()
+    assert (run_model(model, **made)["scores"] == of_pixels(model, blocks(1))).all()
 
 
 _FIRST_IMAGES = """

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, field, given, loading, words
+from backend_help import field, given, loading, run_model, words
 
 from inferometer.serve.backends import classifier, transformers
 from inferometer.serve.backends import torch as backend
@@ -36,7 +36,7 @@ def both(load: Any, path: Path | None, arrays: dict[str, Any], **config: Any) ->
     """Return the responses of the CPU, of the GPU, and of the GPU that `auto` selects."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.max_memory_allocated()
-    found = [answer(load(loading(path, device=device, **config)), **arrays) for device in ("cpu", "cuda:0", "auto")]
+    found = [run_model(load(loading(path, device=device, **config)), **arrays) for device in ("cpu", "cuda:0", "auto")]
     assert torch.cuda.max_memory_allocated() > before
     return found
 
@@ -80,7 +80,7 @@ def test_language_models(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         loaded = transformers.load(loading(folder, device=device))
         assert loaded.run is not None
-        answers: Any = loaded.run(given(text_input=words("w1 w2 w3"), max_tokens=np.array([10], "i4")), {})
-        texts.append([to_numpy(one["text_output"])[0] for one in answers])
+        responses: Any = loaded.run(given(text_input=words("w1 w2 w3"), max_tokens=np.array([10], "i4")), {})
+        texts.append([to_numpy(one["text_output"])[0] for one in responses])
     assert texts[0] == texts[1]
     assert texts[0]

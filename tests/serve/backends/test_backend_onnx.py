@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, field, listed, loading, words
+from backend_help import field, listed, loading, run_model, words
 
 from inferometer.errors import UserError
 from inferometer.serve.backends import onnx as backend
@@ -54,16 +54,16 @@ A, B = np.array([[1, 2], [3, 4]], "f4"), np.array([[10, 20], [30, 40]], "f4")
 
 
 def test_a_dynamic_first_dimension_is_the_batch_dimension(tmp_path: Path) -> None:
-    asked = loading(add_sub(tmp_path))
-    loaded = backend.load(asked)
-    assert asked.config.max_batch_size == 4
-    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    assert listed(asked.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
-    assert listed(asked.config.output) == [("SUM", "FP32", (2,)), ("DIFFERENCE", "FP32", (2,))]
-    made = answer(loaded, A=A, B=B)
+    options = loading(add_sub(tmp_path))
+    loaded = backend.load(options)
+    assert options.config.max_batch_size == 4
+    assert options.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    assert listed(options.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
+    assert listed(options.config.output) == [("SUM", "FP32", (2,)), ("DIFFERENCE", "FP32", (2,))]
+    made = run_model(loaded, A=A, B=B)
     assert made["SUM"].tolist() == (A + B).tolist()
     assert made["DIFFERENCE"].tolist() == (A - B).tolist()
-    singles = [answer(loaded, A=A[i : i + 1], B=B[i : i + 1])["SUM"] for i in range(2)]
+    singles = [run_model(loaded, A=A[i : i + 1], B=B[i : i + 1])["SUM"] for i in range(2)]
     assert np.concatenate(singles).tolist() == made["SUM"].tolist()
 
 
@@ -80,10 +80,10 @@ def test_a_dynamic_first_dimension_is_the_batch_dimension(tmp_path: Path) -> Non
 def test_maximum_batch_size_from_configuration_parameter_or_default(
     tmp_path: Path, batch: Any, config: Any, size: int, dims: Any
 ) -> None:
-    asked = loading(add_sub(tmp_path, batch) / "model.onnx", **config)
-    backend.load(asked)
-    assert asked.config.max_batch_size == size
-    assert listed(asked.config.input)[0] == ("A", "FP32", dims)
+    options = loading(add_sub(tmp_path, batch) / "model.onnx", **config)
+    backend.load(options)
+    assert options.config.max_batch_size == size
+    assert listed(options.config.input)[0] == ("A", "FP32", dims)
 
 
 def test_a_fixed_first_dimension_cannot_be_batched(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_fixed_first_dimension_cannot_be_batched(tmp_path: Path) -> None:
 
 def test_only_configured_outputs_are_returned(tmp_path: Path) -> None:
     config = {"max_batch_size": 2, "output": [field("DIFFERENCE", "FP32", 2)]}
-    assert list(answer(backend.load(loading(add_sub(tmp_path), **config)), A=A, B=B)) == ["DIFFERENCE"]
+    assert list(run_model(backend.load(loading(add_sub(tmp_path), **config)), A=A, B=B)) == ["DIFFERENCE"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -118,23 +118,23 @@ def test_bf16_models_run(tmp_path: Path) -> None:
     graph.graph.node[0].attribute.append(helper.make_attribute("to", TYPES.FLOAT))
     onnx.save(graph, path / "model.onnx")
     loaded = backend.load(loading(path, parameters={"default_max_batch_size": "0"}))
-    assert answer(loaded, A=from_numpy("A", np.array([1.5, -2]), "BF16"))["B"].tolist() == [1.5, -2]
+    assert run_model(loaded, A=from_numpy("A", np.array([1.5, -2]), "BF16"))["B"].tolist() == [1.5, -2]
 
 
 def test_empty_tensors_round_trip(tmp_path: Path) -> None:
     loaded = backend.load(loading(add_sub(tmp_path)))
-    assert answer(loaded, A=A[:0], B=B[:0])["SUM"].shape == (0, 2)
+    assert run_model(loaded, A=A[:0], B=B[:0])["SUM"].shape == (0, 2)
 
 
 def test_invalid_text_and_shapes_are_invalid_arguments(tmp_path: Path) -> None:
     loaded = backend.load(loading(add_sub(tmp_path)))
     with pytest.raises(Refused) as caught:
-        answer(loaded, A=A, B=np.zeros((2, 3), "f4"))
+        run_model(loaded, A=A, B=np.zeros((2, 3), "f4"))
     assert caught.value.code == "INVALID_ARGUMENT"
     assert "\n" not in caught.value.message
     path = saved(tmp_path, [("Identity", ["A"], ["B"])], [("A", "BYTES", [1])], [("B", "BYTES", [1])])
     with pytest.raises(Refused, match="input 'A': an element is not valid UTF-8"):
-        answer(backend.load(loading(path)), A=words(b"\xff"))
+        run_model(backend.load(loading(path)), A=words(b"\xff"))
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x08\x09"])
@@ -161,7 +161,7 @@ def test_weights_outside_the_model_folder_are_not_read(tmp_path: Path, where: st
     del model.graph.input[1]
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     if where == "inside":
-        assert answer(backend.load(loading(folder)), A=A)["SUM"].tolist() == [[6, 8], [8, 10]]
+        assert run_model(backend.load(loading(folder)), A=A)["SUM"].tolist() == [[6, 8], [8, 10]]
         return
     with pytest.raises(UserError, match=r"model\.onnx failed to load"):
         backend.load(loading(folder))
@@ -216,7 +216,7 @@ def test_an_unusable_gpu_is_an_error_if_requested_and_otherwise_the_cpu_is_used(
     monkeypatch.setattr(backend.configured, "package", lambda name, extra: packages.get(name) or original(name, extra))
     with pytest.raises(UserError, match=f"cannot use the device cuda:1: {says}"):
         backend.load(loading(add_sub(tmp_path), device="cuda:1"))
-    assert answer(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
+    assert run_model(backend.load(loading(tmp_path, device="auto")), A=A, B=B)["SUM"].tolist() == (A + B).tolist()
     (tmp_path / "model.onnx").write_bytes(b"junk")
     with pytest.raises(UserError, match=r"model\.onnx failed to load"):
         backend.load(loading(tmp_path, device="cuda:1"))
@@ -234,7 +234,7 @@ def test_gpu_results_match_the_cpu(tmp_path: Path, capfd: Any) -> None:
     arrays = {"X": numbers.random((5, 64), np.float32), "Y": numbers.random((64, 32), np.float32)}
     unbatched = {"parameters": {"default_max_batch_size": "0"}}
     on_cpu, *on_gpu = (
-        answer(backend.load(loading(path, device=device, **unbatched)), **arrays)["Z"]
+        run_model(backend.load(loading(path, device=device, **unbatched)), **arrays)["Z"]
         for device in ("cpu", "cuda", "cuda:0", "auto")
     )
     for one in on_gpu:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, field, given, listed, loading, words
+from backend_help import field, given, listed, loading, run_model, words
 
 from inferometer.errors import UserError
 from inferometer.serve.backends import python
@@ -33,12 +33,12 @@ def identity(folder: Path, datatype: str, body: str = "inputs['A']", **more: Any
 
 def test_a_function_of_arrays(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD), **ADDED))
-    assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
+    assert run_model(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
 
 
 def test_a_single_model_file(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD) / "model.py", **ADDED))
-    assert answer(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
+    assert run_model(loaded, A=np.array([1, 2], "f4"), B=np.array([10, 20], "f4"))["C"].tolist() == [11, 22]
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
@@ -58,7 +58,7 @@ def test_bf16_is_passed_as_float32(tmp_path: Path) -> None:
 
 def test_parameters_reach_the_function(tmp_path: Path) -> None:
     loaded = identity(tmp_path, "FP32", "inputs['A'] * parameters['by']")
-    assert answer(loaded, {"by": 3}, A=np.array([1, 2], "f4"))["B"].tolist() == [3, 6]
+    assert run_model(loaded, {"by": 3}, A=np.array([1, 2], "f4"))["B"].tolist() == [3, 6]
 
 
 def test_load_is_called_once_and_returns_the_function(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_load_is_called_once_and_returns_the_function(tmp_path: Path) -> None:
     (tmp_path / "offset").write_text("100")
     loaded = python.load(loading(path, **ADDED))
     for _ in range(2):
-        assert answer(loaded, A=np.array([1, 2], "f4"))["C"].tolist() == [102, 103]
+        assert run_model(loaded, A=np.array([1, 2], "f4"))["C"].tolist() == [102, 103]
 
 
 def test_closing_the_responses_closes_the_generator(tmp_path: Path) -> None:
@@ -90,17 +90,17 @@ def test_closing_the_responses_closes_the_generator(tmp_path: Path) -> None:
         "    infer.closed = closed\n"
         "    return infer\n",
     )
-    asked = loading(path, **ADDED, model_transaction_policy={"decoupled": True})
-    loaded = python.load(asked)
-    answers: Any = loaded.run(given(A=np.array([3, 1], "f4")), {})
-    assert [to_numpy(one["C"]).tolist() for one in answers] == [[0, 0], [3, 1], [6, 2]]
-    answers = loaded.run(given(A=np.array([3, 1], "f4")), {})
-    next(answers)
+    options = loading(path, **ADDED, model_transaction_policy={"decoupled": True})
+    loaded = python.load(options)
+    responses: Any = loaded.run(given(A=np.array([3, 1], "f4")), {})
+    assert [to_numpy(one["C"]).tolist() for one in responses] == [[0, 0], [3, 1], [6, 2]]
+    responses = loaded.run(given(A=np.array([3, 1], "f4")), {})
+    next(responses)
     module = next(
         one for key, one in sys.modules.items() if key.startswith("_inferometer_model_") and hasattr(one, "closed")
     )
     assert len(module.closed) == 1
-    answers.close()
+    responses.close()
     assert len(module.closed) == 2
     loaded.close()
     assert module not in sys.modules.values()
@@ -113,12 +113,12 @@ def test_config_in_the_file_fills_in_what_is_missing(tmp_path: Path) -> None:
         "{'name': 'B', 'data_type': 'TYPE_FP32', 'dims': [2]}], 'output': [{'name': 'C', 'data_type': 'TYPE_FP32', 'dims': [2]}]}\n"
     )
     path = written(tmp_path, config + ADD)
-    asked = loading(path, max_batch_size=8, parameters={"a": "9"})
-    python.load(asked)
-    assert asked.config.max_batch_size == 8
-    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    assert (asked.parameter("a"), asked.parameter("b")) == ("9", "2")
-    assert listed(asked.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
+    options = loading(path, max_batch_size=8, parameters={"a": "9"})
+    python.load(options)
+    assert options.config.max_batch_size == 8
+    assert options.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    assert (options.parameter("a"), options.parameter("b")) == ("9", "2")
+    assert listed(options.config.input) == [("A", "FP32", (2,)), ("B", "FP32", (2,))]
     again = loading(path, sequence_batching={}, output=[field("C", "FP32", -1)])
     python.load(again)
     assert again.config.WhichOneof("scheduling_choice") == "sequence_batching"
@@ -185,15 +185,15 @@ def test_an_output_of_the_wrong_type_is_named(tmp_path: Path, datatype: str, bod
 def test_an_invalid_return_value_is_named(tmp_path: Path, body: str, what: str) -> None:
     loaded = python.load(loading(written(tmp_path, f"def infer(inputs, parameters):\n    {body}\n"), **ADDED))
     with pytest.raises(Refused, match=what) as caught:
-        answer(loaded)
+        run_model(loaded)
     assert caught.value.code == "INTERNAL"
 
 
 def test_a_decoupled_function_must_be_a_generator(tmp_path: Path) -> None:
     loaded = python.load(loading(written(tmp_path, ADD), **ADDED, model_transaction_policy={"decoupled": True}))
-    answers: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
+    responses: Any = loaded.run(given(A=np.zeros(2, "f4"), B=np.zeros(2, "f4")), {})
     with pytest.raises(Refused, match="infer returned dict, not a generator"):
-        next(answers)
+        next(responses)
 
 
 def test_instances_do_not_share_a_module(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_instances_do_not_share_a_module(tmp_path: Path) -> None:
     )
     first, second = (python.load(loading(path, **ADDED)) for _ in range(2))
     array = np.zeros(2, "f4")
-    assert [answer(one, A=array)["C"][0] for one in (first, first, second)] == [1, 2, 1]
+    assert [run_model(one, A=array)["C"][0] for one in (first, first, second)] == [1, 2, 1]
 
 
 def test_inputs_may_be_memory_views(tmp_path: Path) -> None:

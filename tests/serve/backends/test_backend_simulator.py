@@ -16,10 +16,10 @@ from inferometer.timing.clock import now
 from inferometer.timing.loop import run
 
 
-class Asked:
+class Request:
     def __init__(self, models: Models, tokens: int) -> None:
         self._models = models
-        self.answers = 0
+        self.responses = 0
         self.ends: list[Refused | None] = []
         self.cancels_at = -1
         self.over = asyncio.Event()
@@ -27,11 +27,11 @@ class Asked:
             "text_input": from_numpy("text_input", np.array([b"hello"], object)),
             "max_tokens": from_numpy("max_tokens", np.array([tokens], np.int32)),
         }
-        self.inference = Inference("sim", inputs, answer=self._answer, ended=self._ended, arrived=now())
+        self.inference = Inference("sim", inputs, answer=self._respond, ended=self._ended, arrived=now())
 
-    def _answer(self, outputs: tuple[Output, ...]) -> None:
-        self.answers += 1
-        if self.answers == self.cancels_at:
+    def _respond(self, outputs: tuple[Output, ...]) -> None:
+        self.responses += 1
+        if self.responses == self.cancels_at:
             self._models.cancel(self.inference)
 
     def _ended(self, why: Refused | None) -> None:
@@ -62,26 +62,26 @@ TIMINGS = [Fixed(ttft=0, itl=0.0005, max_batch=1), Batch(prefill_rate=1e6, decod
 @pytest.mark.parametrize("cancels_at", [0, 1, 3])
 def test_a_cancelled_request_leaves_nothing_behind(timing: Fixed | Batch, cancels_at: int) -> None:
     async def test(models: Models, simulator: Simulator) -> None:
-        one, after = Asked(models, 100_000), Asked(models, 3)
-        one.cancels_at = cancels_at  # from within an answer
+        one, after = Request(models, 100_000), Request(models, 3)
+        one.cancels_at = cancels_at  # from within a response
         models.submit(one.inference)
         models.submit(after.inference)
         if not cancels_at:
             models.cancel(one.inference)
         await one.over.wait()
-        await after.over.wait()  # it has the one place now
+        await after.over.wait()  # it has the only slot now
         assert [why and why.code for why in one.ends] == ["CANCELLED"]
-        assert one.answers == cancels_at or not cancels_at
-        assert (after.answers, after.ends) == (3, [None])
+        assert one.responses == cancels_at or not cancels_at
+        assert (after.responses, after.ends) == (3, [None])
         assert (simulator.timing.n_running, simulator.timing.n_waiting) == (0, 0)
-        await models.unload("sim")  # waits for whatever still runs
+        await models.unload("sim")  # waits for everything that still runs
 
     serving(timing, test)
 
 
 def test_a_request_that_is_too_long_is_an_invalid_argument() -> None:
     async def test(models: Models, simulator: Simulator) -> None:
-        one = Asked(models, 2**31 - 1)
+        one = Request(models, 2**31 - 1)
         models.submit(one.inference)
         (why,) = one.ends
         assert why is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, field, given, listed, loading
+from backend_help import field, given, listed, loading, run_model
 
 from inferometer.errors import UserError
 from inferometer.serve.backends import tensors
@@ -77,27 +77,27 @@ def check(made: dict[str, Any], names: tuple[str, str] = ("P", "Q")) -> None:
 @pytest.mark.parametrize("by_folder", [True, False])
 def test_torchscript_matches_the_module(script: Path, by_folder: bool) -> None:
     loaded = backend.load(loading(script.parent if by_folder else script, **BATCHED))
-    check(answer(loaded, x=X, y=Y))
+    check(run_model(loaded, x=X, y=Y))
 
 
 def test_an_exported_program_matches_the_module_and_declares_its_tensors(exported: Path) -> None:
-    asked = loading(exported)
-    loaded = backend.load(asked)
-    assert listed(asked.config.input) == [("x", "FP32", (3,)), ("y", "FP32", (2,))]
-    assert listed(asked.config.output) == [("OUTPUT__0", "FP32", (2,)), ("OUTPUT__1", "INT64", (3,))]
-    assert asked.config.max_batch_size == 4
-    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    check(answer(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
-    check(answer(loaded, y=Y, x=X), ("OUTPUT__0", "OUTPUT__1"))
+    options = loading(exported)
+    loaded = backend.load(options)
+    assert listed(options.config.input) == [("x", "FP32", (3,)), ("y", "FP32", (2,))]
+    assert listed(options.config.output) == [("OUTPUT__0", "FP32", (2,)), ("OUTPUT__1", "INT64", (3,))]
+    assert options.config.max_batch_size == 4
+    assert options.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    check(run_model(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
+    check(run_model(loaded, y=Y, x=X), ("OUTPUT__0", "OUTPUT__1"))
 
 
 def test_an_exported_program_without_batching_if_so_configured(exported: Path) -> None:
-    asked = loading(exported, parameters={"default_max_batch_size": "0"})
-    loaded = backend.load(asked)
-    assert asked.config.max_batch_size == 0
-    assert not asked.config.WhichOneof("scheduling_choice")
-    assert listed(asked.config.input) == [("x", "FP32", (-1, 3)), ("y", "FP32", (-1, 2))]
-    check(answer(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
+    options = loading(exported, parameters={"default_max_batch_size": "0"})
+    loaded = backend.load(options)
+    assert options.config.max_batch_size == 0
+    assert not options.config.WhichOneof("scheduling_choice")
+    assert listed(options.config.input) == [("x", "FP32", (-1, 3)), ("y", "FP32", (-1, 2))]
+    check(run_model(loaded, x=X, y=Y), ("OUTPUT__0", "OUTPUT__1"))
 
 
 def test_a_python_file_matches_its_module(tmp_path: Path) -> None:
@@ -122,16 +122,16 @@ def test_a_python_file_matches_its_module(tmp_path: Path) -> None:
     assert bytes(sent.data) == before  # it wrote into a copy
     torch.save({"factor": torch.tensor(5.0)}, tmp_path / "weights.pt")
     loaded = backend.load(loading(tmp_path, parameters={"weights": "weights.pt"}))
-    assert answer(loaded, x=X)["z"].tolist() == (X * 5).tolist()
+    assert run_model(loaded, x=X)["z"].tolist() == (X * 5).tolist()
 
 
 def test_a_batch_gives_the_same_results_as_single_requests(script: Path) -> None:
     loaded = backend.load(loading(script, **BATCHED))
-    rows = [answer(loaded, x=X[i : i + 1], y=Y[i : i + 1]) for i in range(2)]
+    rows = [run_model(loaded, x=X[i : i + 1], y=Y[i : i + 1]) for i in range(2)]
     check({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
 
 
-# --- arguments and answers -------------------------------------------------------------------------------------------
+# --- arguments and outputs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_inputs_are_passed_as_arguments(script: Path, tmp_path: Path, names: tup
         path = tmp_path / "model.py"
         path.write_text("import test_backend_torch\ndef model(): return test_backend_torch.MODULE\n")
     loaded = backend.load(loading(path, **config))
-    check(answer(loaded, **{names[1]: Y, names[0]: X}))
+    check(run_model(loaded, **{names[1]: Y, names[0]: X}))
 
 
 @pytest.mark.parametrize("names", [("y", "x"), ("INPUT__1", "INPUT__0")])
 def test_numbered_names_do_not_depend_on_the_configured_order(script: Path, names: tuple[str, str]) -> None:
     config = {**BATCHED, "input": [field(names[0], "FP32", 2), field(names[1], "FP32", 3)]}
-    check(answer(backend.load(loading(script, **config)), **{names[0]: Y, names[1]: X}))
+    check(run_model(backend.load(loading(script, **config)), **{names[0]: Y, names[1]: X}))
 
 
 def python_model(folder: Path, forward: str, inputs: list[Any], outputs: list[Any], arguments: str = "x") -> Any:
@@ -167,22 +167,22 @@ def test_dict_outputs_match_by_name_and_list_outputs_by_order(tmp_path: Path) ->
     two = [field("a", "FP32", -1), field("b", "FP32", -1)]
     array = np.array([1, 2], "f4")
     loaded = python_model(tmp_path, "{'b': x + 1, 'other': x, 'a': x}", [field("x", "FP32", -1)], two)
-    assert {name: one.tolist() for name, one in answer(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 3]}
+    assert {name: one.tolist() for name, one in run_model(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 3]}
     loaded = python_model(tmp_path, "[x, x * 2, x * 3]", [field("x", "FP32", -1)], two)
-    assert {name: one.tolist() for name, one in answer(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 4]}
+    assert {name: one.tolist() for name, one in run_model(loaded, x=array).items()} == {"a": [1, 2], "b": [2, 4]}
 
 
 def test_optional_inputs_may_be_omitted(tmp_path: Path) -> None:
     inputs = [field("x", "FP32", 1), field("by", "FP32", 1, optional=True), field("plus", "FP32", 1, optional=True)]
     loaded = python_model(tmp_path, "x * by + plus", inputs, [field("z", "FP32", 1)], "x, by=3, plus=1")
     one = np.array([2], "f4")
-    assert answer(loaded, x=one)["z"].tolist() == [7]
-    assert answer(loaded, x=one, plus=one)["z"].tolist() == [8]
+    assert run_model(loaded, x=one)["z"].tolist() == [7]
+    assert run_model(loaded, x=one, plus=one)["z"].tolist() == [8]
     inputs = [field("INPUT__0", "FP32", 1), *({**one, "name": f"INPUT__{i}"} for i, one in enumerate(inputs[1:], 1))]
     loaded = python_model(tmp_path, "x * by + plus", inputs, [field("z", "FP32", 1)], "x, by=3, plus=1")
-    assert answer(loaded, INPUT__0=one, INPUT__1=one)["z"].tolist() == [5]
+    assert run_model(loaded, INPUT__0=one, INPUT__1=one)["z"].tolist() == [5]
     with pytest.raises(Refused, match="requires input 'INPUT__1' when a later input is given") as caught:
-        answer(loaded, INPUT__0=one, INPUT__2=one)
+        run_model(loaded, INPUT__0=one, INPUT__2=one)
     assert caught.value.code == "INVALID_ARGUMENT"
 
 
@@ -198,7 +198,7 @@ def test_optional_inputs_may_be_omitted(tmp_path: Path) -> None:
 def test_an_invalid_output_is_named(tmp_path: Path, forward: str, what: str) -> None:
     loaded = python_model(tmp_path, forward, [field("x", "FP32", 2)], [field("z", "FP32", 2)])
     with pytest.raises(Refused) as caught:
-        answer(loaded, x=np.zeros(2, "f4"))
+        run_model(loaded, x=np.zeros(2, "f4"))
     assert caught.value.code == "INTERNAL"
     assert what in caught.value.message
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_help import answer, field, given, listed, loading, words
+from backend_help import field, given, listed, loading, run_model, words
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
@@ -76,7 +76,7 @@ def seeded(kind: Any, config: Any, seed: int = 0) -> Any:
 def causal() -> Any:
     made = seeded(transformers.LlamaForCausalLM, llama())
     with torch.no_grad():
-        made.lm_head.weight[:3] = 0  # never a special token, which is no text
+        made.lm_head.weight[:3] = 0  # never a special token, which has no text
     return made
 
 
@@ -92,8 +92,8 @@ def writer(writer_folder: Path) -> Loaded:
 
 def pieces(loaded: Loaded, prompt: str = "w1 w2 w3", **more: Any) -> list[str]:
     assert loaded.run is not None
-    answers: Any = loaded.run(given(text_input=words(prompt), **more), {})
-    return [to_numpy(one["text_output"])[0].decode() for one in answers]
+    responses: Any = loaded.run(given(text_input=words(prompt), **more), {})
+    return [to_numpy(one["text_output"])[0].decode() for one in responses]
 
 
 def expected_tokens(model: Any, prompt: str, count: int, **more: Any) -> list[int]:
@@ -115,15 +115,15 @@ def test_greedy_text_matches_generate_with_one_piece_per_token(causal: Any, writ
 
 
 def test_configuration_is_decoupled_and_lists_the_inputs(writer_folder: Path) -> None:
-    asked = loading(writer_folder)
-    backend.load(asked)
-    assert asked.config.model_transaction_policy.decoupled
-    assert asked.config.max_batch_size == 0
-    assert listed(asked.config.input)[:3] == [
+    options = loading(writer_folder)
+    backend.load(options)
+    assert options.config.model_transaction_policy.decoupled
+    assert options.config.max_batch_size == 0
+    assert listed(options.config.input)[:3] == [
         ("text_input", "STRING", (1,)), ("max_tokens", "INT32", (1,)), ("temperature", "FP32", (1,)),
     ]  # fmt: skip
-    assert [one.name for one in asked.config.input if not one.optional] == ["text_input"]
-    assert listed(asked.config.output) == [("text_output", "STRING", (1,))]
+    assert [one.name for one in options.config.input if not one.optional] == ["text_input"]
+    assert listed(options.config.output) == [("text_output", "STRING", (1,))]
 
 
 def test_max_tokens_and_the_context_length_end_generation(writer_folder: Path, writer: Loaded) -> None:
@@ -156,13 +156,13 @@ def test_closing_ends_the_computation(writer_folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", counted)
     loaded = backend.load(loading(writer_folder))
     assert loaded.run is not None
-    answers: Any = loaded.run(given(text_input=words("w1")), {})
-    next(answers)
-    next(answers)
-    answers.close()
+    responses: Any = loaded.run(given(text_input=words("w1")), {})
+    next(responses)
+    next(responses)
+    responses.close()
     assert len(calls) == 2
     with pytest.raises(StopIteration):
-        next(answers)
+        next(responses)
 
 
 def test_concurrent_texts_do_not_mix(writer: Loaded) -> None:
@@ -180,10 +180,10 @@ def test_concurrent_texts_do_not_mix(writer: Loaded) -> None:
 
 def test_inference_mode_does_not_leak_out_of_the_generator(writer: Loaded) -> None:
     assert writer.run is not None
-    answers: Any = writer.run(given(text_input=words("w1")), {})
-    next(answers)
+    responses: Any = writer.run(given(text_input=words("w1")), {})
+    next(responses)
     assert not torch.is_inference_mode_enabled()
-    answers.close()
+    responses.close()
 
 
 def test_sampling_is_reproducible_with_a_seed(writer: Loaded) -> None:
@@ -322,25 +322,25 @@ def batch(*texts: str) -> Any:
 
 
 def test_an_embedding_is_the_mean_over_the_texts_tokens(encoder: Any, encoder_folder: Path) -> None:
-    asked = loading(encoder_folder)
-    loaded = backend.load(asked)
-    assert listed(asked.config.input) == [("text", "STRING", (1,))]
-    assert listed(asked.config.output) == [("embedding", "FP32", (16,))]
-    assert asked.config.max_batch_size == 32
-    assert asked.config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    made = answer(loaded, text=batch(*TEXTS))["embedding"]
+    options = loading(encoder_folder)
+    loaded = backend.load(options)
+    assert listed(options.config.input) == [("text", "STRING", (1,))]
+    assert listed(options.config.output) == [("embedding", "FP32", (16,))]
+    assert options.config.max_batch_size == 32
+    assert options.config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    made = run_model(loaded, text=batch(*TEXTS))["embedding"]
     assert made.shape == (4, 16)
     for text, row in zip(TEXTS, made, strict=True):
         with torch.inference_mode():
             truth = encoder(**word_tokenizer()(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         np.testing.assert_allclose(row, truth.numpy(), rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(answer(loaded, text=batch(text))["embedding"][0], row, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(run_model(loaded, text=batch(text))["embedding"][0], row, rtol=1e-3, atol=1e-5)
 
 
 def test_embeddings_are_normalized_if_so_configured(encoder_folder: Path) -> None:
     plain, unit = (backend.load(loading(encoder_folder, parameters={"normalize": one})) for one in "01")
-    rows = answer(plain, text=batch(*TEXTS))["embedding"]
-    made = answer(unit, text=batch(*TEXTS))["embedding"]
+    rows = run_model(plain, text=batch(*TEXTS))["embedding"]
+    made = run_model(unit, text=batch(*TEXTS))["embedding"]
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(made, rows / np.linalg.norm(rows, axis=1, keepdims=True), rtol=1e-4, atol=1e-6)
 
@@ -349,18 +349,18 @@ def test_long_texts_are_truncated(encoder_folder: Path) -> None:
     loaded = backend.load(loading(encoder_folder))
     long = " ".join(f"w{i}" for i in range(20))
     cut = " ".join(f"w{i}" for i in range(8))
-    made = answer(loaded, text=batch(long, cut))["embedding"]
+    made = run_model(loaded, text=batch(long, cut))["embedding"]
     np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
     shorter = backend.load(loading(encoder_folder, parameters={"max_length": "2"}))
-    made = answer(shorter, text=batch("w1 w2 w3", "w1 w2"))["embedding"]
+    made = run_model(shorter, text=batch("w1 w2 w3", "w1 w2"))["embedding"]
     np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
 
 
 def test_without_batching_a_request_has_one_text(encoder_folder: Path) -> None:
-    asked = loading(encoder_folder, parameters={"default_max_batch_size": "0"})
-    loaded = backend.load(asked)
-    assert asked.config.max_batch_size == 0
-    assert answer(loaded, text=words("w1 w2"))["embedding"].shape == (16,)
+    options = loading(encoder_folder, parameters={"default_max_batch_size": "0"})
+    loaded = backend.load(options)
+    assert options.config.max_batch_size == 0
+    assert run_model(loaded, text=words("w1 w2"))["embedding"].shape == (16,)
 
 
 def test_a_decoder_embeds_if_so_configured(writer_folder: Path, causal: Any) -> None:
@@ -370,7 +370,7 @@ def test_a_decoder_embeds_if_so_configured(writer_folder: Path, causal: Any) -> 
             causal.model(word_tokenizer()("w1 w2 w3", return_tensors="pt")["input_ids"]).last_hidden_state[0].mean(0)
         )
     np.testing.assert_allclose(
-        answer(loaded, text=batch("w1 w2 w3"))["embedding"][0], truth.numpy(), rtol=1e-3, atol=1e-5
+        run_model(loaded, text=batch("w1 w2 w3"))["embedding"][0], truth.numpy(), rtol=1e-3, atol=1e-5
     )
 
 
@@ -383,17 +383,17 @@ LABELS = {0: "bad", 1: "so so", 2: "good"}
 def test_scores_match_forward_and_labels_come_from_the_config(tmp_path: Path, kind: str | None) -> None:
     config = bert(id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, problem_type=kind)
     model = seeded(transformers.BertForSequenceClassification, config)
-    asked = loading(saved(tmp_path, model))
-    loaded = backend.load(asked)
+    options = loading(saved(tmp_path, model))
+    loaded = backend.load(options)
     assert loaded.labels == {"scores": ("bad", "so so", "good")}
-    assert listed(asked.config.output) == [("scores", "FP32", (3,))]
-    made = answer(loaded, text=batch(*TEXTS))["scores"]
+    assert listed(options.config.output) == [("scores", "FP32", (3,))]
+    made = run_model(loaded, text=batch(*TEXTS))["scores"]
     for text, row in zip(TEXTS, made, strict=True):
         with torch.inference_mode():
             logits = model(**word_tokenizer()(text, return_tensors="pt")).logits[0]
         truth = logits.sigmoid() if kind else logits.softmax(-1)
         np.testing.assert_allclose(row, truth.numpy(), rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(answer(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(run_model(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
 
 
 def test_a_single_score_is_returned_unchanged(tmp_path: Path) -> None:
@@ -401,15 +401,15 @@ def test_a_single_score_is_returned_unchanged(tmp_path: Path) -> None:
     loaded = backend.load(loading(saved(tmp_path, model)))
     with torch.inference_mode():
         truth = model(**word_tokenizer()("w1 w2", return_tensors="pt")).logits
-    np.testing.assert_allclose(answer(loaded, text=batch("w1 w2"))["scores"], truth.numpy(), rtol=1e-3)
+    np.testing.assert_allclose(run_model(loaded, text=batch("w1 w2"))["scores"], truth.numpy(), rtol=1e-3)
 
 
 def test_a_decoder_without_padding_token_classifies_batches(tmp_path: Path) -> None:
     model = seeded(transformers.LlamaForSequenceClassification, llama(num_labels=3, pad_token_id=None))
     loaded = backend.load(loading(saved(tmp_path, model, word_tokenizer(pad_token=None))))
-    together = answer(loaded, text=batch(*TEXTS))["scores"]
+    together = run_model(loaded, text=batch(*TEXTS))["scores"]
     for text, row in zip(TEXTS, together, strict=True):
-        np.testing.assert_allclose(answer(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(run_model(loaded, text=batch(text))["scores"][0], row, rtol=1e-3, atol=1e-5)
 
 
 # --- what does not load ----------------------------------------------------------------------------------------------
@@ -460,28 +460,28 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
 
 
 def test_the_hub_is_used_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+    requested: list[tuple[Any, ...]] = []
 
     def from_pretrained(name: str, **more: Any) -> Any:
-        asked.append((name, more["local_files_only"], more["trust_remote_code"]))
+        requested.append((name, more["local_files_only"], more["trust_remote_code"]))
         raise OSError("no network here")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
     assert "downloading from the Hugging Face Hub is not allowed" in refused(None, parameters={"model": "owner/name"})
-    assert not asked
+    assert not requested
     for wrong in ("../up", "/etc", "a/b/c", "name", "owner/..", "./x"):
         assert "is not the name of a Hub model" in refused(None, parameters={"model": wrong, "hub": "1"})
-    assert not asked
+    assert not requested
     assert "no network here" in refused(None, parameters={"model": "owner/name", "hub": "1"})
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path)
-    assert asked == [("owner/name", False, False), (str(tmp_path), True, False)]
+    assert requested == [("owner/name", False, False), (str(tmp_path), True, False)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_reduced_precision_is_supported(encoder_folder: Path, dtype: str) -> None:
     loaded, plain = (backend.load(loading(encoder_folder, parameters={"dtype": one})) for one in (dtype, "float32"))
-    made, truth = (answer(one, text=batch("w1 w2"))["embedding"] for one in (loaded, plain))
+    made, truth = (run_model(one, text=batch("w1 w2"))["embedding"] for one in (loaded, plain))
     assert made.dtype == np.float32
     assert (made != truth).any()
     np.testing.assert_allclose(made, truth, atol=0.15)
@@ -505,7 +505,7 @@ def test_missing_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytes
 
 def test_responses_are_bytes_tensors_of_one_element(writer: Loaded) -> None:
     assert writer.run is not None
-    answers: Any = writer.run({"text_input": from_numpy("text_input", words("w1"))}, {})
-    first = next(answers)["text_output"]
-    answers.close()
+    responses: Any = writer.run({"text_input": from_numpy("text_input", words("w1"))}, {})
+    first = next(responses)["text_output"]
+    responses.close()
     assert (first.name, first.datatype, first.shape) == ("text_output", "BYTES", (1,))

@@ -15,25 +15,25 @@ from inferometer.serve.models.types import Inference, Refused, Wanted
 from inferometer.tensors import Tensor, from_numpy, to_numpy
 from inferometer.timing.clock import now
 
-Ask = Callable[..., Awaitable[list[dict[str, Any]]]]
+Infer = Callable[..., Awaitable[list[dict[str, Any]]]]
 
 
-def served(source: Path | str, scenario: Callable[[Models, Ask], Awaitable[None]], **settings: Any) -> None:
+def served(source: Path | str, scenario: Callable[[Models, Infer], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         models = Models(loop, device="cpu", **settings)
         models.add(str(source))
         await models.start()
 
-        async def ask(model: str, wanted: tuple[Wanted, ...] = (), **arrays: Any) -> list[dict[str, Any]]:
+        async def infer(model: str, wanted: tuple[Wanted, ...] = (), **arrays: Any) -> list[dict[str, Any]]:
             over: asyncio.Future[Refused | None] = loop.create_future()
-            answers: list[dict[str, Any]] = []
+            responses: list[dict[str, Any]] = []
             inputs = {name: one if isinstance(one, Tensor) else from_numpy(name, one) for name, one in arrays.items()}
             models.submit(
                 Inference(
                     model,
                     inputs,
-                    answer=lambda made: answers.append({one.tensor.name: to_numpy(one.tensor) for one in made}),
+                    answer=lambda made: responses.append({one.tensor.name: to_numpy(one.tensor) for one in made}),
                     ended=over.set_result,
                     arrived=now(),
                     wanted=wanted,
@@ -42,10 +42,10 @@ def served(source: Path | str, scenario: Callable[[Models, Ask], Awaitable[None]
             refused = await asyncio.wait_for(over, 60)
             if refused is not None:
                 raise refused
-            return answers
+            return responses
 
         try:
-            await scenario(models, ask)
+            await scenario(models, infer)
         finally:
             await models.close()
 
@@ -67,19 +67,19 @@ def test_python_models_of_a_repository_valid_and_invalid(tmp_path: Path) -> None
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.py").write_text(text)
 
-    async def scenario(models: Models, ask: Ask) -> None:
+    async def scenario(models: Models, infer: Infer) -> None:
         index = {one.name: one for one in models.index()}
         assert index["rows"].state == "READY"
         assert index["broken"].state == "UNAVAILABLE"
         assert "ZeroDivisionError" in index["broken"].reason
         one = np.array([[1, 2]], "f4")
-        together = await asyncio.gather(*(ask("rows", A=one) for _ in range(8)))
+        together = await asyncio.gather(*(infer("rows", A=one) for _ in range(8)))
         assert max(made[0]["B"][0, 0] for made in together) > 1  # they were computed in batches
         assert all(made[0]["B"].shape == (1, 1) for made in together)
         with pytest.raises(Refused, match="ValueError") as caught:
-            await ask("failing", A=one)
+            await infer("failing", A=one)
         assert caught.value.code == "INTERNAL"
-        assert (await ask("failing", A=one * 0))[0]["B"].tolist() == [[0]]
+        assert (await infer("failing", A=one * 0))[0]["B"].tolist() == [[0]]
 
     served(tmp_path, scenario)
 
@@ -92,20 +92,22 @@ def test_the_classifier_accepts_images_and_returns_labels() -> None:
     image.fromarray(pixels).save(file, "PNG")
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None].astype("f4") / np.float32(255))
 
-    async def scenario(models: Models, ask: Ask) -> None:
+    async def scenario(models: Models, infer: Infer) -> None:
         best = (Wanted("scores", classes=3),)
-        by_file = await ask("classifier", best, image=words(file.getvalue()).reshape(1, 1))
-        by_pixels = await ask("classifier", best, pixels=planes)
+        by_file = await infer("classifier", best, image=words(file.getvalue()).reshape(1, 1))
+        by_pixels = await infer("classifier", best, pixels=planes)
         assert by_file[0]["scores"].tolist() == by_pixels[0]["scores"].tolist()
         score, number, label = by_file[0]["scores"][0, 0].decode().split(":")
         assert label == models.find("classifier").labels["scores"][int(number)]
         assert 0 < float(score) < 1
         with pytest.raises(Refused) as caught:
-            await ask("classifier", image=words(b"junk").reshape(1, 1))
+            await infer("classifier", image=words(b"junk").reshape(1, 1))
         assert caught.value.code == "INVALID_ARGUMENT"
-        singles = [(await ask("classifier", pixels=planes * scale))[0]["scores"] for scale in np.float32([0.2, 0.5, 1])]
+        singles = [
+            (await infer("classifier", pixels=planes * scale))[0]["scores"] for scale in np.float32([0.2, 0.5, 1])
+        ]
         batched = await asyncio.gather(
-            *(ask("classifier", pixels=planes * scale) for scale in np.float32([0.2, 0.5, 1]))
+            *(infer("classifier", pixels=planes * scale) for scale in np.float32([0.2, 0.5, 1]))
         )
         for alone, among in zip(singles, batched, strict=True):
             np.testing.assert_allclose(among[0]["scores"], alone, rtol=1e-3, atol=1e-6)
@@ -120,14 +122,14 @@ def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> No
 
     folder = saved(tmp_path / "writer", seeded(LlamaForCausalLM, llama(max_position_embeddings=100_000)))
 
-    async def scenario(models: Models, ask: Ask) -> None:
-        made = await ask("writer", text_input=words("w1 w2"), max_tokens=np.array([5], "i4"))
+    async def scenario(models: Models, infer: Infer) -> None:
+        made = await infer("writer", text_input=words("w1 w2"), max_tokens=np.array([5], "i4"))
         assert 1 < len(made) <= 5
         loop = asyncio.get_running_loop()
         over: asyncio.Future[Refused | None] = loop.create_future()
         first: asyncio.Future[None] = loop.create_future()
 
-        def answer(_: Any) -> None:
+        def on_response(_: Any) -> None:
             if not first.done():
                 first.set_result(None)
 
@@ -137,7 +139,7 @@ def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> No
                 "text_input": from_numpy("text_input", words("w1")),
                 "max_tokens": from_numpy("max_tokens", np.array([90_000], "i4")),
             },
-            answer=answer,
+            answer=on_response,
             ended=over.set_result,
             arrived=now(),
         )
@@ -148,7 +150,7 @@ def test_a_language_model_streams_and_stops_when_cancelled(tmp_path: Path) -> No
         assert refused is not None
         assert refused.code == "CANCELLED"
         # The only instance is free again, long before 90,000 tokens.
-        assert await ask("writer", text_input=words("w1 w2"), max_tokens=np.array([5], "i4"))
+        assert await infer("writer", text_input=words("w1 w2"), max_tokens=np.array([5], "i4"))
 
     served(folder, scenario)
 
@@ -168,9 +170,9 @@ def test_only_the_invalid_request_of_a_batch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "root" / "1").mkdir(parents=True)
     (tmp_path / "root" / "1" / "model.py").write_text(model)
 
-    async def scenario(models: Models, ask: Ask) -> None:
-        asked = [ask("root", A=np.array([[value]], "f4")) for value in (4, -1, 9, 16)]
-        two, refused, three, four = await asyncio.gather(*asked, return_exceptions=True)
+    async def scenario(models: Models, infer: Infer) -> None:
+        calls = [infer("root", A=np.array([[value]], "f4")) for value in (4, -1, 9, 16)]
+        two, refused, three, four = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(refused, Refused)
         assert (refused.code, refused.message) == ("INVALID_ARGUMENT", "-1 is less than 0")
         assert [made[0]["B"].item() for made in (two, three, four)] == [2, 3, 4]

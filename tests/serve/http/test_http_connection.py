@@ -301,8 +301,8 @@ def test_idle_time_starts_at_the_end_of_the_response():
     run(main())
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_response_that_the_client_does_not_read_is_given_up(is_whole: bool):
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_response_that_the_client_does_not_read_is_given_up(is_complete: bool):
     async def main() -> None:
         async with listening() as (listener, echo):
             with peer(listener) as client:
@@ -310,7 +310,7 @@ def test_a_response_that_the_client_does_not_read_is_given_up(is_whole: bool):
                 while not echo.requests:
                     await asyncio.sleep(0)
                 (connection,) = listener.connections
-                if is_whole:
+                if is_complete:
                     reply(connection, echo.requests[0], 200, bytes(32 * MIB))
                 else:
                     connection.write(bytes(32 * MIB))
@@ -320,7 +320,7 @@ def test_a_response_that_the_client_does_not_read_is_given_up(is_whole: bool):
                 listener.sweep(now() + s(61))
                 assert connection.closed
                 assert listener.in_flight == 0
-                assert echo.gone == (0 if is_whole else 1)
+                assert echo.gone == (0 if is_complete else 1)
                 with contextlib.suppress(ConnectionResetError):
                     while await client.some():
                         pass
@@ -419,10 +419,10 @@ def test_a_pipelined_request_gets_its_100_continue():
                     await asyncio.sleep(0)
                 (connection,) = listener.connections
                 reply(connection, echo.requests[0], 200, b"")
-                told = b""
-                while b"100 Continue\r\n\r\n" not in told:
-                    told += await client.some()
-                assert told.startswith(b"HTTP/1.1 200 OK")
+                received = b""
+                while b"100 Continue\r\n\r\n" not in received:
+                    received += await client.some()
+                assert received.startswith(b"HTTP/1.1 200 OK")
                 await client.send(late[-4:])
                 assert await client.response() == (200, b"late")
 
@@ -447,10 +447,10 @@ def test_stop_accepting_refuses_new_connections_only():
 def test_stop_accepting_takes_the_backlog_first():
     async def main() -> None:
         async with listening() as (listener, _):
-            place = listener._sock.getsockname()
+            address = listener._sock.getsockname()
             with contextlib.ExitStack() as clients:
                 for _ in range(300):
-                    clients.enter_context(socket.create_connection(place))
+                    clients.enter_context(socket.create_connection(address))
                 listener.stop_accepting()
                 assert len(listener.connections) == 300
 

@@ -54,7 +54,7 @@ def client(authority: trustme.CA) -> ssl.SSLContext:
 
 
 def exchange(port: int, made: ssl.SSLContext, *bodies: bytes, path: str = "/") -> list[bytes]:
-    answers = []
+    responses = []
     with (
         socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         made.wrap_socket(plain, server_hostname="localhost") as sock,
@@ -67,8 +67,8 @@ def exchange(port: int, made: ssl.SSLContext, *bodies: bytes, path: str = "/") -
                 while (line := file.readline()) != b"\r\n":
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
-                answers.append(file.read(length))
-    return answers
+                responses.append(file.read(length))
+    return responses
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

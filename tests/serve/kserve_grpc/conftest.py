@@ -14,5 +14,5 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def stub(served: Served) -> Iterator[Stub]:
-    with dialled(served.place) as client:
+    with dialled(served.grpc_address) as client:
         yield client

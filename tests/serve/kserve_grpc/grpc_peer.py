@@ -37,8 +37,8 @@ parameters { key: "warmup" value { string_value: "0" } }
 """
 
 
-def delayed(delay: str, answers: int = 1) -> str:
-    parameters = {"delay": delay, "slots": "0", "answers": str(answers)}
+def delayed(delay: str, responses: int = 1) -> str:
+    parameters = {"delay": delay, "slots": "0", "answers": str(responses)}
     return (
         'backend: "sim"\n'
         + ONE
@@ -62,8 +62,8 @@ CONFIGS = {
     ),
     "slow": delayed("60s"),
     "late": delayed("40ms"),
-    "many": delayed("1ms", answers=3) + "model_transaction_policy { decoupled: true }\n",
-    "endless": delayed("1ms", answers=1_000_000) + "model_transaction_policy { decoupled: true }\n",
+    "many": delayed("1ms", responses=3) + "model_transaction_policy { decoupled: true }\n",
+    "endless": delayed("1ms", responses=1_000_000) + "model_transaction_policy { decoupled: true }\n",
     "held": 'backend: "python"\n' + ONE,
     "failing": 'backend: "python"\n' + ONE,
 }
@@ -95,7 +95,7 @@ class Served:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, models: Models, server: GrpcServer) -> None:
         self.loop, self.models, self.server = loop, models, server
-        self.place = f"127.0.0.1:{server.port}"
+        self.grpc_address = f"127.0.0.1:{server.port}"
 
     def run(self, function: Callable[..., Awaitable[T]], *words: Any) -> T:
         async def call() -> T:
@@ -119,12 +119,12 @@ def serving(**settings: Any) -> Iterator[Served]:
         thread.start()
 
         async def begin() -> Served:
-            told = Settings(**settings)
-            models = Models(loop, limit=told.limits.requests)
+            configured = Settings(**settings)
+            models = Models(loop, limit=configured.limits.requests)
             models.add("identity")
             models.add(folder)
             await models.start()
-            return Served(loop, models, await start(models, told))
+            return Served(loop, models, await start(models, configured))
 
         async def end() -> None:
             await served.server.stop(0)
@@ -159,8 +159,8 @@ def _bytes(message: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def dialled(place: str) -> Iterator[Stub]:
-    with grpc.insecure_channel(place, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+def dialled(address: str) -> Iterator[Stub]:
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield Stub(channel)
 
 
@@ -178,7 +178,7 @@ def a_request(model: str = "identity", values: bytes = b"\0\0\x80?", id: str = "
 def failure(call: Callable[[], Any]) -> tuple[str, str]:
     """Return the status and the message of a call that fails."""
     try:
-        answer = call()
+        response = call()
     except grpc.RpcError as error:
         return error.code().name, error.details()
-    raise AssertionError(f"it was answered: {answer}")
+    raise AssertionError(f"expected a failure, got {response}")

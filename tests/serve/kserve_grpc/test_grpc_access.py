@@ -28,25 +28,25 @@ ModelReadyRequest = messages.SCHEMA.message("inference.ModelReadyRequest")
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-def over_tls(place: str, authority: trustme.CA, leaf: trustme.LeafCert | None = None) -> grpc.Channel:
+def over_tls(address: str, authority: trustme.CA, leaf: trustme.LeafCert | None = None) -> grpc.Channel:
     pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes()) if leaf else (None, None)
-    return grpc.secure_channel(place, grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *pair))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *pair))
 
 
 def test_tls(files: dict[str, str], authority: trustme.CA) -> None:
     with serving(tls=Tls(files["cert"], files["key"])) as one:
-        with over_tls(one.place, authority) as channel:
+        with over_tls(one.grpc_address, authority) as channel:
             assert Stub(channel).ModelInfer(a_request()).raw_output_contents
-        with dialled(one.place) as plain:
+        with dialled(one.grpc_address) as plain:
             assert failure(lambda: plain.ModelInfer(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
 
 
 def test_mutual_tls_requires_a_certificate_of_the_authority(files: dict[str, str], authority: trustme.CA) -> None:
     with serving(tls=Tls(files["cert"], files["key"], files["ca"])) as one:
-        with over_tls(one.place, authority, authority.issue_cert("me")) as channel:
+        with over_tls(one.grpc_address, authority, authority.issue_cert("me")) as channel:
             assert Stub(channel).ModelInfer(a_request()).raw_output_contents
         for stranger in (None, trustme.CA().issue_cert("me")):
-            with over_tls(one.place, authority, stranger) as channel:
+            with over_tls(one.grpc_address, authority, stranger) as channel:
                 call = Stub(channel).ModelInfer
                 assert failure(lambda call=call: call(a_request(), timeout=PATIENCE_S))[0] == "UNAVAILABLE"
 
@@ -66,9 +66,9 @@ def test_invalid_certificate_files_are_named(files: dict[str, str], cert: str, k
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[str]:
+def address() -> Iterator[str]:
     with serving(token="secret") as one:
-        yield one.place
+        yield one.grpc_address
 
 
 GIVEN: dict[str, list[tuple[str, str]]] = {
@@ -81,24 +81,24 @@ GIVEN: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_calls_without_the_token_are_refused(place: str, given: str) -> None:
-    with dialled(place) as stub:
-        ask: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
-        code, words = failure(lambda: stub.ModelInfer(a_request(), **ask))
+def test_calls_without_the_token_are_refused(address: str, given: str) -> None:
+    with dialled(address) as stub:
+        options: dict[str, Any] = {"metadata": GIVEN[given], "timeout": PATIENCE_S}
+        code, words = failure(lambda: stub.ModelInfer(a_request(), **options))
         assert code == "UNAUTHENTICATED"
         assert words.startswith("the bearer token is not valid" if GIVEN[given] else "the bearer token is missing")
-        assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **ask)))[0] == "UNAUTHENTICATED"
-        assert failure(lambda: stub.ServerMetadata(b"", **ask))[0] == "UNAUTHENTICATED"
+        assert failure(lambda: list(stub.ModelStreamInfer(iter([a_request()]), **options)))[0] == "UNAUTHENTICATED"
+        assert failure(lambda: stub.ServerMetadata(b"", **options))[0] == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_calls_with_the_token_are_accepted(place: str, scheme: str) -> None:
-    with dialled(place) as stub:
+def test_calls_with_the_token_are_accepted(address: str, scheme: str) -> None:
+    with dialled(address) as stub:
         assert stub.ModelInfer(a_request(), metadata=[("authorization", f"{scheme} secret")])
 
 
-def test_reflection_requires_the_token_and_health_does_not(place: str) -> None:
-    with grpc.insecure_channel(place) as channel:
+def test_reflection_requires_the_token_and_health_does_not(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
         assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == 1
@@ -107,19 +107,19 @@ def test_reflection_requires_the_token_and_health_does_not(place: str) -> None:
         assert failure(lambda: list(call(iter([b""]), timeout=PATIENCE_S)))[0] == "UNAUTHENTICATED"
 
 
-def test_readiness_requires_no_token(place: str) -> None:
-    with dialled(place) as stub:
+def test_readiness_requires_no_token(address: str) -> None:
+    with dialled(address) as stub:
         for given in GIVEN.values():
-            ask: dict[str, Any] = {"metadata": given, "timeout": PATIENCE_S}
-            assert stub.ServerLive(b"", **ask).live
-            assert stub.ServerReady(b"", **ask).ready
-            assert stub.ModelReady(ModelReadyRequest(name="identity"), **ask).ready
+            options: dict[str, Any] = {"metadata": given, "timeout": PATIENCE_S}
+            assert stub.ServerLive(b"", **options).live
+            assert stub.ServerReady(b"", **options).ready
+            assert stub.ModelReady(ModelReadyRequest(name="identity"), **options).ready
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_all_methods_except_health_and_readiness_require_the_token(token: str | None) -> None:
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    with serving(token=token) as one, dialled(one.place) as stub:
+    with serving(token=token) as one, dialled(one.grpc_address) as stub:
         for method in messages.SCHEMA.methods:
             if method.startswith(KSERVE) and not method.endswith(("Live", "Ready", "Infer")):
                 name = method.removeprefix(KSERVE)
@@ -167,7 +167,7 @@ def lines_of(log: io.StringIO, count: int) -> list[str]:
 
 
 def test_the_access_log_has_one_line_per_call(log: io.StringIO) -> None:
-    with serving(access_log=True) as one, dialled(one.place) as stub:
+    with serving(access_log=True) as one, dialled(one.grpc_address) as stub:
         stub.ModelInfer(a_request())
         failure(lambda: stub.ModelInfer(a_request("nope"), metadata=[("authorization", "Bearer private")]))
         lines_of(log, 2)
@@ -192,7 +192,7 @@ def logged(log: io.StringIO, calls: Callable[[Served], None], count: int, **sett
 
 def test_the_access_log_includes_refused_calls(log: io.StringIO) -> None:
     def calls(one: Served) -> None:
-        with grpc.insecure_channel(one.place) as channel:
+        with grpc.insecure_channel(one.grpc_address) as channel:
             token: dict[str, Any] = {"metadata": [("authorization", "Bearer secret")], "timeout": PATIENCE_S}
             failure(lambda: Stub(channel).ModelInfer(a_request()))
             failure(lambda: list(Stub(channel).ModelStreamInfer(iter([a_request()]))))
@@ -209,7 +209,7 @@ def test_the_access_log_includes_refused_calls(log: io.StringIO) -> None:
 
 
 def test_the_access_log_has_the_client_of_expired_calls(log: io.StringIO) -> None:
-    with serving(access_log=True) as one, dialled(one.place) as stub:
+    with serving(access_log=True) as one, dialled(one.grpc_address) as stub:
 
         def is_written() -> bool:
             """Of the first call that came in before its time was over."""
@@ -249,7 +249,7 @@ def test_peer_names_are_converted_to_addresses() -> None:
 
 
 def test_without_the_access_log_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    with serving() as one, dialled(one.place) as stub:
+    with serving() as one, dialled(one.grpc_address) as stub:
         stub.ModelInfer(a_request())
     assert capfd.readouterr().err == ""
 
@@ -258,7 +258,7 @@ def test_without_the_access_log_nothing_is_printed(capfd: pytest.CaptureFixture[
 
 
 def test_stopping_finishes_calls_in_progress_and_ends_idle_streams(tmp_path: Path) -> None:
-    with serving() as one, dialled(one.place) as stub:
+    with serving() as one, dialled(one.grpc_address) as stub:
         idle_is_over = threading.Event()
 
         def never_more() -> Iterator[Any]:
@@ -287,7 +287,7 @@ def test_status_messages_are_one_bounded_line() -> None:
 
 def test_pending_calls_are_refused_with_an_error() -> None:
     """gRPC has received them all when it is stopped, and Python has taken one."""
-    with serving() as one, dialled(one.place) as stub:
+    with serving() as one, dialled(one.grpc_address) as stub:
         stub.ModelInfer(a_request())
         busy, go_on = threading.Event(), threading.Event()
 

@@ -44,11 +44,11 @@ class Core:
             raise self._freeing_fails
         self.freed = True
 
-    def answer(self, success: bool) -> None:
-        self._loop.call_soon_threadsafe(self._tell, self._future, success)
+    def complete(self, success: bool) -> None:
+        self._loop.call_soon_threadsafe(self._set_result, self._future, success)
 
     @staticmethod
-    def _tell(future: Any, success: bool) -> None:
+    def _set_result(future: Any, success: bool) -> None:
         if future.cancelled():
             return
         if success:
@@ -77,7 +77,7 @@ def test_a_batch_that_succeeds_is_freed() -> None:
 
     async def test(task: "asyncio.Task[None]") -> None:
         assert not core.freed
-        core.answer(True)
+        core.complete(True)
         assert core.freed
         await task
 
@@ -88,7 +88,7 @@ def test_a_failed_batch_is_freed_and_the_error_reported() -> None:
     core = Core()
 
     async def test(task: "asyncio.Task[None]") -> None:
-        core.answer(False)
+        core.complete(False)
         assert core.freed
         with pytest.raises(FailedError, match="the call is over"):
             await task
@@ -105,7 +105,7 @@ def test_an_abandoned_batch_is_freed_when_the_core_completes(success: bool) -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not core.freed  # the core still writes to it
-        core.answer(success)
+        core.complete(success)
         assert core.freed
 
     waiting_for(core, test)
@@ -115,7 +115,7 @@ def test_a_completion_from_another_thread_resumes_in_the_loop() -> None:
     core = Core()
 
     async def test(task: "asyncio.Task[None]") -> None:
-        thread = threading.Thread(target=core.answer, args=(True,))
+        thread = threading.Thread(target=core.complete, args=(True,))
         thread.start()
         thread.join()
         assert not core.freed
@@ -129,7 +129,7 @@ def test_errors_while_freeing_are_reported() -> None:
     core = Core(MemoryError("a message too large"))
 
     async def test(task: "asyncio.Task[None]") -> None:
-        core.answer(True)
+        core.complete(True)
         with pytest.raises(MemoryError, match="too large"):
             await task
 
@@ -180,9 +180,9 @@ def all_freed(counted: Counted) -> None:
 
 def test_a_stream_cancelled_by_the_client_leaks_nothing(counted: Counted) -> None:
     message = a_request(values=bytes(1 << 24)).SerializeToString()
-    with serving() as served, grpc.insecure_channel(served.place) as channel:
+    with serving() as served, grpc.insecure_channel(served.grpc_address) as channel:
         call = channel.stream_stream(STREAM_INFER)(iter([message]))
-        call.initial_metadata()  # the answer has begun, and does not fit into what is sent before anybody reads
+        call.initial_metadata()  # the response has begun, and does not fit into what is sent before the client reads
         call.cancel()
         all_freed(counted)
 
@@ -190,17 +190,17 @@ def test_a_stream_cancelled_by_the_client_leaks_nothing(counted: Counted) -> Non
 @pytest.mark.parametrize("milliseconds", [1, 20, 38, 40, 42])
 def test_calls_past_their_deadline_leak_nothing(counted: Counted, milliseconds: int) -> None:
     message = a_request("late").SerializeToString()
-    with serving() as served, grpc.insecure_channel(served.place) as channel:
-        ask = channel.unary_unary(MODEL_INFER)
-        ask(message, timeout=PATIENCE_S)  # of the others, none may get there in time
-        calls = [ask.future(message, timeout=milliseconds / 1000) for _ in range(20)]
+    with serving() as served, grpc.insecure_channel(served.grpc_address) as channel:
+        infer = channel.unary_unary(MODEL_INFER)
+        infer(message, timeout=PATIENCE_S)  # of the others, none may get there in time
+        calls = [infer.future(message, timeout=milliseconds / 1000) for _ in range(20)]
         for call in calls:
             call.exception(PATIENCE_S)
         all_freed(counted)
 
 
 def test_a_stream_ended_by_the_server_leaks_nothing(counted: Counted) -> None:
-    with serving() as served, grpc.insecure_channel(served.place) as channel:
+    with serving() as served, grpc.insecure_channel(served.grpc_address) as channel:
         over = threading.Event()
 
         def sent() -> Iterator[bytes]:

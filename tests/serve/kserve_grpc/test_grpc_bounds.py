@@ -27,7 +27,7 @@ class Call:
     def __init__(self, sent: Iterator[bytes], left: float | None = None) -> None:
         self._sent, self._left = sent, left
         self.reads = 0
-        self.answers: list[bytes] = []
+        self.responses: list[bytes] = []
 
     async def read(self) -> Any:
         await asyncio.sleep(0)
@@ -35,7 +35,7 @@ class Call:
         return next(self._sent, grpc.aio.EOF)
 
     async def write(self, message: bytes) -> None:
-        self.answers.append(message)
+        self.responses.append(message)
 
     def time_remaining(self) -> float | None:
         return self._left
@@ -79,7 +79,7 @@ def test_responses_held_for_an_earlier_one_are_bounded(size: int, most: int) -> 
             models.cancel(pending.inference)
         await running
         assert call.reads == most + 12
-        assert len(call.answers) == most + 11
+        assert len(call.responses) == most + 11
 
     serving(test)
 
@@ -106,7 +106,7 @@ def test_the_deadline_counts_from_the_last_chunk(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(time, "monotonic_ns", lambda: real() - spent[0])
         call = Call(sent(), left=20.0)
         await infer_chunked(models, 1 << 20, set(), call)
-        assert len(call.answers) == 2
+        assert len(call.responses) == 2
 
     serving(test)
 

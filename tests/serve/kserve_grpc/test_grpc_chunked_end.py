@@ -45,7 +45,7 @@ def refuse_new(served: Served) -> None:
 
 
 def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
-    with serving() as one, grpc.insecure_channel(one.place) as channel:
+    with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         idle_is_over = threading.Event()
 
         def never_more() -> Iterator[Any]:
@@ -72,7 +72,7 @@ def test_a_request_whose_head_arrived_is_served_when_complete() -> None:
 
 def test_a_new_request_is_refused_at_its_head() -> None:
     """Not after all of it arrived: here, the rest never comes."""
-    with serving() as one, grpc.insecure_channel(one.place) as channel:
+    with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         refuse_new(one)
         sent, call = an_upload(channel)
         assert failure(lambda: list(call)) == ("UNAVAILABLE", STOPPING)
@@ -80,7 +80,7 @@ def test_a_new_request_is_refused_at_its_head() -> None:
 
 
 def test_after_closing_no_request_is_admitted() -> None:
-    with serving() as one, grpc.insecure_channel(one.place) as channel:
+    with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         sent, call = an_upload(channel)
         until(lambda: receiving(one) == 1, "the head arrived")
         one.run(one.models.close)

@@ -52,10 +52,10 @@ def test_requests_are_parsed_like_protobuf(request: Any, is_cut: bool) -> None:
 
 
 @given(requests(), st.integers(0, 200), st.binary(min_size=1, max_size=30))
-def test_damaged_requests_are_parsed_like_protobuf_or_refused(request: Any, place: int, damage: bytes) -> None:
+def test_damaged_requests_are_parsed_like_protobuf_or_refused(request: Any, position: int, damage: bytes) -> None:
     data = request.SerializeToString()
-    place = min(place, len(data))
-    data = data[:place] + damage + data[place:]
+    position = min(position, len(data))
+    data = data[:position] + damage + data[position:]
     try:
         expected = ModelInferRequest.FromString(data)
     except Exception:

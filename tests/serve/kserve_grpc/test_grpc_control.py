@@ -21,38 +21,38 @@ from inferometer.wire.kserve import grpc_control as client
 TRITON = INSTALLED / "triton/bin/python"
 
 
-def asked(stub: Stub, call: client.ControlCall[Any]) -> Any:
-    answer = getattr(stub, call.path.rpartition("/")[2])(call.message)
-    return client.read(call, 0, "", answer.SerializeToString())
+def query(stub: Stub, call: client.ControlCall[Any]) -> Any:
+    response = getattr(stub, call.path.rpartition("/")[2])(call.message)
+    return client.read(call, 0, "", response.SerializeToString())
 
 
 def request(kind: str, /, **fields: Any) -> Any:
     return messages.SCHEMA.message(f"inference.{kind}")(**fields)
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
+# --- queries ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_server_is_live_and_ready_and_has_metadata(stub: Stub) -> None:
-    assert asked(stub, client.live()) and asked(stub, client.ready())
-    said = asked(stub, client.server_metadata())
-    assert (said.name, said.version) == ("inferometer", __version__)
-    assert "system_shared_memory" in said.extensions
+    assert query(stub, client.live()) and query(stub, client.ready())
+    metadata = query(stub, client.server_metadata())
+    assert (metadata.name, metadata.version) == ("inferometer", __version__)
+    assert "system_shared_memory" in metadata.extensions
 
 
 def test_model_readiness(stub: Stub) -> None:
-    assert asked(stub, client.model_ready("identity"))
-    assert asked(stub, client.model_ready("identity", "1"))
-    assert not asked(stub, client.model_ready("identity", "2"))
-    assert not asked(stub, client.model_ready("nope"))
+    assert query(stub, client.model_ready("identity"))
+    assert query(stub, client.model_ready("identity", "1"))
+    assert not query(stub, client.model_ready("identity", "2"))
+    assert not query(stub, client.model_ready("nope"))
 
 
 def test_metadata_and_configuration_of_a_model(stub: Stub) -> None:
-    said = asked(stub, client.model_metadata("identity"))
-    assert (said.name, said.versions) == ("identity", ("1",))
-    assert [(one.name, one.datatype, one.shape) for one in said.inputs] == [("INPUT0", "FP32", (-1, -1))]
-    assert asked(stub, client.model_config("identity")).max_batch_size == 64
-    assert asked(stub, client.model_config("many")).decoupled
+    metadata = query(stub, client.model_metadata("identity"))
+    assert (metadata.name, metadata.versions) == ("identity", ("1",))
+    assert [(one.name, one.datatype, one.shape) for one in metadata.inputs] == [("INPUT0", "FP32", (-1, -1))]
+    assert query(stub, client.model_config("identity")).max_batch_size == 64
+    assert query(stub, client.model_config("many")).decoupled
 
 
 @pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
@@ -64,12 +64,12 @@ def test_an_unknown_model_is_not_found(stub: Stub, method: str) -> None:
 
 
 def test_statistics_count_inferences(stub: Stub) -> None:
-    (before,) = asked(stub, client.statistics("identity"))
+    (before,) = query(stub, client.statistics("identity"))
     for _ in range(3):
         stub.ModelInfer(a_request())
-    (after,) = asked(stub, client.statistics("identity", "1"))
+    (after,) = query(stub, client.statistics("identity", "1"))
     assert after.success.count - before.success.count == 3
-    assert {one.name for one in asked(stub, client.statistics())} >= {"identity", "many"}
+    assert {one.name for one in query(stub, client.statistics())} >= {"identity", "many"}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_statistics_count_inferences(stub: Stub) -> None:
 def test_statistics_of_an_unknown_model_are_refused_like_triton(
     stub: Stub, name: str, version: str, words: str
 ) -> None:
-    ask = request("ModelStatisticsRequest", name=name, version=version)
-    assert failure(lambda: stub.ModelStatistics(ask)) == ("INVALID_ARGUMENT", words)
+    message = request("ModelStatisticsRequest", name=name, version=version)
+    assert failure(lambda: stub.ModelStatistics(message)) == ("INVALID_ARGUMENT", words)
 
 
 def test_the_index_lists_all_models(stub: Stub) -> None:
-    said = {one.name: one.state for one in asked(stub, client.repository_index())}
-    assert said["identity"] == said["many"] == "READY"
+    states = {one.name: one.state for one in query(stub, client.repository_index())}
+    assert states["identity"] == states["many"] == "READY"
 
 
 def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
@@ -109,17 +109,17 @@ def test_traces_and_logs_are_shown_and_cannot_be_changed(stub: Stub) -> None:
 
 @pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
 def test_loading_by_clients_is_denied_by_default(stub: Stub, method: str) -> None:
-    code, said = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
-    assert (code, "--allow-control" in said) == ("PERMISSION_DENIED", True)
+    code, message = failure(lambda: getattr(stub, method)(request(f"{method}Request", model_name="identity")))
+    assert (code, "--allow-control" in message) == ("PERMISSION_DENIED", True)
 
 
 def test_clients_may_load_and_unload_models_if_allowed() -> None:
-    with serving(control=True) as one, dialled(one.place) as stub:
+    with serving(control=True) as one, dialled(one.grpc_address) as stub:
         stub.RepositoryModelUnload(request("RepositoryModelUnloadRequest", model_name="many"))
-        assert not asked(stub, client.model_ready("many"))
+        assert not query(stub, client.model_ready("many"))
         again = request("RepositoryModelLoadRequest", model_name="many")
         stub.RepositoryModelLoad(again)
-        assert asked(stub, client.model_ready("many"))
+        assert query(stub, client.model_ready("many"))
         again.parameters["config"].string_param = '{"backend": "nope"}'
         assert failure(lambda: stub.RepositoryModelLoad(again))[0] == "INTERNAL"
         again.parameters["file:1/model.py"].bytes_param = b""
@@ -142,23 +142,23 @@ def test_tensors_travel_in_shared_memory(stub: Stub) -> None:
     path = Path("/dev/shm", key)
     try:
         path.write_bytes(b"\0\0\x80?" + bytes(4))
-        assert asked(stub, client.shm_register("region", f"/{key}", 8)) is None
-        assert [(one.name, one.key, one.byte_size) for one in asked(stub, client.shm_status())] == [
+        assert query(stub, client.shm_register("region", f"/{key}", 8)) is None
+        assert [(one.name, one.key, one.byte_size) for one in query(stub, client.shm_status())] == [
             ("region", f"/{key}", 8)
         ]
-        ask = a_request()
-        del ask.raw_input_contents[:]
-        ask.outputs.add(name="OUTPUT0")
-        for tensor, offset in ((ask.inputs[0], 0), (ask.outputs[0], 4)):
+        message = a_request()
+        del message.raw_input_contents[:]
+        message.outputs.add(name="OUTPUT0")
+        for tensor, offset in ((message.inputs[0], 0), (message.outputs[0], 4)):
             tensor.parameters["shared_memory_region"].string_param = "region"
             tensor.parameters["shared_memory_byte_size"].int64_param = 4
             tensor.parameters["shared_memory_offset"].int64_param = offset
-        answer = stub.ModelInfer(ask)
-        assert (answer.outputs[0].shape, answer.raw_output_contents) == ([1, 1], [b""])
+        response = stub.ModelInfer(message)
+        assert (response.outputs[0].shape, response.raw_output_contents) == ([1, 1], [b""])
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             assert memory[:] == b"\0\0\x80?" * 2
-        assert asked(stub, client.shm_unregister("region")) is None
-        assert asked(stub, client.shm_status()) == ()
+        assert query(stub, client.shm_unregister("region")) is None
+        assert query(stub, client.shm_status()) == ()
     finally:
         path.unlink(missing_ok=True)
 
@@ -256,7 +256,9 @@ def _describe(message: descriptor_pb2.DescriptorProto, prefix: str, found: dict[
 
 @pytest.mark.triton
 def test_our_proto_files_match_tritonclient() -> None:
-    said = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)
-    theirs = [descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(one)) for one in json.loads(said.stdout)]
+    completed = subprocess.run([TRITON, "-c", DUMP], capture_output=True, text=True, timeout=60, check=True)
+    theirs = [
+        descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(one)) for one in json.loads(completed.stdout)
+    ]
     own = descriptor_pb2.FileDescriptorSet.FromString((protobuf.BUNDLED / "kserve.binpb").read_bytes())
     assert described(list(own.file)) == described(theirs)

@@ -265,9 +265,9 @@ def test_regions_are_read_only_for_inputs_of_the_model(
     reads: list[int] = []
     read = RegionSlice.read
 
-    def noted(place: RegionSlice) -> bytes:
-        reads.append(place.byte_size)
-        return read(place)
+    def noted(region_slice: RegionSlice) -> bytes:
+        reads.append(region_slice.byte_size)
+        return read(region_slice)
 
     monkeypatch.setattr(RegionSlice, "read", noted)
     request = ModelInferRequest(model_name="all_types")
@@ -275,8 +275,8 @@ def test_regions_are_read_only_for_inputs_of_the_model(
         one = request.inputs.add(name=name, datatype="UINT8", shape=[4096])
         one.parameters["shared_memory_region"].string_param = region
         one.parameters["shared_memory_byte_size"].int64_param = 4096
-    code, said = failure(lambda: stub.ModelInfer(request))
-    assert (code, "but got 101 inputs" in said, reads) == ("INVALID_ARGUMENT", True, [])
+    code, message = failure(lambda: stub.ModelInfer(request))
+    assert (code, "but got 101 inputs" in message, reads) == ("INVALID_ARGUMENT", True, [])
     del request.inputs[1:]
     assert (list(stub.ModelInfer(request).raw_output_contents), reads) == ([bytes(4096)], [4096])
 
@@ -286,8 +286,8 @@ def test_a_request_with_an_unknown_field_and_many_strings_is_served(stub: Stub) 
     assert list(stub.ModelInfer(data).raw_output_contents) == [bytes(4 * WORDS)]
 
 
-@pytest.mark.parametrize("place", ["head", "behind data"])
-def test_a_large_chunk_with_more_than_data_is_refused(served: Served, place: str) -> None:
+@pytest.mark.parametrize("position", ["head", "behind data"])
+def test_a_large_chunk_with_more_than_data_is_refused(served: Served, position: str) -> None:
     head = Chunk()
     head.head.request.CopyFrom(a_request(id="x" * grpc_codec.LARGE))
     head.head.request.ClearField("raw_input_contents")
@@ -296,8 +296,8 @@ def test_a_large_chunk_with_more_than_data_is_refused(served: Served, place: str
     small.head.request.CopyFrom(a_request())
     small.head.request.ClearField("raw_input_contents")
     small.head.sizes.append(4)
-    chunks = [large] if place == "head" else [small, b"\x12\x00" + large]
-    with grpc.insecure_channel(served.place) as channel:
+    chunks = [large] if position == "head" else [small, b"\x12\x00" + large]
+    with grpc.insecure_channel(served.grpc_address) as channel:
         own = Stub(channel, messages.OWN_SERVICE)
-        code, said = failure(lambda: list(own.InferChunked(iter(chunks), timeout=PATIENCE_S)))
-    assert (code, f"the server accepts at most {grpc_codec.LARGE}" in said) == ("RESOURCE_EXHAUSTED", True)
+        code, message = failure(lambda: list(own.InferChunked(iter(chunks), timeout=PATIENCE_S)))
+    assert (code, f"the server accepts at most {grpc_codec.LARGE}" in message) == ("RESOURCE_EXHAUSTED", True)

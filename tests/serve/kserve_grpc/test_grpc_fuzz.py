@@ -28,7 +28,7 @@ ENDLESS = {"/grpc.health.v1.Health/Watch"}
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
-    with serving(control=True) as one, grpc.insecure_channel(one.place) as channel:
+    with serving(control=True) as one, grpc.insecure_channel(one.grpc_address) as channel:
         yield channel
 
 
@@ -112,11 +112,11 @@ def test_infer_requests(channel: grpc.Channel, one: Any) -> None:
 def test_infer_requests_in_a_stream(channel: grpc.Channel, sent: list[Any]) -> None:
     """Each ordinary request has one response, and the stream ends with OK."""
     data = [one.SerializeToString() for one in sent]
-    answers = list(
+    responses = list(
         channel.stream_stream(f"/{messages.KSERVE_SERVICE}/ModelStreamInfer")(iter(data), timeout=PATIENCE_S)
     )
     if all(one.model_name != "many" for one in sent):
-        assert len(answers) == len(sent)
+        assert len(responses) == len(sent)
 
 
 @FUZZED

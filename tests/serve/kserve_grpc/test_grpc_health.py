@@ -20,7 +20,7 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 @pytest.fixture
 def channel(served: Served) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(served.place) as one:
+    with grpc.insecure_channel(served.grpc_address) as one:
         yield one
 
 
@@ -62,7 +62,7 @@ def test_a_watch_sees_each_change(served: Served, channel: grpc.Channel) -> None
 
 
 def test_a_watch_sees_a_model_unloaded_and_loaded() -> None:
-    with serving() as one, grpc.insecure_channel(one.place) as channel:
+    with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(a_check("many"), timeout=PATIENCE_S)
         assert next(watch).status == SERVING
         one.run(one.models.unload, "many")
@@ -74,12 +74,12 @@ def test_a_watch_sees_a_model_unloaded_and_loaded() -> None:
 
 
 def test_a_watch_sees_the_stop_and_does_not_delay_it() -> None:
-    with serving() as one, grpc.insecure_channel(one.place) as channel:
+    with serving() as one, grpc.insecure_channel(one.grpc_address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(a_check(""), timeout=2 * PATIENCE_S)
         assert next(watch).status == SERVING
         stopped = threading.Thread(target=one.run, args=(one.server.stop, 1000.0))
         stopped.start()
-        assert [answer.status for answer in watch] == [NOT_SERVING]
+        assert [response.status for response in watch] == [NOT_SERVING]
         stopped.join(PATIENCE_S)
         assert not stopped.is_alive()
 
@@ -110,14 +110,14 @@ def test_grpcios_client_finds_all_services_and_their_messages(channel: grpc.Chan
 def test_our_own_client_describes_the_service(channel: grpc.Channel, path: str) -> None:
     call = channel.stream_stream(path)
 
-    def exchange(ask: reflection.ReflectionQuery) -> bytes | None:
-        return next(iter(call(iter([ask.message])))) if ask.path == path else None
+    def exchange(message: reflection.ReflectionQuery) -> bytes | None:
+        return next(iter(call(iter([message.message])))) if message.path == path else None
 
     conversation = reflection.describe("inference.GRPCInferenceService/ModelInfer")
-    ask = next(conversation)
+    message = next(conversation)
     try:
         while True:
-            ask = conversation.send(exchange(ask))
+            message = conversation.send(exchange(message))
     except StopIteration as end:
         schema = protobuf.load(end.value)
     assert schema.method("inference.GRPCInferenceService/ModelInfer").path.endswith("/ModelInfer")
@@ -140,14 +140,14 @@ def test_our_own_client_describes_the_service(channel: grpc.Channel, path: str) 
 def test_reflection_errors_do_not_end_the_stream(
     channel: grpc.Channel, fields: dict[str, Any], expected: str | int
 ) -> None:
-    ask = reflection_pb2.ServerReflectionRequest(**fields)
+    message = reflection_pb2.ServerReflectionRequest(**fields)
     last = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    first, second = stub.ServerReflectionInfo(iter([ask, last]))
+    first, second = stub.ServerReflectionInfo(iter([message, last]))
     if isinstance(expected, int):
         assert first.error_response.error_code == expected
     else:
         files = first.file_descriptor_response.file_descriptor_proto
         assert descriptor_pb2.FileDescriptorProto.FromString(files[0]).name == expected
-    assert first.original_request == ask
+    assert first.original_request == message
     assert {one.name for one in second.list_services_response.service} == SERVICES

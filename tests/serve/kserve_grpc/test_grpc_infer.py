@@ -28,9 +28,9 @@ from inferometer.wire.kserve.http import InferOptions, InferResponse
 def test_our_own_client_gets_every_datatype_back(stub: Stub, datatype: str, size: int) -> None:
     given = random(f"IN_{datatype}", datatype, (size,), np.random.default_rng(size))
     message = client.infer_request("all_types", "", [given], InferOptions(id="seven"))
-    answer = client.infer_response(stub.ModelInfer(message).SerializeToString())
-    assert (answer.model, answer.version, answer.id) == ("all_types", "1", "seven")
-    assert answer.outputs == [Tensor(f"OUT_{datatype}", datatype, (size,), given.data)]
+    response = client.infer_response(stub.ModelInfer(message).SerializeToString())
+    assert (response.model, response.version, response.id) == ("all_types", "1", "seven")
+    assert response.outputs == [Tensor(f"OUT_{datatype}", datatype, (size,), given.data)]
 
 
 TYPED = {
@@ -59,9 +59,9 @@ def a_typed_request(datatype: str, field: str, values: list[Any]) -> Any:
 @pytest.mark.parametrize("datatype", TYPED)
 def test_typed_contents_are_accepted(stub: Stub, datatype: str) -> None:
     field, values = TYPED[datatype]
-    answer = client.infer_response(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
-    assert isinstance(answer.outputs[0], Tensor)
-    assert to_numpy(answer.outputs[0]).tolist() == values
+    response = client.infer_response(stub.ModelInfer(a_typed_request(datatype, field, values)).SerializeToString())
+    assert isinstance(response.outputs[0], Tensor)
+    assert to_numpy(response.outputs[0]).tolist() == values
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_typed_contents_in_the_wrong_field_are_refused(
 ) -> None:
     request = a_typed_request(datatype, field, values)
     request.inputs[0].shape[:] = [1]
-    code, said = failure(lambda: stub.ModelInfer(request))
+    code, message = failure(lambda: stub.ModelInfer(request))
     assert code == "INVALID_ARGUMENT"
-    assert words in said
+    assert words in message
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def _text_parameter(value: str) -> Any:
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_requests_are_refused_in_tritons_words(stub: Stub, case: str) -> None:
     change, code, words = REFUSED[case]
-    got, said = failure(lambda: stub.ModelInfer(changed(change)))
-    assert (got, words in said) == (code, True), said
+    got, message = failure(lambda: stub.ModelInfer(changed(change)))
+    assert (got, words in message) == (code, True), message
     assert stub.ModelInfer(a_request()).raw_output_contents == [b"\0\0\x80?"]
 
 
@@ -208,13 +208,13 @@ def test_unary_calls_to_a_decoupled_model_are_refused(stub: Stub) -> None:
 
 def test_invalid_messages_are_refused_without_output(stub: Stub, capfd: pytest.CaptureFixture[str]) -> None:
     for garbage in (b"\xff\xff\xff", b"\x3a\xff" * 20_000):
-        code, said = failure(lambda garbage=garbage: stub.ModelInfer(garbage))
-        assert (code, "is not a valid ModelInferRequest" in said) == ("INTERNAL", True)
+        code, message = failure(lambda garbage=garbage: stub.ModelInfer(garbage))
+        assert (code, "is not a valid ModelInferRequest" in message) == ("INTERNAL", True)
     assert capfd.readouterr().err == ""
 
 
 def test_an_unknown_method_is_unimplemented(served: Served) -> None:
-    with grpc.insecure_channel(served.place) as channel:
+    with grpc.insecure_channel(served.grpc_address) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/Nope")
         assert failure(lambda: call(b""))[0] == "UNIMPLEMENTED"
 
@@ -223,12 +223,12 @@ def test_an_unknown_method_is_unimplemented(served: Served) -> None:
 
 
 def test_queue_and_compute_time_are_in_parameters_and_trailers(stub: Stub) -> None:
-    answer, call = stub.ModelInfer.with_call(a_request("late"))
+    response, call = stub.ModelInfer.with_call(a_request("late"))
     trailers = dict(call.trailing_metadata())
-    said = server_timing.parse(trailers["server-timing"].encode())
-    assert said is not None
-    assert said.queue == answer.parameters["queue_ns"].int64_param
-    assert said.compute == answer.parameters["compute_ns"].int64_param >= 40_000_000
+    timing = server_timing.parse(trailers["server-timing"].encode())
+    assert timing is not None
+    assert timing.queue == response.parameters["queue_ns"].int64_param
+    assert timing.compute == response.parameters["compute_ns"].int64_param >= 40_000_000
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
@@ -237,18 +237,18 @@ def test_compressed_requests_are_accepted(stub: Stub, compression: grpc.Compress
     assert stub.ModelInfer(a_request(values=values), compression=compression).raw_output_contents == [values]
 
 
-@pytest.mark.parametrize(("asked", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
-def test_responses_are_compressed_on_request(served: Served, asked: str, is_smaller: bool) -> None:
+@pytest.mark.parametrize(("accepted", "is_smaller"), [("gzip", True), ("br, deflate;q=0.5", True), ("identity", False)])
+def test_responses_are_compressed_on_request(served: Served, accepted: str, is_smaller: bool) -> None:
     """grpcio does not report compression, so the bytes are counted on the way."""
     with counted(served.server.port) as relay, dialled(f"127.0.0.1:{relay.port}") as stub:
         values = bytes(400_000)
-        answer = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", asked),))
-        assert answer.raw_output_contents == [values]
-    assert (relay.answered < 100_000) == is_smaller
+        response = stub.ModelInfer(a_request(values=values), metadata=(("accept-encoding", accepted),))
+        assert response.raw_output_contents == [values]
+    assert (relay.bytes_back < 100_000) == is_smaller
 
 
 def test_messages_over_the_limit_are_refused() -> None:
-    with serving(limits=Limits(message=100_000)) as one, dialled(one.place) as stub:
+    with serving(limits=Limits(message=100_000)) as one, dialled(one.grpc_address) as stub:
         assert failure(lambda: stub.ModelInfer(a_request(values=bytes(100_000))))[0] == "RESOURCE_EXHAUSTED"
         assert stub.ModelInfer(a_request(values=bytes(99_000))).raw_output_contents == [bytes(99_000)]
 
@@ -260,17 +260,17 @@ def test_metadata_over_the_limit_is_refused(stub: Stub) -> None:
 
 
 def test_calls_over_the_limit_are_refused_until_others_end() -> None:
-    with serving(limits=Limits(requests=3)) as one, dialled(one.place) as stub:
+    with serving(limits=Limits(requests=3)) as one, dialled(one.grpc_address) as stub:
         held = [stub.ModelInfer.future(a_request("slow")) for _ in range(3)]
         until(lambda: one.in_flight() == 3)
         assert failure(lambda: stub.ModelInfer(a_request()))[0] == "RESOURCE_EXHAUSTED"
         for call in held:
             call.cancel()
         until(lambda: one.in_flight() == 0)
-        until(lambda: _is_answered(stub))
+        until(lambda: _gets_response(stub))
 
 
-def _is_answered(stub: Stub) -> bool:
+def _gets_response(stub: Stub) -> bool:
     try:
         return bool(stub.ModelInfer(a_request()))
     except grpc.RpcError:
@@ -292,7 +292,7 @@ def test_a_cancelled_call_frees_its_work(served: Served, stub: Stub, method: str
 
 
 def test_a_client_that_disconnects_frees_its_work(served: Served) -> None:
-    with dialled(served.place) as mine:
+    with dialled(served.grpc_address) as mine:
         call = mine.ModelInfer.future(a_request("slow"))
         until(lambda: served.in_flight() == 1)
     until(lambda: served.in_flight() == 0)
@@ -329,30 +329,30 @@ def test_a_stream_keeps_order_except_for_decoupled_models(stub: Stub, tmp_path: 
     go_on = tmp_path / "go on"
     held = [a_request("held", id=id, until=str(go_on)) for id in ("a", "d")]
     call = stub.ModelStreamInfer(iter([held[0], a_request(id="b"), a_request("many", id="c"), held[1]]))
-    answers = [next(call).infer_response for _ in range(3)]
+    responses = [next(call).infer_response for _ in range(3)]
     go_on.touch()
-    answers += [one.infer_response for one in call]
-    assert [one.id for one in answers] == ["c", "c", "c", "a", "b", "d"]
-    assert [one.parameters["triton_final_response"].bool_param for one in answers] == [False] * 3 + [True] * 3
+    responses += [one.infer_response for one in call]
+    assert [one.id for one in responses] == ["c", "c", "c", "a", "b", "d"]
+    assert [one.parameters["triton_final_response"].bool_param for one in responses] == [False] * 3 + [True] * 3
 
 
 def test_decoupled_models_send_an_empty_final_response_on_request(stub: Stub) -> None:
-    answers = list(stub.ModelStreamInfer(iter([a_request("many", id="x", triton_enable_empty_final_response=True)])))
-    last = answers[-1].infer_response
-    assert (len(answers), last.id, last.model_name, len(last.outputs)) == (4, "x", "many", 0)
+    responses = list(stub.ModelStreamInfer(iter([a_request("many", id="x", triton_enable_empty_final_response=True)])))
+    last = responses[-1].infer_response
+    assert (len(responses), last.id, last.model_name, len(last.outputs)) == (4, "x", "many", 0)
     assert last.parameters["triton_final_response"].bool_param
-    answers = list(stub.ModelStreamInfer(iter([a_request(triton_enable_empty_final_response=True)])))
-    assert [len(one.infer_response.outputs) for one in answers] == [1]
+    responses = list(stub.ModelStreamInfer(iter([a_request(triton_enable_empty_final_response=True)])))
+    assert [len(one.infer_response.outputs) for one in responses] == [1]
 
 
 def test_a_refused_request_does_not_end_its_stream(stub: Stub) -> None:
     requests = [a_request("nope", id="x"), b"\xff\xff", a_request("failing", id="y"), a_request(id="z")]
-    answers = list(stub.ModelStreamInfer(iter(requests)))
-    said = {one.infer_response.id: one.error_message for one in answers}
-    assert said["x"] == "Request for unknown model: 'nope' is not found"
-    assert said["y"] == "OSError: no luck"
-    assert said["z"] == ""
-    assert "is not a valid ModelInferRequest" in said[""]
+    responses = list(stub.ModelStreamInfer(iter(requests)))
+    errors = {one.infer_response.id: one.error_message for one in responses}
+    assert errors["x"] == "Request for unknown model: 'nope' is not found"
+    assert errors["y"] == "OSError: no luck"
+    assert errors["z"] == ""
+    assert "is not a valid ModelInferRequest" in errors[""]
 
 
 def test_our_own_client_reads_stream_responses(stub: Stub) -> None:
@@ -365,7 +365,7 @@ def test_an_endless_model_stops_when_the_client_does_not_read(
 ) -> None:
     monkeypatch.setattr(backpressure, "GIVEN_UP", 50_000_000)
     call = stub.ModelStreamInfer(iter([a_request("endless", bytes(400_000))]))
-    next(call)  # it is under way; nothing more is read
+    next(call)  # it is in progress; nothing more is read
     until(lambda: served.in_flight() == 0)
     assert failure(lambda: list(call)) == ("RESOURCE_EXHAUSTED", backpressure.not_read().message)
 
@@ -374,7 +374,7 @@ def test_clients_that_vanish_during_a_response_leave_nothing_behind(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
-        with dialled(served.place) as mine:
+        with dialled(served.grpc_address) as mine:
             calls = [mine.ModelStreamInfer(iter([a_request("endless", bytes(4000))])) for _ in range(4)]
             for call in calls:
                 next(call)
@@ -385,13 +385,13 @@ def test_clients_that_vanish_during_a_response_leave_nothing_behind(
 @pytest.mark.parametrize("model", ["late", "many"])
 def test_a_streams_trailer_has_the_total_times_of_its_requests(stub: Stub, model: str) -> None:
     call = stub.ModelStreamInfer(iter([a_request(model), a_request(model)]))
-    answers = [one.infer_response for one in call]
-    said = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
-    assert said is not None
-    assert said.compute >= max(one.parameters["compute_ns"].int64_param for one in answers)
+    responses = [one.infer_response for one in call]
+    timing = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
+    assert timing is not None
+    assert timing.compute >= max(one.parameters["compute_ns"].int64_param for one in responses)
     if model == "late":
-        told = [sum(one.parameters[name].int64_param for one in answers) for name in ("queue_ns", "compute_ns")]
-        assert [said.queue, said.compute] == pytest.approx(told, abs=2)
+        sums = [sum(one.parameters[name].int64_param for one in responses) for name in ("queue_ns", "compute_ns")]
+        assert [timing.queue, timing.compute] == pytest.approx(sums, abs=2)
 
 
 def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
@@ -401,7 +401,7 @@ def test_a_stream_without_requests_ends_with_ok(stub: Stub) -> None:
 @pytest.mark.slow
 def test_many_concurrent_streams_on_one_connection(served: Served) -> None:
     async def all_of_them() -> list[list[str]]:
-        async with grpc.aio.insecure_channel(served.place) as channel:
+        async with grpc.aio.insecure_channel(served.grpc_address) as channel:
             call = channel.stream_stream(
                 client.STREAM_INFER,
                 lambda one: one.SerializeToString(),
@@ -440,7 +440,7 @@ class counted:  # noqa: N801 - reads as what it does
     """Relays one connection to a local port, and counts the bytes that come back."""
 
     def __init__(self, port: int) -> None:
-        self.answered = 0
+        self.bytes_back = 0
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -461,7 +461,7 @@ class counted:  # noqa: N801 - reads as what it does
     def _pump(self, source: Any, sink: Any, counts: bool) -> None:
         try:
             while data := source.recv(65536):
-                self.answered += len(data) * counts
+                self.bytes_back += len(data) * counts
                 sink.sendall(data)
         except OSError:
             pass

@@ -76,10 +76,10 @@ def test_stream_responses_keep_their_order(stub: Stub, held: Held, kind: str) ->
         held.may_go.set()
         yield KINDS[kind](WORDS, COUNT - 1)
 
-    answers = list(stub.ModelStreamInfer(requests(), timeout=PATIENCE_S))
-    assert [one.infer_response.id for one in answers] == ["large", "small", "large"]
-    assert [one.error_message for one in answers[:2]] == ["", ""]
-    assert f"unexpected number of string elements {COUNT} for" in answers[2].error_message
+    responses = list(stub.ModelStreamInfer(requests(), timeout=PATIENCE_S))
+    assert [one.infer_response.id for one in responses] == ["large", "small", "large"]
+    assert [one.error_message for one in responses[:2]] == ["", ""]
+    assert f"unexpected number of string elements {COUNT} for" in responses[2].error_message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,8 +97,8 @@ def test_a_call_cancelled_while_its_inputs_are_parsed_frees_its_work(
 @pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_number_of_many_strings_is_refused(stub: Stub, kind: str, count: int) -> None:
-    code, said = failure(lambda: stub.ModelInfer(KINDS[kind](WORDS, count)))
-    assert (code, f"unexpected number of string elements {COUNT} for inference input 'IN_BYTES'" in said) == (
+    code, message = failure(lambda: stub.ModelInfer(KINDS[kind](WORDS, count)))
+    assert (code, f"unexpected number of string elements {COUNT} for inference input 'IN_BYTES'" in message) == (
         "INVALID_ARGUMENT",
         True,
-    ), said
+    ), message

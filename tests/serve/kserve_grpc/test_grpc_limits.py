@@ -45,7 +45,7 @@ def two() -> Iterator[Served]:
 
 @pytest.fixture
 def channel(two: Served) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(two.place) as one:
+    with grpc.insecure_channel(two.grpc_address) as one:
         yield one
 
 
@@ -61,22 +61,22 @@ def test_metadata_calls_do_not_count_as_requests(channel: grpc.Channel) -> None:
 
 def test_all_kinds_of_inference_are_limited_and_metadata_calls_are_not(two: Served, channel: grpc.Channel) -> None:
     stub = Stub(channel)
-    under_way = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
+    in_flight = [stub.ModelInfer.future(a_request("slow")) for _ in range(2)]
     until(lambda: two.in_flight() == 2)
-    ask: dict[str, Any] = {"timeout": PATIENCE_S}
+    options: dict[str, Any] = {"timeout": PATIENCE_S}
     for call in (
-        lambda: stub.ModelInfer(a_request(), **ask),
-        lambda: list(own(channel).InferStream(a_request(), **ask)),
-        lambda: list(own(channel).InferChunked(iter([a_head(), messages.Chunk(data=bytes(4))]), **ask)),
+        lambda: stub.ModelInfer(a_request(), **options),
+        lambda: list(own(channel).InferStream(a_request(), **options)),
+        lambda: list(own(channel).InferChunked(iter([a_head(), messages.Chunk(data=bytes(4))]), **options)),
     ):
         code, words = failure(call)
         assert (code, FULL in words) == ("RESOURCE_EXHAUSTED", True), words
-    (answer,) = stub.ModelStreamInfer(iter([a_request()]), **ask)
-    assert FULL in answer.error_message
-    assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), **ask).status == 1
-    assert stub.ServerReady(b"", **ask).ready
-    assert stub.ModelReady(messages.SCHEMA.message("inference.ModelReadyRequest")(name="identity"), **ask).ready
-    assert not any(call.done() for call in under_way)
+    (response,) = stub.ModelStreamInfer(iter([a_request()]), **options)
+    assert FULL in response.error_message
+    assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), **options).status == 1
+    assert stub.ServerReady(b"", **options).ready
+    assert stub.ModelReady(messages.SCHEMA.message("inference.ModelReadyRequest")(name="identity"), **options).ready
+    assert not any(call.done() for call in in_flight)
 
 
 def test_chunked_requests_count_from_their_heads(two: Served, channel: grpc.Channel) -> None:
@@ -113,7 +113,7 @@ def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.C
     holding.start()
     assert busy.wait(PATIENCE_S)
     calls = [check.future(health_pb2.HealthCheckRequest(), timeout=2 * PATIENCE_S) for _ in range(20)]
-    go_on.wait(0.2)  # they are on their way; one that comes later is answered in any case
+    go_on.wait(0.2)  # they are in flight; one that arrives later gets a response in any case
     go_on.set()
     assert [call.result().status for call in calls] == [1] * 20
     holding.join(PATIENCE_S)
@@ -125,7 +125,7 @@ def test_pending_calls_may_exceed_the_request_limit(two: Served, channel: grpc.C
 def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
     """They start when others end, and none is refused."""
     peak, go_on = 0, tmp_path / "go on"
-    with serving(limits=Limits(streams=3)) as one, dialled(one.place) as stub:
+    with serving(limits=Limits(streams=3)) as one, dialled(one.grpc_address) as stub:
         submit = one.models.submit
 
         def counted(*words: Any) -> None:
@@ -138,7 +138,7 @@ def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
         until(lambda: peak >= 3)
         go_on.touch()
         assert all(call.result().raw_output_contents for call in calls)
-        with RawGrpc(one.place) as raw:
+        with RawGrpc(one.grpc_address) as raw:
             assert raw.max_streams == 3
     assert peak == 3
 
@@ -150,7 +150,7 @@ def test_calls_beyond_the_limit_of_a_connection_wait(tmp_path: Path) -> None:
 def test_metadata_up_to_the_limit_is_accepted_and_more_is_refused(limit: int) -> None:
     """HTTP/2 counts 32 additional bytes per entry; the other entries are about 300 bytes. gRPC's own limits differ and
     are soft: beyond them, it refuses some calls at random."""
-    with serving(limits=Limits(head=limit)) as one, RawGrpc(one.place) as raw:
+    with serving(limits=Limits(head=limit)) as one, RawGrpc(one.grpc_address) as raw:
         for _ in range(2):
-            assert raw.ask(CHECK, ("padding", "x" * (limit - 500))) == OK
-            assert raw.ask(CHECK, ("padding", "x" * (limit + 1))) == RESOURCE_EXHAUSTED
+            assert raw.request(CHECK, ("padding", "x" * (limit - 500))) == OK
+            assert raw.request(CHECK, ("padding", "x" * (limit + 1))) == RESOURCE_EXHAUSTED

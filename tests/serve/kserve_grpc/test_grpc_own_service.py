@@ -26,7 +26,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def stub(served: Served) -> Iterator[Stub]:
-    with grpc.insecure_channel(served.place) as channel:
+    with grpc.insecure_channel(served.grpc_address) as channel:
         yield Stub(channel, messages.OWN_SERVICE)
 
 
@@ -36,8 +36,8 @@ def stub(served: Served) -> Iterator[Stub]:
 def test_an_ordinary_model_sends_one_response(stub: Stub) -> None:
     call = stub.InferStream(a_request(id="one"))
     assert [one.id for one in call] == ["one"]
-    said = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
-    assert said is not None and said.compute >= 0
+    timing = server_timing.parse(dict(call.trailing_metadata())["server-timing"].encode())
+    assert timing is not None and timing.compute >= 0
 
 
 def test_a_decoupled_model_sends_any_number_of_responses(stub: Stub) -> None:
@@ -73,8 +73,8 @@ def in_pieces(request: Any, contents: Sequence[bytes], cuts: int) -> Iterator[An
     head.head.sizes.extend(map(len, contents))
     yield head
     data = b"".join(contents)
-    for place in range(0, len(data), cuts):
-        yield Chunk(data=data[place : place + cuts])
+    for start in range(0, len(data), cuts):
+        yield Chunk(data=data[start : start + cuts])
 
 
 def put_together(chunks: Iterator[Any]) -> list[tuple[Any, list[bytes]]]:
@@ -98,22 +98,22 @@ def test_tensors_split_anywhere_arrive_complete(stub: Stub, contents: list[bytes
     request = messages.ModelInferRequest(model_name="all_types", id="c")
     for name, data in zip(names, contents, strict=False):
         request.inputs.add(name=f"IN_{name}", datatype=name, shape=[len(data)])
-    ((answer, parts),) = put_together(stub.InferChunked(in_pieces(request, contents, cuts)))
-    assert (answer.id, [one.name for one in answer.outputs]) == ("c", [f"OUT_{n}" for n in names[: len(contents)]])
+    ((response, parts),) = put_together(stub.InferChunked(in_pieces(request, contents, cuts)))
+    assert (response.id, [one.name for one in response.outputs]) == ("c", [f"OUT_{n}" for n in names[: len(contents)]])
     assert parts == contents
 
 
 def test_a_tensor_larger_than_a_message_arrives_complete(stub: Stub) -> None:
     data = bytes(range(256)) * (20 * PIECE // 256) + b"tail"
-    ((answer, parts),) = put_together(stub.InferChunked(in_pieces(a_request(values=data), [data], PIECE)))
-    assert answer.outputs[0].shape == [1, len(data) // 4]
+    ((response, parts),) = put_together(stub.InferChunked(in_pieces(a_request(values=data), [data], PIECE)))
+    assert response.outputs[0].shape == [1, len(data) // 4]
     assert parts == [data]
 
 
 def test_each_response_of_a_decoupled_model_has_a_head(stub: Stub) -> None:
     values = b"\0\0\x80?"
-    answers = put_together(stub.InferChunked(in_pieces(a_request("many", values), [values], 3)))
-    assert [parts for _, parts in answers] == [[values]] * 3
+    responses = put_together(stub.InferChunked(in_pieces(a_request("many", values), [values], 3)))
+    assert [parts for _, parts in responses] == [[values]] * 3
 
 
 def _head(change: Any) -> list[Any]:
@@ -158,5 +158,5 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_invalid_chunks_are_explained(stub: Stub, case: str) -> None:
     change, code, words = WRONG[case]
-    got, said = failure(lambda: list(stub.InferChunked(iter(_head(change)), timeout=PATIENCE_S)))
-    assert (got, words in said) == (code, True), said
+    got, message = failure(lambda: list(stub.InferChunked(iter(_head(change)), timeout=PATIENCE_S)))
+    assert (got, words in message) == (code, True), message

@@ -75,12 +75,12 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_binary_requests_of_our_client_round_trip(made: tuple[list[Tensor], InferOptions]):
     given_tensors, options = made
     headers, body = client.encode(given_tensors, options)
-    asked = http_codec.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
-    assert list(asked.inputs) == [tensor.name for tensor in given_tensors]
-    assert all(same(asked.inputs[tensor.name], tensor) for tensor in given_tensors)
-    assert (asked.id, asked.parameters) == (options.id, options.parameters)
-    assert asked.wanted == tuple(Wanted(name, options.classification, None, True) for name in options.outputs)
-    assert asked.binary == (not options.outputs)
+    parsed = http_codec.request(memoryview(body), headers[client.JSON_LENGTH].encode(), "m", no_memory)
+    assert list(parsed.inputs) == [tensor.name for tensor in given_tensors]
+    assert all(same(parsed.inputs[tensor.name], tensor) for tensor in given_tensors)
+    assert (parsed.id, parsed.parameters) == (options.id, options.parameters)
+    assert parsed.wanted == tuple(Wanted(name, options.classification, None, True) for name in options.outputs)
+    assert parsed.binary == (not options.outputs)
 
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
@@ -92,9 +92,9 @@ def test_json_round_trips_every_datatype(datatype: str, data: st.DataObject):
     values = data.draw(st.lists(VALUES[datatype], min_size=count, max_size=count))
     tensor = from_json("x", datatype, shape, values)
     _, body = client.encode([tensor], InferOptions(binary=False))
-    asked = http_codec.request(body, b"", "m", no_memory)
-    assert same(asked.inputs["x"], tensor)
-    assert not asked.binary
+    parsed = http_codec.request(body, b"", "m", no_memory)
+    assert same(parsed.inputs["x"], tensor)
+    assert not parsed.binary
     made = http_codec.answer("m", "1", "", [Output(tensor)], False, {})
     assert made.parts == []
     (back,) = client.decode(200, {}, made.head).outputs
@@ -115,21 +115,21 @@ VALUES: dict[str, "st.SearchStrategy[Any]"] = {
 
 @given(
     st.lists(st.sampled_from(list(DATATYPES)), max_size=4).flatmap(
-        lambda kinds: st.tuples(*(tensors(f"o{place}", kind) for place, kind in enumerate(kinds)))
+        lambda kinds: st.tuples(*(tensors(f"o{index}", kind) for index, kind in enumerate(kinds)))
     ),
     st.text(max_size=5),
 )
 @settings(max_examples=100, deadline=None)
 def test_our_client_reads_binary_responses(made: tuple[Tensor, ...], id_: str):
-    answer = http_codec.answer(
+    response = http_codec.answer(
         "m", "3", id_, [Output(tensor) for tensor in made], True, {"queue_ns": 5, "compute_ns": 7}
     )
-    headers = {client.JSON_LENGTH: str(len(answer.head))} if answer.parts else {}
-    back = client.decode(200, headers, b"".join((answer.head, *answer.parts)))
+    headers = {client.JSON_LENGTH: str(len(response.head))} if response.parts else {}
+    back = client.decode(200, headers, b"".join((response.head, *response.parts)))
     assert (back.model, back.version, back.id, back.parameters) == ("m", "3", id_, {"queue_ns": 5, "compute_ns": 7})
     assert all(isinstance(one, Tensor) and same(one, other) for one, other in zip(back.outputs, made, strict=True))
     keys = ["id"] * bool(id_) + ["model_name", "model_version", "parameters", "outputs"]
-    assert list(json.loads(answer.head)) == keys
+    assert list(json.loads(response.head)) == keys
 
 
 def test_binary_tensors_are_not_copied():
@@ -170,10 +170,10 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
     options = InferOptions(shm_inputs={"x": ShmRef("r", 8, 4)}, shm_outputs={"y": ShmRef("s", 8, 2)})
     headers, body = client.encode([Tensor("x", "FP32", (2,), bytes(8))], options)
-    asked = http_codec.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
-    assert (asked.inputs["x"].data, asked.unread["x"].size) == (b"", 8)
-    assert asked.unread["x"].read() == bytes(range(4, 12))
-    (wanted,) = asked.wanted
+    parsed = http_codec.request(body, headers[client.JSON_LENGTH].encode(), "m", find)
+    assert (parsed.inputs["x"].data, parsed.unread["x"].size) == (b"", 8)
+    assert parsed.unread["x"].read() == bytes(range(4, 12))
+    (wanted,) = parsed.wanted
     assert (wanted.name, wanted.placed) == ("y", Placed("s", 8, 2))
     made = http_codec.answer("m", "1", "", [Output(Tensor("y", "FP32", (2,), b""), wanted)], True, {})
     assert json.loads(made.head)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
@@ -181,8 +181,8 @@ def test_shared_memory_inputs_are_read_later_and_outputs_only_named():
 
 def test_the_shape_of_a_raw_request_follows_from_its_size():
     facts = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), ())
-    asked = http_codec.request(bytes(12), b"0", "m", no_memory, facts)
-    assert (asked.inputs["x"].shape, asked.binary) == ((1, 3), True)
+    parsed = http_codec.request(bytes(12), b"0", "m", no_memory, facts)
+    assert (parsed.inputs["x"].shape, parsed.binary) == ((1, 3), True)
     text = ModelSignature((TensorSpec("x", "BYTES", (-1, 1)),), ())
     assert http_codec.request(b"hi", b"0", "m", no_memory, text).inputs["x"].data == b"\2\0\0\0hi"
     for wrong in (
@@ -294,17 +294,19 @@ def test_a_decompression_bomb_is_refused():
 
 
 # Named, because gzip's header holds the second it was made in: the two workers of a run must collect the same names.
-NOT_PACKED_AS_SAID = {
+NOT_COMPRESSED_AS_DECLARED = {
     "nonsense": (b"nonsense", b"gzip"),
     "nothing": (b"", b"gzip"),
     "cut short": (gzip.compress(b"abc")[:-1], b"gzip"),
     "gzip called deflate": (gzip.compress(b"abc") + b"x", b"deflate"),
     "an unknown packing": (b"abc", b"br"),
-    "packed once, said twice": (gzip.compress(b"abc"), b"gzip, gzip"),
+    "compressed once, declared twice": (gzip.compress(b"abc"), b"gzip, gzip"),
 }
 
 
-@pytest.mark.parametrize(("body", "encoding"), NOT_PACKED_AS_SAID.values(), ids=NOT_PACKED_AS_SAID.keys())
+@pytest.mark.parametrize(
+    ("body", "encoding"), NOT_COMPRESSED_AS_DECLARED.values(), ids=NOT_COMPRESSED_AS_DECLARED.keys()
+)
 def test_invalid_compressed_data_is_refused(body: bytes, encoding: bytes):
     with pytest.raises(Refused):
         http_codec.unpacked(body, encoding, GIB)

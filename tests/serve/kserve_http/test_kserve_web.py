@@ -30,8 +30,8 @@ X = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}
 
 def infer(web: RawClient, tensors: list[Tensor], options: InferOptions, path: str = INFER, **more: str) -> Any:
     headers, body = client.encode(tensors, options)
-    answer = web.ask(path, body, **{name.replace("-", "_"): value for name, value in (headers | more).items()})
-    return client.decode(answer.status, answer.headers, answer.body)
+    response = web.request(path, body, **{name.replace("-", "_"): value for name, value in (headers | more).items()})
+    return client.decode(response.status, response.headers, response.body)
 
 
 # --- what there is -----------------------------------------------------------------------------------------------------
@@ -84,15 +84,15 @@ def infer(web: RawClient, tensors: list[Tensor], options: InferOptions, path: st
     ],
 )
 def test_each_path_has_its_status(web: RawClient, path: str, status: int):
-    answer = web.ask(path)
-    assert answer.status == status
+    response = web.request(path)
+    assert response.status == status
     if status >= 400:
-        assert answer.json["error"]
-    assert web.ask("/health").status == 200
+        assert response.json["error"]
+    assert web.request("/health").status == 200
 
 
 def test_our_client_reads_metadata_and_statistics(web: RawClient):
-    for question in (
+    for call in (
         control.live(),
         control.ready(),
         control.server_metadata(),
@@ -100,21 +100,21 @@ def test_our_client_reads_metadata_and_statistics(web: RawClient):
         control.model_config("identity"),
         control.repository_index(),
     ):
-        answer = web.ask(question.path, question.body or None, question.method)
-        assert control.read(question, answer.status, answer.body)
+        response = web.request(call.path, call.body or None, call.method)
+        assert control.read(call, response.status, response.body)
 
 
 def test_metrics_of_models_and_simulator_are_on_one_page(web: RawClient):
-    page = web.ask("/metrics").body.decode()
+    page = web.request("/metrics").body.decode()
     assert 'nv_inference_request_success{model="identity",version="1"}' in page
     assert "vllm:num_requests_running" in page
 
 
 def test_log_and_trace_settings_are_read_only(web: RawClient):
-    assert web.ask("/v2/logging").json["log_verbose_level"] == 0
-    assert web.ask("/v2/logging", {"log_verbose_level": 1}).status == 501
-    assert web.ask("/v2/models/identity/trace/setting").json["trace_level"] == ["OFF"]
-    assert web.ask("/v2/trace/setting", {"trace_rate": "1"}).status == 501
+    assert web.request("/v2/logging").json["log_verbose_level"] == 0
+    assert web.request("/v2/logging", {"log_verbose_level": 1}).status == 501
+    assert web.request("/v2/models/identity/trace/setting").json["trace_level"] == ["OFF"]
+    assert web.request("/v2/trace/setting", {"trace_rate": "1"}).status == 501
 
 
 # --- inference ---------------------------------------------------------------------------------------------------------
@@ -127,28 +127,28 @@ def test_inference_round_trips(web: RawClient, binary: bool, packing: str):
     headers, body = client.encode([tensor], InferOptions(id="me", binary=binary))
     more, body = client.compressed(body, packing)
     named = {name.replace("-", "_"): value for name, value in (headers | more | {"Accept-Encoding": packing}).items()}
-    answer = web.ask(INFER, body, **named)
-    assert answer.headers.get("content-encoding", "none") == packing
-    back = client.decode(answer.status, answer.headers, answer.body)
+    response = web.request(INFER, body, **named)
+    assert response.headers.get("content-encoding", "none") == packing
+    back = client.decode(response.status, response.headers, response.body)
     assert (back.model, back.version, back.id) == ("identity", "1", "me")
     (output,) = back.outputs
     assert isinstance(output, Tensor)
     assert (output.name, output.shape, bytes(output.data)) == ("OUTPUT0", (3, 2), tensor.data)
-    timing = server_timing.parse(answer.headers["server-timing"].encode())
+    timing = server_timing.parse(response.headers["server-timing"].encode())
     assert timing is not None
     assert timing.queue == back.parameters["queue_ns"] >= 0
     assert timing.compute == back.parameters["compute_ns"] >= 0
 
 
 def test_response_fields_are_in_tritons_order(web: RawClient):
-    answer = web.ask(INFER, {"id": "a", "inputs": [X]}).json
-    assert list(answer) == ["id", "model_name", "model_version", "parameters", "outputs"]
-    assert answer["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]
+    response = web.request(INFER, {"id": "a", "inputs": [X]}).json
+    assert list(response) == ["id", "model_name", "model_version", "parameters", "outputs"]
+    assert response["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}]
 
 
 def test_classes_are_sent_as_text(web: RawClient):
     body = {"inputs": [X], "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 2}}]}
-    (output,) = web.ask(INFER, body).json["outputs"]
+    (output,) = web.request(INFER, body).json["outputs"]
     assert output == {"name": "OUTPUT0", "datatype": "BYTES", "shape": [1, 2], "data": ["2.000000:1", "1.500000:0"]}
 
 
@@ -180,25 +180,25 @@ def test_classes_are_sent_as_text(web: RawClient):
 def test_errors_are_explained_and_keep_the_connection(
     web: RawClient, path: str, body: Any, status: int | None, words: str
 ):
-    answer = web.ask(path, body)
-    assert answer.status == status or (status is None and answer.status >= 400)
-    assert list(answer.json) == ["error"]
-    assert words in answer.json["error"]
-    assert web.ask(INFER, {"inputs": [X]}).status == 200
+    response = web.request(path, body)
+    assert response.status == status or (status is None and response.status >= 400)
+    assert list(response.json) == ["error"]
+    assert words in response.json["error"]
+    assert web.request(INFER, {"inputs": [X]}).status == 200
 
 
 def test_a_decompression_bomb_is_413(web: RawClient):
-    answer = web.ask(INFER, gzip.compress(bytes(100_000_001), 1), Content_Encoding="gzip")
-    assert answer.status == 413
-    assert web.ask("/health").status == 200
+    response = web.request(INFER, gzip.compress(bytes(100_000_001), 1), Content_Encoding="gzip")
+    assert response.status == 413
+    assert web.request("/health").status == 200
 
 
 def test_a_body_over_the_limit_is_413_before_it_arrives(server: Served):
     with RawClient(server.url) as web:
         web.send(b"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: 100000001\r\n\r\n")
-        answer = web.response()
-        assert (answer.status, answer.headers["connection"]) == (413, "close")
-        assert "100000000" in answer.json["error"]
+        response = web.response()
+        assert (response.status, response.headers["connection"]) == (413, "close")
+        assert "100000000" in response.json["error"]
         assert web.at_end()
 
 
@@ -223,17 +223,22 @@ def region() -> Iterator[tuple[str, mmap.mmap]]:
 
 def test_tensors_in_shared_memory(web: RawClient, region: tuple[str, mmap.mmap]):
     key, memory = region
-    assert web.ask("/v2/systemsharedmemory/region/r/register", {"key": key, "offset": 0, "byte_size": 64}).status == 200
-    assert web.ask("/v2/systemsharedmemory/status").json == [{"name": "r", "key": key, "offset": 0, "byte_size": 64}]
-    assert web.ask("/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": 64}).status == 409
+    assert (
+        web.request("/v2/systemsharedmemory/region/r/register", {"key": key, "offset": 0, "byte_size": 64}).status
+        == 200
+    )
+    assert web.request("/v2/systemsharedmemory/status").json == [
+        {"name": "r", "key": key, "offset": 0, "byte_size": 64}
+    ]
+    assert web.request("/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": 64}).status == 409
     memory[:8] = bytes(range(8))
     options = InferOptions(shm_inputs={"INPUT0": ShmRef("r", 8)}, shm_outputs={"OUTPUT0": ShmRef("r", 8, 32)})
     headers, body = client.encode([Tensor("INPUT0", "FP32", (1, 2), b"")], options)
-    answer = web.ask(INFER, body, **{name.replace("-", "_"): value for name, value in headers.items()})
-    assert answer.json["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2]}]
+    response = web.request(INFER, body, **{name.replace("-", "_"): value for name, value in headers.items()})
+    assert response.json["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 2]}]
     assert memory[32:40] == bytes(range(8))
-    assert web.ask("/v2/systemsharedmemory/region/r/unregister", b"").status == 200
-    assert web.ask("/v2/systemsharedmemory/region/r/status").status == 404
+    assert web.request("/v2/systemsharedmemory/region/r/unregister", b"").status == 200
+    assert web.request("/v2/systemsharedmemory/region/r/status").status == 404
 
 
 # --- generate ----------------------------------------------------------------------------------------------------------
@@ -250,10 +255,10 @@ def test_tensors_in_shared_memory(web: RawClient, region: tuple[str, mmap.mmap])
     ],
 )
 def test_generate_maps_inputs_and_outputs_by_name(web: RawClient, body: Any, found: dict[str, Any]):
-    answer = web.ask("/v2/models/echo/generate", body)
-    assert answer.json == found | {"model_name": "echo", "model_version": "1"}
-    assert list(answer.json) == sorted(answer.json)
-    assert "server-timing" in answer.headers
+    response = web.request("/v2/models/echo/generate", body)
+    assert response.json == found | {"model_name": "echo", "model_version": "1"}
+    assert list(response.json) == sorted(response.json)
+    assert "server-timing" in response.headers
 
 
 @pytest.mark.parametrize("how", ["generate", "generate_stream"])
@@ -272,18 +277,18 @@ def test_generate_maps_inputs_and_outputs_by_name(web: RawClient, body: Any, fou
     ],
 )
 def test_generate_explains_errors(web: RawClient, how: str, body: Any, status: int, words: str):
-    answer = web.ask(f"/v2/models/echo/{how}", body)
-    assert answer.status == status
-    assert words in answer.json["error"]
+    response = web.request(f"/v2/models/echo/{how}", body)
+    assert response.status == status
+    assert words in response.json["error"]
 
 
 def test_a_decoupled_model_requires_generate_stream(web: RawClient):
-    answer = web.ask("/v2/models/words/generate_stream", {"text_input": "hi"})
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    response = web.request("/v2/models/words/generate_stream", {"text_input": "hi"})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     expected = {"model_name": "words", "model_version": "1", "text_output": "hi"}
-    assert [json.loads(event) for event in answer.events] == [expected] * 3
-    assert answer.complete
-    refused = web.ask("/v2/models/words/generate", {"text_input": "hi"})
+    assert [json.loads(event) for event in response.events] == [expected] * 3
+    assert response.complete
+    refused = web.request("/v2/models/words/generate", {"text_input": "hi"})
     assert refused.status == 400
     assert "generate stream" in refused.json["error"]
 
@@ -331,33 +336,33 @@ def test_tensors_are_freed_after_the_response(server: Served, web: RawClient, mo
 
 def test_clients_may_load_and_unload_models_if_allowed(tmp_path: Path):
     with serving(Settings(control=True), make_repository(tmp_path, "echo")) as server, RawClient(server.url) as web:
-        assert web.ask("/v2/repository/models/echo/unload", b"").status == 200
-        assert web.ask("/v2/models/echo/ready").status == 400
-        states = {entry["name"]: entry["state"] for entry in web.ask("/v2/repository/index", b"").json}
+        assert web.request("/v2/repository/models/echo/unload", b"").status == 200
+        assert web.request("/v2/models/echo/ready").status == 400
+        states = {entry["name"]: entry["state"] for entry in web.request("/v2/repository/index", b"").json}
         assert states == {"echo": "UNAVAILABLE", "identity": "READY"}
-        assert [entry["name"] for entry in web.ask("/v2/repository/index", {"ready": True}).json] == ["identity"]
-        assert web.ask("/v2/repository/models/echo/load", {}).status == 200
-        assert web.ask("/v2/models/echo/ready").status == 200
-        assert web.ask("/v2/repository/models/other/load", {}).status >= 400
-        assert web.ask("/v2/repository/models/echo/load", {"parameters": {"config": 5}}).status == 400
-        assert web.ask("/v2/repository/models/echo/load", {"parameters": {"file:1/model.py": "eA=="}}).status == 501
+        assert [entry["name"] for entry in web.request("/v2/repository/index", {"ready": True}).json] == ["identity"]
+        assert web.request("/v2/repository/models/echo/load", {}).status == 200
+        assert web.request("/v2/models/echo/ready").status == 200
+        assert web.request("/v2/repository/models/other/load", {}).status >= 400
+        assert web.request("/v2/repository/models/echo/load", {"parameters": {"config": 5}}).status == 400
+        assert web.request("/v2/repository/models/echo/load", {"parameters": {"file:1/model.py": "eA=="}}).status == 501
 
 
 def test_draining_refuses_new_requests_and_finishes_others(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words", "slow")) as server:
-        with RawClient(server.url) as under_way, RawClient(server.url) as web:
-            under_way.send(SLOW)
+        with RawClient(server.url) as busy, RawClient(server.url) as web:
+            busy.send(SLOW)
             server.until(lambda: server.listener.in_flight == 1)
             server.call(server.web.refuse_new)
             for path in ("/v2/health/ready", "/v2/models/identity/ready"):
                 with RawClient(server.url) as probe:
-                    assert probe.ask(path).status == 400
+                    assert probe.request(path).status == 400
             with RawClient(server.url) as probe:
-                assert probe.ask("/v2/health/live").status == 200
+                assert probe.request("/v2/health/live").status == 200
             with RawClient(server.url) as probe:
-                assert probe.ask("/health").status == 503
-            answer = web.ask(INFER, {"inputs": [X]})
-            assert (answer.status, answer.headers["connection"]) == (503, "close")
+                assert probe.request("/health").status == 503
+            response = web.request(INFER, {"inputs": [X]})
+            assert (response.status, response.headers["connection"]) == (503, "close")
             assert web.at_end()
             assert server.call(lambda: server.listener.in_flight) == 1
         server.until(lambda: server.listener.in_flight == 0)
@@ -367,8 +372,8 @@ def test_responses_during_the_drain_close_their_connection(tmp_path: Path):
     with serving(Settings(), make_repository(tmp_path, "words")) as server, RawClient(server.url) as web:
         server.loop.call_soon_threadsafe(server.loop.call_soon, server.web.refuse_new)
         server.call(lambda: None)
-        answer = web.ask("/v2/health/live")
-        assert answer.headers["connection"] == "close"
+        response = web.request("/v2/health/live")
+        assert response.headers["connection"] == "close"
         assert web.at_end()
 
 
@@ -380,7 +385,7 @@ def test_a_stream_that_the_client_does_not_read_stops_its_model(tmp_path: Path, 
         web.send(request("/v2/models/words/generate_stream", {"text_input": "x" * 500_000}))
         server.until(lambda: server.models.find("words").statistics().inference_stats.fail.count == 1)
         assert server.call(lambda: server.models.in_flight) == 0
-        answer = web.response()
-        assert answer.complete
-        assert json.loads(answer.events[-1]) == {"error": backpressure.not_read().message}
-        assert web.ask("/v2/health/live").status == 200
+        response = web.response()
+        assert response.complete
+        assert json.loads(response.events[-1]) == {"error": backpressure.not_read().message}
+        assert web.request("/v2/health/live").status == 200

@@ -44,17 +44,17 @@ def test_the_token_is_required(guarded: Served, path: str, body: Any, is_open: b
             {"Authorization": "Basic secret"},
             {"Authorization": "secret"},
         ):
-            answer = web.ask(path, body, **wrong)
-            assert answer.status == (200 if is_open else 401)
-            assert is_open or answer.headers["www-authenticate"].startswith("Bearer")
+            response = web.request(path, body, **wrong)
+            assert response.status == (200 if is_open else 401)
+            assert is_open or response.headers["www-authenticate"].startswith("Bearer")
             assert (
                 is_open
-                or (b"the bearer token is not valid" if wrong else b"the bearer token is missing") in answer.body
+                or (b"the bearer token is not valid" if wrong else b"the bearer token is missing") in response.body
             )
             if path.startswith("/v1"):
-                assert answer.json["error"]["code"] == "invalid_api_key"
-        assert web.ask(path, body, Authorization="Bearer secret").status == 200
-        assert web.ask(path, body, Authorization="bearer  secret").status == 200
+                assert response.json["error"]["code"] == "invalid_api_key"
+        assert web.request(path, body, Authorization="Bearer secret").status == 200
+        assert web.request(path, body, Authorization="bearer  secret").status == 200
 
 
 @pytest.fixture(scope="module")
@@ -66,55 +66,55 @@ def guarded():
 def test_without_a_simulator_v1_is_404_in_openais_format():
     with serving() as server, RawClient(server.url) as web:
         for path, body in (("/v1/models", None), ("/v1/chat/completions", {})):
-            answer = web.ask(path, body)
-            assert answer.status == 404
-            assert set(answer.json["error"]) == {"message", "type", "code"}
-        assert isinstance(web.ask("/nowhere").json["error"], str)
-        assert web.ask("/health", {}).status == 405
+            response = web.request(path, body)
+            assert response.status == 404
+            assert set(response.json["error"]) == {"message", "type", "code"}
+        assert isinstance(web.request("/nowhere").json["error"], str)
+        assert web.request("/health", {}).status == 405
 
 
 def test_the_simulator_and_the_models_share_a_port(server: Served):
     with RawClient(server.url) as web:
-        assert web.ask("/v1/completions", {"prompt": "a", "max_tokens": 3}).json["usage"]["completion_tokens"] == 3
-        answer = web.ask("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True})
-        assert answer.events[-1] == "[DONE]"
-        assert web.ask(INFER, BODY).status == 200
-        assert web.ask("/").json["openai"]["models"] == ["sim"]
-        assert "identity" in web.ask("/").json["kserve"]["models"]
+        assert web.request("/v1/completions", {"prompt": "a", "max_tokens": 3}).json["usage"]["completion_tokens"] == 3
+        response = web.request("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True})
+        assert response.events[-1] == "[DONE]"
+        assert web.request(INFER, BODY).status == 200
+        assert web.request("/").json["openai"]["models"] == ["sim"]
+        assert "identity" in web.request("/").json["kserve"]["models"]
 
 
 def test_draining_refuses_new_simulator_requests():
     with serving(Settings(sim=Sim())) as server, RawClient(server.url) as web:
         server.call(server.web.refuse_new)
-        answer = web.ask("/v1/completions", {"prompt": "a"})
-        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        response = web.request("/v1/completions", {"prompt": "a"})
+        assert (response.status, response.headers["connection"]) == (503, "close")
 
 
 def test_an_internal_error_is_a_500_and_the_server_continues(monkeypatch: pytest.MonkeyPatch):
     with serving() as server:
         monkeypatch.setattr(server.models, "names", lambda: 1 / 0)
         with RawClient(server.url) as web:
-            answer = web.ask("/")
-            assert answer.status == 500
-            assert "ZeroDivisionError" in answer.json["error"]
+            response = web.request("/")
+            assert response.status == 500
+            assert "ZeroDivisionError" in response.json["error"]
         monkeypatch.setattr(server.models, "submit", lambda *_: 1 / 0)
         with RawClient(server.url) as web:
-            assert web.ask(INFER, BODY).status == 500
+            assert web.request(INFER, BODY).status == 500
         assert server.call(lambda: server.listener.in_flight) == 0
         monkeypatch.undo()
         with RawClient(server.url) as web:
-            assert web.ask(INFER, BODY).status == 200
+            assert web.request(INFER, BODY).status == 200
 
 
 def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.CaptureFixture[str]):
     with serving(Settings(access_log=True, sim=Sim(), token="secret")) as server:
         with RawClient(server.url) as web:
             client = f"127.0.0.1:{web.sock.getsockname()[1]}"
-            assert web.ask(INFER, BODY, Authorization="Bearer secret").status == 200
-            assert web.ask("/v2/models/other?q=hidden", Authorization="Bearer secret").status == 404
+            assert web.request(INFER, BODY, Authorization="Bearer secret").status == 200
+            assert web.request("/v2/models/other?q=hidden", Authorization="Bearer secret").status == 404
             streamed = {"prompt": "a", "max_tokens": 2, "stream": True}
-            assert web.ask("/v1/completions", streamed, Authorization="Bearer secret").complete
-            assert web.ask("/v2").status == 401
+            assert web.request("/v1/completions", streamed, Authorization="Bearer secret").complete
+            assert web.request("/v2").status == 401
         server.call(lambda: None)
     lines = [line.split() for line in capfd.readouterr().err.splitlines()]
     assert [line[1:5] for line in lines] == [
@@ -129,7 +129,7 @@ def test_the_access_log_has_one_line_per_request_without_headers(capfd: pytest.C
 
 CHUNKED = b"POST /v2/chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n80\r\n" + bytes(128) + b"\r\n0\r\n\r\n"
 PROBLEMS = {
-    "a body that is said to be too long": (request("/v2/long?q=hidden", bytes(101)), "POST", "/v2/long", 413),
+    "a body whose declared length is too long": (request("/v2/long?q=hidden", bytes(101)), "POST", "/v2/long", 413),
     "a body that turns out to be": (CHUNKED, "POST", "/v2/chunked", 413),
     "a head that is too long": (b"GET /v2/head HTTP/1.1\r\nX: " + bytes([120]) * 5000, "GET", "/v2/head", 431),
     "a path that is": (b"GET /long?q=hidden" + bytes([120]) * 5000, "GET", "/long", 431),

@@ -41,16 +41,16 @@ def mutated(draw: Any) -> bytes:
     """One or two valid requests with bytes changed, removed, repeated or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(SEEDS), min_size=1, max_size=2))))
     for _ in range(draw(st.integers(0, 4))):
-        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        position = draw(st.integers(0, max(len(data) - 1, 0)))
         kind = draw(st.sampled_from(["change", "cut", "double", "insert"]))
         if kind == "change" and data:
-            data[place] = draw(st.integers(0, 255))
+            data[position] = draw(st.integers(0, 255))
         elif kind == "cut":
-            del data[place : place + draw(st.integers(1, 20))]
+            del data[position : position + draw(st.integers(1, 20))]
         elif kind == "double":
-            data[place:place] = data[place : place + draw(st.integers(1, 40))]
+            data[position:position] = data[position : position + draw(st.integers(1, 40))]
         else:
-            data[place:place] = draw(
+            data[position:position] = draw(
                 st.binary(max_size=8) | st.sampled_from([b"-1", b"1e999", b"null", b'"', b"[[", b"\r\n\r\n", b"\xff"])
             )
     return bytes(data)
@@ -74,7 +74,7 @@ def reshaped(draw: Any) -> bytes:
                 "datatype": draw(st.sampled_from(["FP32", "BYTES", "BOOL", "FP16", "INT64"]) | JSON),
                 "shape": draw(st.lists(st.integers(-1, 2**64), max_size=3) | JSON),
                 "data": draw(st.lists(st.floats(), max_size=3) | JSON),
-                "parameters": draw(st.dictionaries(st.sampled_from(PLACES), JSON, max_size=2)),
+                "parameters": draw(st.dictionaries(st.sampled_from(MEMORY_PARAMETERS), JSON, max_size=2)),
             }
         ],
         "outputs": draw(
@@ -88,7 +88,7 @@ def reshaped(draw: Any) -> bytes:
     return request(path, tree)
 
 
-PLACES = ["binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"]
+MEMORY_PARAMETERS = ["binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"]
 KEYS = ["sequence_id", "sequence_start", "timeout", "priority", "binary_data_output", "x"]
 
 
@@ -108,7 +108,7 @@ def test_random_bytes_get_a_response_or_a_close(server: Served, data: bytes):
     assert b"internal server error" not in came
     assert server.errors == []
     with RawClient(server.url) as web:
-        assert web.ask("/v2/models/identity/infer", {"inputs": [X]}).status == 200
+        assert web.request("/v2/models/identity/infer", {"inputs": [X]}).status == 200
     server.until(lambda: server.listener.in_flight == 0)
 
 

@@ -46,8 +46,8 @@ LARGE_ONES: dict[str, tuple[bytes, bytes]] = {
     "gzip": (request(INFER, gzip.compress(body()), Content_Encoding="gzip"), b"request"),
     "deflate": (request(INFER, zlib.compress(body()), Content_Encoding="deflate"), b"request"),
     "generate": (request(GENERATE, {"text_input": "a", "n": [1] * COUNT}), b"generate"),
-    "json answer": (request(INFER, binary()[0], **binary()[1]), b"answer"),
-    "packed answer": (
+    "json response": (request(INFER, binary()[0], **binary()[1]), b"answer"),
+    "compressed response": (
         request(
             INFER, binary(binary_data_output=True)[0], Accept_Encoding="gzip", **binary(binary_data_output=True)[1]
         ),
@@ -84,9 +84,9 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], Held]]:
     made: list[Held] = []
 
     def hold(part: bytes) -> Held:
-        place, name = PARTS[part]
-        made.append(Held(getattr(place, name)))
-        monkeypatch.setattr(place, name, made[-1])
+        owner, name = PARTS[part]
+        made.append(Held(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, made[-1])
         return made[-1]
 
     yield hold
@@ -106,21 +106,21 @@ def test_other_requests_are_served_while_a_large_body_is_processed(server: Serve
         large.send(data)
         assert held.is_there.wait(30)
         assert held.thread.startswith("bodies")
-        assert other.ask("/v2/health/ready").status == 200
-        assert other.ask(INFER, SMALL).status == 200
+        assert other.request("/v2/health/ready").status == 200
+        assert other.request(INFER, SMALL).status == 200
         assert server.call(lambda: server.listener.in_flight) == 1
         held.may_go.set()
-        answer = large.response()
-        assert (answer.status, answer.complete) == (200, True)
+        response = large.response()
+        assert (response.status, response.complete) == (200, True)
         if kind == "generate":
-            assert answer.json["m"] == [1] * COUNT
-        elif kind == "packed answer":
-            plain = gzip.decompress(answer.body)
-            assert plain[int(answer.headers["inference-header-content-length"]) :] == bytes(4 * COUNT)
+            assert response.json["m"] == [1] * COUNT
+        elif kind == "compressed response":
+            plain = gzip.decompress(response.body)
+            assert plain[int(response.headers["inference-header-content-length"]) :] == bytes(4 * COUNT)
         else:
-            (output,) = answer.json["outputs"]
-            assert output["data"] == [0.0 if kind == "json answer" else 0.5] * COUNT
-        assert large.ask(INFER, SMALL).status == 200  # the connection goes on
+            (output,) = response.json["outputs"]
+            assert output["data"] == [0.0 if kind == "json response" else 0.5] * COUNT
+        assert large.request(INFER, SMALL).status == 200  # the connection goes on
     assert asides(server) == 0
 
 
@@ -137,14 +137,16 @@ def test_responses_on_a_connection_keep_their_order(server: Served, hold: Any):
 def test_small_bodies_and_binary_tensors_need_no_thread(server: Served, monkeypatch: pytest.MonkeyPatch):
     with RawClient(server.url) as client:
         monkeypatch.setattr(server.web._kserve.threads, "do", lambda *_: 1 / 0)
-        assert client.ask(INFER, SMALL).status == 200
-        assert client.ask(INFER, gzip.compress(SMALL), Content_Encoding="gzip", Accept_Encoding="gzip").status == 200
+        assert client.request(INFER, SMALL).status == 200
+        assert (
+            client.request(INFER, gzip.compress(SMALL), Content_Encoding="gzip", Accept_Encoding="gzip").status == 200
+        )
         data, headers = binary(binary_data_output=True)
-        assert client.ask(INFER, data, **headers).status == 200
-        assert client.ask(GENERATE, {"text_input": "a", "n": [1, 2]}).status == 200
+        assert client.request(INFER, data, **headers).status == 200
+        assert client.request(GENERATE, {"text_input": "a", "n": [1, 2]}).status == 200
 
 
-@pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json answer", 1)])
+@pytest.mark.parametrize(("kind", "submitted"), [("json", 0), ("json response", 1)])
 def test_the_result_for_a_disconnected_client_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hold: Any, kind: str, submitted: int
 ):
@@ -162,7 +164,7 @@ def test_the_result_for_a_disconnected_client_is_dropped(
         held.may_go.set()
         with RawClient(server.url) as client:  # through the same threads, so that the other is over
             for _ in range(2):
-                assert client.ask(INFER, body()).status == 200
+                assert client.request(INFER, body()).status == 200
         assert len(seen) == 2 + submitted
         assert server.models.in_flight == 0
     statuses = [line.split()[4] for line in capfd.readouterr().err.splitlines()]
@@ -184,7 +186,7 @@ def test_a_queued_job_of_a_disconnected_client_is_skipped(hold: Any, monkeypatch
             server.until(lambda: len(server.web._kserve.aside) == 1)
             held.may_go.set()
             assert first.response().status == 200
-            assert first.ask(INFER, body()).status == 200
+            assert first.request(INFER, body()).status == 200
     assert parsed == [len(body())] * 2
 
 
@@ -196,14 +198,14 @@ def test_the_drain_waits_for_admitted_requests(hold: Any):
             assert held.is_there.wait(30)
             server.call(server.web.refuse_new)
             server.call(server.models.refuse_new)
-            assert late.ask(INFER, body()).status == 503
+            assert late.request(INFER, body()).status == 503
             assert server.call(lambda: server.listener.in_flight) == 1
             held.may_go.set()
-            answer = large.response()
-            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            response = large.response()
+            assert (response.status, response.headers["connection"]) == (200, "close")
 
 
-@pytest.mark.parametrize("kind", ["json", "json answer"])
+@pytest.mark.parametrize("kind", ["json", "json response"])
 def test_unfinished_jobs_are_refused_with_an_error_at_the_end(hold: Any, kind: str):
     with serving() as server:
         data, part = LARGE_ONES[kind]
@@ -212,14 +214,14 @@ def test_unfinished_jobs_are_refused_with_an_error_at_the_end(hold: Any, kind: s
             large.send(data)
             assert held.is_there.wait(30)
             assert server.call(server.web.refuse_rest) == 1
-            answer = large.response()
-            assert (answer.status, answer.json) == (
+            response = large.response()
+            assert (response.status, response.json) == (
                 503,
                 {"error": "the server stopped before the request was complete"},
             )
             held.may_go.set()
             assert server.call(server.web.refuse_rest) == 0
-            assert large.ask("/v2/health/live").status == 200
+            assert large.request("/v2/health/live").status == 200
 
 
 def test_requests_in_a_thread_count_as_in_progress(hold: Any, monkeypatch: pytest.MonkeyPatch):
@@ -229,10 +231,10 @@ def test_requests_in_a_thread_count_as_in_progress(hold: Any, monkeypatch: pytes
         with RawClient(server.url) as one, RawClient(server.url) as two:
             one.send(LARGE_ONES["json"][0])
             assert held.is_there.wait(30)
-            assert two.ask(INFER, body()).status == 429
+            assert two.request(INFER, body()).status == 429
             held.may_go.set()
             assert one.response().status == 200
-            assert two.ask(INFER, body()).status == 200
+            assert two.request(INFER, body()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -256,14 +258,14 @@ def test_requests_in_a_thread_count_as_in_progress(hold: Any, monkeypatch: pytes
 )
 def test_errors_in_large_bodies_are_explained(data: bytes, headers: dict[str, str], status: int, words: str):
     with serving(Settings(limits=Limits(message=1_000_000))) as server, RawClient(server.url) as client:
-        answer = client.ask(INFER, data, **headers)
-        assert (answer.status, words in answer.json["error"]) == (status, True), answer.json
-        assert client.ask(INFER, SMALL).status == 200
+        response = client.request(INFER, data, **headers)
+        assert (response.status, words in response.json["error"]) == (status, True), response.json
+        assert client.request(INFER, SMALL).status == 200
 
 
 def test_a_small_limit_applies_to_decompression_in_the_loop():
     with serving(Settings(limits=Limits(message=2000))) as server, RawClient(server.url) as client:
-        assert client.ask(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
+        assert client.request(INFER, gzip.compress(body(1000)), Content_Encoding="gzip").status == 413
 
 
 def test_large_bodies_are_freed(server: Served):
@@ -274,15 +276,15 @@ def test_large_bodies_are_freed(server: Served):
     try:
         with RawClient(server.url) as client:
             for data in (body(), body()[:-1], body().replace(b"INPUT0", b"INPUT9")):
-                client.ask(INFER, data)
-            client.send(LARGE_ONES["packed answer"][0])
+                client.request(INFER, data)
+            client.send(LARGE_ONES["compressed response"][0])
             client.response()
-            client.ask("/v2/health/live")  # the loop has let go of the answer before
+            client.request("/v2/health/live")  # by now the loop has released the response
             server.call(lambda: None)
             known = set(map(id, before))
 
             def is_clear() -> bool:
-                """A thread lets go of a body only after it has told the loop, which may have answered by then."""
+                """A thread releases a body only after it has notified the loop, which may have responded by then."""
                 return all(id(one) in known for one in gc.get_objects() if issubclass(type(one), kinds))
 
             until(is_clear, "nothing is kept")
@@ -293,32 +295,32 @@ def test_large_bodies_are_freed(server: Served):
 # --- many strings ----------------------------------------------------------------------------------------------------
 
 
-def many_strings(count: int, said: int) -> bytes:
-    """Return binary empty strings; `said` is the number that the request declares."""
-    x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [said], "parameters": {"binary_data_size": 4 * count}}
+def many_strings(count: int, declared: int) -> bytes:
+    """Return binary empty strings; `declared` is the number that the request declares."""
+    x = {"name": "IN_BYTES", "datatype": "BYTES", "shape": [declared], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [x], "parameters": {"binary_data_output": True}}).encode()
     return request(
         "/v2/models/all_types/infer", head + bytes(4 * count), Inference_Header_Content_Length=str(len(head))
     )
 
 
-@pytest.mark.parametrize(("said", "status"), [(MANY + 1, 200), (MANY + 2, 400), (MANY, 400)])
+@pytest.mark.parametrize(("declared", "status"), [(MANY + 1, 200), (MANY + 2, 400), (MANY, 400)])
 def test_other_requests_are_served_while_many_strings_are_checked(
-    server: Served, monkeypatch: pytest.MonkeyPatch, said: int, status: int
+    server: Served, monkeypatch: pytest.MonkeyPatch, declared: int, status: int
 ):
     held = Held(checks.read)
     monkeypatch.setattr(checks, "read", held)
     with RawClient(server.url) as large, RawClient(server.url) as other:
-        large.send(many_strings(MANY + 1, said))
-        if said == MANY + 1:  # others are found to be wrong at once
+        large.send(many_strings(MANY + 1, declared))
+        if declared == MANY + 1:  # others are found to be wrong at once
             assert held.is_there.wait(30)
             assert held.thread.startswith("all_types inputs")
-            assert other.ask("/v2/health/ready").status == 200
-            assert other.ask(INFER, SMALL).status == 200
+            assert other.request("/v2/health/ready").status == 200
+            assert other.request(INFER, SMALL).status == 200
             held.may_go.set()
-        answer = large.response()
-        assert (answer.status, answer.complete) == (status, True)
-        assert large.ask(INFER, SMALL).status == 200
+        response = large.response()
+        assert (response.status, response.complete) == (status, True)
+        assert large.request(INFER, SMALL).status == 200
 
 
 def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
@@ -332,4 +334,4 @@ def test_a_client_that_disconnects_during_the_check_leaves_nothing_behind(
     until(lambda: server.call(lambda: server.models.in_flight) == 0, "its work ended")
     held.may_go.set()
     with RawClient(server.url) as other:
-        assert other.ask(INFER, SMALL).status == 200
+        assert other.request(INFER, SMALL).status == 200

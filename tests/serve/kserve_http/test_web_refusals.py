@@ -77,24 +77,24 @@ def body(**parameters: Any) -> dict[str, Any]:
 
 
 def test_an_unknown_code_is_an_internal_error(web: RawClient):
-    answer = web.ask("/v2/models/raises/infer", body(code="BLAH"))
-    assert answer.status == 500
-    assert answer.json == {"error": r"my \udce9 message (raised with the unknown code 'BLAH')"}
-    assert web.ask("/v2/models/raises/infer", body()).status == 200
+    response = web.request("/v2/models/raises/infer", body(code="BLAH"))
+    assert response.status == 500
+    assert response.json == {"error": r"my \udce9 message (raised with the unknown code 'BLAH')"}
+    assert web.request("/v2/models/raises/infer", body()).status == 200
 
 
 def test_a_message_that_is_not_valid_utf8_is_escaped(web: RawClient):
-    answer = web.ask("/v2/models/raises/infer", body(text=True))
-    assert (answer.status, answer.json) == (500, {"error": "ValueError: schlimm: \\udce9 猫"})
-    answer = web.ask("/v2/models/raises/infer", body(code="NOT_FOUND"))
-    assert (answer.status, answer.json) == (404, {"error": "my \\udce9 message"})
+    response = web.request("/v2/models/raises/infer", body(text=True))
+    assert (response.status, response.json) == (500, {"error": "ValueError: schlimm: \\udce9 猫"})
+    response = web.request("/v2/models/raises/infer", body(code="NOT_FOUND"))
+    assert (response.status, response.json) == (404, {"error": "my \\udce9 message"})
 
 
-@pytest.mark.parametrize(("parameter", "said"), [("code", "unknown code"), ("text", r"mid \\udce9")])
-def test_a_stream_ends_after_such_an_error(web: RawClient, parameter: str, said: str):
-    answer = web.ask("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
-    assert (answer.status, answer.complete, len(answer.events)) == (200, True, 2)
-    assert said in answer.events[1]
+@pytest.mark.parametrize(("parameter", "message"), [("code", "unknown code"), ("text", r"mid \\udce9")])
+def test_a_stream_ends_after_such_an_error(web: RawClient, parameter: str, message: str):
+    response = web.request("/v2/models/streams/generate_stream", {"text_input": "a", parameter: "BLAH"})
+    assert (response.status, response.complete, len(response.events)) == (200, True, 2)
+    assert message in response.events[1]
 
 
 @pytest.mark.parametrize("code", ["BLAH", None, ["a"]])
@@ -108,52 +108,52 @@ def test_a_connection_is_closed_if_the_error_cannot_be_sent(
     """The client must not wait forever."""
 
     def fail(*_: object) -> None:
-        raise RuntimeError("nothing can be said")
+        raise RuntimeError("this cannot be encoded")
 
     with monkeypatch.context() as patched:
         patched.setattr(kserve_web.Kserve, "refuse", fail)
-        assert web.ask("/v2/models/raises/infer", body(text=True)).status == 0
+        assert web.request("/v2/models/raises/infer", body(text=True)).status == 0
     server.until(lambda: not server.listener.in_flight)
-    (told,) = server.errors
-    assert str(told["exception"]) == "nothing can be said"
+    (error,) = server.errors
+    assert str(error["exception"]) == "this cannot be encoded"
     server.errors.clear()
     with RawClient(server.url) as other:
-        assert other.ask("/v2/models/raises/infer", body()).status == 200
+        assert other.request("/v2/models/raises/infer", body()).status == 200
 
 
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
 def test_generate_ends_at_the_second_response_of_an_endless_model(server: Served, web: RawClient):
-    answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "count": -1})
-    assert answer.status == 400
-    assert "exactly 1 response" in answer.json["error"]
+    response = web.request("/v2/models/streams/generate", {"text_input": "a", "count": -1})
+    assert response.status == 400
+    assert "exactly 1 response" in response.json["error"]
     server.until(lambda: server.models.in_flight == 0)
-    again = web.ask("/v2/models/streams/generate", {"text_input": "a", "count": 1})  # its one instance is free
+    again = web.request("/v2/models/streams/generate", {"text_input": "a", "count": 1})  # its one instance is free
     assert (again.status, again.json["text_output"]) == (200, "x")
-    assert web.ask("/v2/models/streams/generate", {"text_input": "a", "count": 0}).status == 400
+    assert web.request("/v2/models/streams/generate", {"text_input": "a", "count": 0}).status == 400
 
 
 def test_generate_reports_an_error_after_its_response(web: RawClient):
-    answer = web.ask("/v2/models/streams/generate", {"text_input": "a", "text": True})
-    assert (answer.status, answer.json) == (500, {"error": r"ValueError: mid \udce9"})
+    response = web.request("/v2/models/streams/generate", {"text_input": "a", "text": True})
+    assert (response.status, response.json) == (500, {"error": r"ValueError: mid \udce9"})
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("parameters", "status", "said"),
+    ("parameters", "status", "message"),
     [
         ({"file:1/model.py": "eA=="}, 501, "not from files in requests"),
         ({"other": 1, "config": "{}"}, 400, "load parameter 'other' is unknown: only 'config' is supported"),
         ({"config": 5}, 400, "Unable to parse 'config'"),
     ],
 )
-def test_a_load_accepts_only_a_configuration(web: RawClient, parameters: dict[str, Any], status: int, said: str):
-    answer = web.ask("/v2/repository/models/echo/load", {"parameters": parameters})
-    assert answer.status == status
-    assert said in answer.json["error"]
+def test_a_load_accepts_only_a_configuration(web: RawClient, parameters: dict[str, Any], status: int, message: str):
+    response = web.request("/v2/repository/models/echo/load", {"parameters": parameters})
+    assert response.status == status
+    assert message in response.json["error"]
 
 
 def test_the_index_includes_reasons_that_are_not_valid_utf8(tmp_path: Path):
@@ -161,7 +161,7 @@ def test_the_index_includes_reasons_that_are_not_valid_utf8(tmp_path: Path):
     (folder / "bad/1").mkdir(parents=True)
     (folder / "bad/1/model.py").write_text('raise ValueError("caf\\udce9")')
     with serving(Settings(), folder) as server, RawClient(server.url) as web:
-        answer = web.ask("/v2/repository/index", b"")
-        assert answer.status == 200
-        reasons = {entry["name"]: entry.get("reason", "") for entry in answer.json}
+        response = web.request("/v2/repository/index", b"")
+        assert response.status == 200
+        reasons = {entry["name"]: entry.get("reason", "") for entry in response.json}
         assert r"caf\udce9" in reasons["bad"]

@@ -45,24 +45,24 @@ class Call:
     """A request and its recorded responses."""
 
     def __init__(self, model: str, *inputs: Tensor, deadline: int = NEVER, **words: Any) -> None:
-        self.answers: list[tuple[Output, ...]] = []
+        self.responses: list[tuple[Output, ...]] = []
         self.ends: list[Refused | None] = []
         self.over = asyncio.Event()
-        self.heard = asyncio.Event()
+        self.responded = asyncio.Event()
         self.inference = Inference(
             model,
             {tensor.name: tensor for tensor in inputs},
-            answer=self._answer,
+            answer=self._respond,
             ended=self._ended,
             arrived=now(),
             deadline=deadline,
             **words,
         )
 
-    def _answer(self, outputs: tuple[Output, ...]) -> None:
+    def _respond(self, outputs: tuple[Output, ...]) -> None:
         assert not self.ends
-        self.answers.append(outputs)
-        self.heard.set()
+        self.responses.append(outputs)
+        self.responded.set()
 
     def _ended(self, why: Refused | None) -> None:
         self.ends.append(why)
@@ -76,7 +76,7 @@ class Call:
         """Return the arrays of the only response."""
         await self.over.wait()
         assert self.ends == [None], self.ends
-        (outputs,) = self.answers
+        (outputs,) = self.responses
         return {output.tensor.name: to_numpy(output.tensor) for output in outputs}
 
     async def refused(self) -> Refused:

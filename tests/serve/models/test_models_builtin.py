@@ -36,7 +36,7 @@ def test_identity_needs_no_files() -> None:
         view = memoryview(b"\0" * 12)
         call = Call("identity", Tensor("INPUT0", "FP32", (1, 3), view)).on(models)
         assert call.ends == [None]
-        assert call.answers[0][0].tensor.data is view  # not a copy
+        assert call.responses[0][0].tensor.data is view  # not a copy
         await models.unload("identity")
         await models.load("identity")
         assert models.is_ready("identity", "1") and not models.is_ready("identity", "2")
@@ -93,7 +93,7 @@ def test_identity_returns_every_datatype(
             call = Call("m", *inputs).on(models)
             assert [
                 (output.tensor.name, output.tensor.datatype, output.tensor.shape, output.tensor.data)
-                for output in call.answers[0]
+                for output in call.responses[0]
             ] == [(f"OUT{i}", kind, tuple(shape), inputs[i].data) for i, kind in enumerate(kinds)]
 
     run(test())
@@ -126,7 +126,7 @@ def test_delays_support_slots_and_several_responses(tmp_path: Path) -> None:
             assert models.find("m").pending == 0
             for call in calls:
                 await call.over.wait()
-                assert len(call.answers) == 3
+                assert len(call.responses) == 3
                 assert call.inference.compute_ns >= 3 * MS
                 assert call.inference.finished - call.inference.started >= 9 * MS
 

@@ -25,7 +25,7 @@ RAISED: dict[str, BaseException] = {
     "its exit": SystemExit(3),
     "an interruption": KeyboardInterrupt("negative"),
 }
-TOLD = {
+ERRORS = {
     "an error": ("INTERNAL", "ValueError: negative"),
     "no memory": ("INTERNAL", "MemoryError: no room for all"),
     "a refusal": ("INVALID_ARGUMENT", "negative"),
@@ -106,12 +106,12 @@ def test_only_the_request_that_caused_the_error_fails(tmp_path: Path, kind: str)
             for call in calls:
                 call.on(models)
             why = await calls[1].refused()
-            assert (why.code, why.message) == TOLD[kind]
+            assert (why.code, why.message) == ERRORS[kind]
             good = [calls[i] for i in (0, 2, 3)]
             assert [(await call.outputs())["OUTPUT0"].tolist() for call in good] == [[[2]], [[4]], [[6]]]
             assert WATCHED.rows == [4, 1, 1, 1, 1]
             call = Call("m", fp32([-1], [1], [1], [1]), parameters={"kind": kind}).on(models)
-            assert (await call.refused()).message == TOLD[kind][1]
+            assert (await call.refused()).message == ERRORS[kind][1]
             assert WATCHED.rows[5:] == [4]  # of a request that is alone there is nothing to find out
 
     run(test())
@@ -142,10 +142,10 @@ def test_a_cancelled_request_is_not_retried(tmp_path: Path) -> None:
 
 
 def test_a_long_error_keeps_its_beginning_and_end() -> None:
-    told = reason(ValueError("it began so " + "and went on " * 1000 + "and ended so")).message
-    assert told.startswith("ValueError: it began so and")
-    assert told.endswith("went on and ended so")
-    assert len(told) < 1010
+    message = reason(ValueError("it began so " + "and went on " * 1000 + "and ended so")).message
+    assert message.startswith("ValueError: it began so and")
+    assert message.endswith("went on and ended so")
+    assert len(message) < 1010
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def loose(loading: Loading) -> Loaded:
     return Loaded(run=compute)
 
 
-def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
+def a_call(gives: str, *inputs: Tensor, **words: Any) -> Call:
     given = inputs or (from_numpy("INPUT0", np.zeros(1, np.float32)), from_numpy("MORE", np.zeros(1, np.float32)))
     return Call("m", *given, parameters={"gives": gives}, **words)
 
@@ -191,9 +191,9 @@ def asked(gives: str, *inputs: Tensor, **words: Any) -> Call:
 def test_outputs_must_match_the_configuration(tmp_path: Path, gives: str, why: str) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
-            refused = await asked(gives).on(models).refused()
+            refused = await a_call(gives).on(models).refused()
             assert (refused.code, refused.message) == ("INTERNAL", why)
-            found = await asked("A=0,2 B=3").on(models).outputs()
+            found = await a_call("A=0,2 B=3").on(models).outputs()
             assert {name: array.shape for name, array in found.items()} == {"A": (0, 2), "B": (3,)}
 
     run(test())
@@ -202,11 +202,11 @@ def test_outputs_must_match_the_configuration(tmp_path: Path, gives: str, why: s
 def test_outputs_may_be_missing_if_not_requested_or_without_inputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO}) as models:
-            assert list(await asked("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
-            refused = await asked("A=1,2", wanted=wants("B")).on(models).refused()
+            assert list(await a_call("A=1,2", wanted=wants("A")).on(models).outputs()) == ["A"]
+            refused = await a_call("A=1,2", wanted=wants("B")).on(models).refused()
             assert refused.message == "the model did not return output 'B', which was requested"
             without = from_numpy("INPUT0", np.zeros(1, np.float32))
-            assert list(await asked("B=3", without).on(models).outputs()) == ["B"]
+            assert list(await a_call("B=3", without).on(models).outputs()) == ["B"]
 
     run(test())
 
@@ -214,8 +214,8 @@ def test_outputs_may_be_missing_if_not_requested_or_without_inputs(tmp_path: Pat
 def test_responses_of_a_decoupled_model_may_omit_outputs(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": TWO + "model_transaction_policy { decoupled: true }"}) as models:
-            assert list(await asked("B=3").on(models).outputs()) == ["B"]
-            assert "with shape [4]" in (await asked("B=4").on(models).refused()).message
+            assert list(await a_call("B=3").on(models).outputs()) == ["B"]
+            assert "with shape [4]" in (await a_call("B=4").on(models).refused()).message
 
     run(test())
 
@@ -227,7 +227,7 @@ def test_outputs_must_have_the_rows_of_the_batch(tmp_path: Path, count: int) -> 
     async def test() -> None:
         async with serving(tmp_path, {"m": config}) as models:
             inputs = fp32([0]), fp32([0], name="MORE")
-            calls = [asked("A=7,5,2 B=7,3", *inputs).on(models) for _ in range(count)]
+            calls = [a_call("A=7,5,2 B=7,3", *inputs).on(models) for _ in range(count)]
             for call in calls:
                 why = (await call.refused()).message
                 assert why.startswith("output 'A' has the shape [7, 5, 2]: ")
@@ -282,8 +282,10 @@ def test_a_batch_is_not_retried_for_an_invalid_request(tmp_path: Path, key: str)
     async def test() -> None:
         async with serving(tmp_path, {"m": 'backend: "filtering"' + CONFIG}) as models:
             models.regions.register("r", key, 0, 4)
-            asked = [(), wants("OUTPUT0", placed=Placed("r", 2)), (), ()]
-            calls = [Call("m", fp32([1]), parameters={"without": ""}, wanted=wanted).on(models) for wanted in asked]
+            wants_per_call = [(), wants("OUTPUT0", placed=Placed("r", 2)), (), ()]
+            calls = [
+                Call("m", fp32([1]), parameters={"without": ""}, wanted=wanted).on(models) for wanted in wants_per_call
+            ]
             assert "should be at least 4 bytes" in (await calls[1].refused()).message
             assert [(await calls[i].outputs())["OUTPUT0"].tolist() for i in (0, 2, 3)] == [[[1]]] * 3
             assert WATCHED.rows == [4]
@@ -384,7 +386,7 @@ def test_an_exception_without_a_printable_message_is_named_by_its_type(tmp_path:
             why = await bad.refused()
             assert (why.code, why.message) == ("INTERNAL", f"{kind} (its message cannot be displayed)")
             assert (await good.outputs())["OUTPUT0"].ravel().tolist() == [1]
-            await models.unload("m")  # waits for what is under way
+            await models.unload("m")  # waits for what is in progress
             assert models.in_flight == 0
 
     run(test())

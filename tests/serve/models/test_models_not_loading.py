@@ -61,9 +61,9 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
         models.add(str(folder))
         await asyncio.wait_for(models.start(), WAIT_S)
         try:
-            told = control.repository_index(models)
+            index = control.repository_index(models)
             found.update(
-                {one.name: (one.state, one.reason) for one in type(told).FromString(told.SerializeToString()).models}
+                {one.name: (one.state, one.reason) for one in type(index).FromString(index.SerializeToString()).models}
             )
         finally:
             await models.close()
@@ -74,7 +74,7 @@ def index_of(folder: Path) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_other_models_are_served_and_the_index_has_the_reason(tmp_path: Path, case: str) -> None:
-    file, text, said = BROKEN[case]
+    file, text, message = BROKEN[case]
     put(tmp_path / "good/config.pbtxt", f'backend: "identity" {TENSORS}')
     (tmp_path / "bad/1").mkdir(parents=True)
     put(tmp_path / "bad" / file, text)
@@ -82,7 +82,7 @@ def test_other_models_are_served_and_the_index_has_the_reason(tmp_path: Path, ca
     assert index["good"] == ("READY", "")
     state, reason = index["bad"]
     assert state == "UNAVAILABLE"
-    assert said in reason
+    assert message in reason
 
 
 def test_a_folder_with_an_invalid_name_is_listed_but_not_loaded(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_request_may_be_cancelled_while_its_inputs_are_read(tmp_path: Path) ->
             other = Slow(flat(3, 4).data)
             other.may.set()
             assert (await unread(other).on(models).outputs())["OUTPUT0"].tolist() == [3, 4]
-            assert (call.answers, len(call.ends)) == ([], 1)
+            assert (call.responses, len(call.ends)) == ([], 1)
 
     run(test())
 
@@ -212,7 +212,7 @@ def test_large_outputs_are_written_to_shared_memory_in_a_thread(tmp_path: Path, 
             call = Call("m", from_numpy("INPUT0", values), wanted=wants("OUTPUT0", placed=placed)).on(models)
             assert not call.ends
             await call.over.wait()
-            ((output,),) = call.answers
+            ((output,),) = call.responses
             assert (call.ends, output.tensor.data, output.tensor.shape) == ([None], b"", values.shape)
             assert models.regions.find("r", values.nbytes, AT_ONCE).read() == values.tobytes()
             os.truncate(f"/dev/shm{key}", 0)
@@ -233,7 +233,7 @@ def test_responses_keep_their_order_when_one_is_processed_in_a_thread(tmp_path: 
             given = from_numpy("INPUT0", np.zeros(AT_ONCE, np.float32))
             call = Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", 4 * AT_ONCE))).on(models)
             await call.over.wait()
-            assert (len(call.answers), call.ends, models.in_flight) == (3, [None], 0)
+            assert (len(call.responses), call.ends, models.in_flight) == (3, [None], 0)
 
     run(test())
 
@@ -271,12 +271,12 @@ def test_a_region_stays_open_while_it_is_in_use(key: str) -> None:
     regions.register("r", key, 0, 4)
     path.unlink()
     path.write_bytes(b"other")
-    place = regions.find("r", 4)
-    assert place.read() == b"abcd"
+    region = regions.find("r", 4)
+    assert region.read() == b"abcd"
     regions.unregister("r")
-    assert place.read() == b"abcd"
+    assert region.read() == b"abcd"
     assert any(key in name for name in open_files())
-    del place
+    del region
     assert not any(key in name for name in open_files())
 
 
@@ -330,7 +330,7 @@ def test_classes_of_large_and_small_outputs_agree(tmp_path: Path) -> None:
             assert not call.ends
             found = await call.outputs()
             assert found["OUTPUT0"].tolist() == [[b"3.000000:%d" % (AT_ONCE // 4 + 1), b"2.000000:%d" % (AT_ONCE // 4)]]
-            assert to_numpy(call.answers[0][0].tensor).shape == (1, 2)
+            assert to_numpy(call.responses[0][0].tensor).shape == (1, 2)
 
     run(test())
 

@@ -98,9 +98,9 @@ def test_a_region_is_shared_with_the_client(key: str) -> None:
     assert Path("/dev/shm", key[1:]).read_bytes()[20:24] == b"abcd"
     (status,) = regions.status()
     assert (status.name, status.key, status.offset, status.byte_size) == ("r", key, 8, 16)
-    place = regions.find("r", 4, 12)
+    region = regions.find("r", 4, 12)
     regions.unregister()
-    assert (regions.status(), place.read()) == ([], b"abcd")
+    assert (regions.status(), region.read()) == ([], b"abcd")
 
 
 def test_regions_are_refused_in_tritons_words(key: str) -> None:
@@ -164,8 +164,8 @@ def test_inputs_and_outputs_in_shared_memory(tmp_path: Path, key: str) -> None:
             def call(**placed: int) -> Call:
                 return Call("m", given, wanted=wants("OUTPUT0", placed=Placed("r", **placed)))
 
-            asked = call(byte_size=16, offset=32).on(models)
-            ((output,),) = asked.answers
+            request = call(byte_size=16, offset=32).on(models)
+            ((output,),) = request.responses
             assert (output.tensor.shape, output.tensor.data) == ((1, 3), b"")
             assert models.regions.find("r", 16, 32).read() == bytes([*range(12), 44, 45, 46, 47])
             why = await call(byte_size=8).on(models).refused()
@@ -198,7 +198,7 @@ def test_an_output_goes_to_the_region_registered_at_submission(
                 models.regions.register("r", other.name, 0, 64)
             fakes("m").open()
             await call.over.wait()
-            ((output,),) = call.answers
+            ((output,),) = call.responses
             assert (call.ends, output.tensor.data) == ([None], b"")
             assert Path(f"/dev/shm{key}").read_bytes() == bytes([*range(12), *fp32([7]).data, *range(16, 64)])
             assert other.read_bytes() == bytes(64)

@@ -225,12 +225,12 @@ def test_any_history_keeps_order_sizes_and_keys_and_loses_nothing(
     if not policy.batching:
         policy = Policy()
     server = Server(policy, slots, ends_at_once)
-    asked: list[Inference] = []
+    inferences: list[Inference] = []
     removed: list[Inference] = []
     for step in steps:
         if step[0] == "put":
             _, rows, key, within = step
-            asked.append(server.put(rows, key, NEVER if within == NEVER else server.clock.t + within))
+            inferences.append(server.put(rows, key, NEVER if within == NEVER else server.clock.t + within))
         elif step[0] == "advance":
             server.clock.advance(step[1])
         elif step[0] == "end" and server.n_running:
@@ -245,14 +245,14 @@ def test_any_history_keeps_order_sizes_and_keys_and_loses_nothing(
             assert policy.batching
             assert server.clock.t < waiting[0].queued + policy.delay_ns
         assert all(one.deadline > server.clock.t for one in waiting)
-    for _ in range(2 * len(asked) + 1):  # the end of all
+    for _ in range(2 * len(inferences) + 1):  # the end of all
         server.clock.advance(policy.delay_ns)
         while server.n_running:
             server.end_one()
     started = [one for batch in server.batches for one in batch]
-    order = {id(one): i for i, one in enumerate(asked)}
+    order = {id(one): i for i, one in enumerate(inferences)}
     assert [order[id(one)] for one in started] == sorted(order[id(one)] for one in started)
-    assert sorted(order[id(one)] for one in started + server.expired + removed) == list(range(len(asked)))
+    assert sorted(order[id(one)] for one in started + server.expired + removed) == list(range(len(inferences)))
     for batch, begun in zip(server.batches, server.starts, strict=True):
         assert len({one.key for one in batch}) == 1
         assert sum(one.rows for one in batch) <= policy.max_rows or len(batch) == 1

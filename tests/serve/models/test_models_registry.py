@@ -90,24 +90,24 @@ def test_a_decoupled_model_streams_and_is_closed_when_cancelled(tmp_path: Path, 
             one = Call("m", flat(3)).on(models)
             for n in range(1, 4):
                 fakes("m").open()
-                while len(one.answers) < n:
-                    one.heard.clear()
-                    await one.heard.wait()
-                assert len(one.answers) == n
+                while len(one.responses) < n:
+                    one.responded.clear()
+                    await one.responded.wait()
+                assert len(one.responses) == n
             await one.over.wait()
             assert one.ends == [None]
             fakes("m").closed.clear()
             two = Call("m", flat(3)).on(models)
             fakes("m").open()
-            await two.heard.wait()
+            await two.responded.wait()
             models.cancel(two.inference)
             assert (await two.refused()).code == "CANCELLED"
             fakes("m").open()
             await asyncio.get_running_loop().run_in_executor(None, fakes("m").closed.wait)
-            assert len(two.answers) == 1
+            assert len(two.responses) == 1
             none = Call("m", flat(0)).on(models)
             await none.over.wait()
-            assert (none.answers, none.ends) == ([], [None])
+            assert (none.responses, none.ends) == ([], [None])
 
     run(test())
 
@@ -245,8 +245,8 @@ def test_a_request_that_expires_in_the_queue_ends(
 def test_a_failing_callback_does_not_affect_others(tmp_path: Path, fakes: Gates) -> None:
     async def test() -> None:
         async with serving(tmp_path, {"m": BATCHING}) as models:
-            said: list[object] = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+            errors: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
             calls = [Call("m", fp32([i])).on(models) for i in range(3)]
 
             def fails(_: object) -> None:
@@ -255,7 +255,7 @@ def test_a_failing_callback_does_not_affect_others(tmp_path: Path, fakes: Gates)
             calls[1].inference.answer = calls[1].inference.ended = fails
             fakes("m").open(2)
             await calls[2].outputs()
-            assert [type(error) for error in said] == [ZeroDivisionError] * 2
+            assert [type(error) for error in errors] == [ZeroDivisionError] * 2
             assert models.in_flight == 0
 
     run(test())
@@ -279,7 +279,7 @@ def test_a_cancelled_request_leaves_the_queue_and_its_batch_continues(tmp_path: 
             fakes("m").open()
             await calls[3].outputs()
             assert fakes("m").batches == [[0], [1, 3]]
-            assert (calls[1].answers, calls[2].answers) == ([], [])
+            assert (calls[1].responses, calls[2].responses) == ([], [])
             models.cancel(calls[3].inference)
             assert calls[3].ends == [None]
             assert models.find("m").counted.failures["CANCELED"] == 2
@@ -329,7 +329,7 @@ def test_random_cancellations_end_each_request_once(data: st.DataObject, tmp_pat
             for i, call in enumerate(calls):
                 (why,) = call.ends
                 if why is None:
-                    assert [float(np.frombuffer(call.answers[0][0].tensor.data, "<f4")[0])] == [i]
+                    assert [float(np.frombuffer(call.responses[0][0].tensor.data, "<f4")[0])] == [i]
                 else:
                     assert why.code == "CANCELLED" and any(which == i for which, _ in cancels)
             assert (models.in_flight, models.find("m").pending) == (0, 0)
@@ -366,7 +366,7 @@ def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (f'backend: "unloadable" {TENSORS}', "no such weights"),
         (f'backend: "broken" {TENSORS}'.replace('"0"', '"1"'), "failed its warm-up"),
@@ -378,9 +378,9 @@ def test_a_model_that_fails_to_load_is_in_the_index_with_its_reason(tmp_path: Pa
         ('backend: "sim" parameters { key: "delay" value { string_value: "soon" } }', "delay"),
     ],
 )
-def test_the_only_model_must_load(tmp_path: Path, fakes: Gates, config: str, said: str) -> None:
+def test_the_only_model_must_load(tmp_path: Path, fakes: Gates, config: str, message: str) -> None:
     async def test() -> None:
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             async with serving(tmp_path, {"m": config}):
                 pass
 
@@ -602,7 +602,7 @@ def test_idle_threads_do_not_keep_tensors(tmp_path: Path, fakes: Gates) -> None:
             call = Call("m", tensor).on(models)
             await call.outputs()
             del call, tensor
-            async with asyncio.timeout(WAIT_S):  # the thread comes to its end a little later than the answer does
+            async with asyncio.timeout(WAIT_S):  # the thread ends a little later than the response
                 while gc.collect() or seen() is not None:  # a Call and its request know each other
                     await asyncio.sleep(0.001)
 

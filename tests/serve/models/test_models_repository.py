@@ -120,7 +120,7 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"m/config.pbtxt": "max_batch_size: many"}, "config.pbtxt: 1:17"),
         ({"m/config.yaml": "[1, 2]"}, "is not a mapping"),
@@ -143,22 +143,22 @@ def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_on_disk_are_explained(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_errors_on_disk_are_explained(tmp_path: Path, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         put(tmp_path / name, text)
-    assert said in refused(ModelSource("m", tmp_path / "m", tmp_path))
+    assert message in refused(ModelSource("m", tmp_path / "m", tmp_path))
 
 
 def test_an_unknown_model_is_refused_with_the_alternatives(tmp_path: Path) -> None:
     put(tmp_path / "weights.bin")
-    for given, said in (
+    for given, message in (
         (tmp_path / "not-there", "or one of classifier, identity"),
         (tmp_path, "neither a model nor a model repository"),
         (tmp_path / "weights.bin", "unknown kind of model file"),
     ):
         with pytest.raises(UserError) as raised:
             sources(str(given))
-        assert said in str(raised.value)
+        assert message in str(raised.value)
 
 
 # --- what cannot be reached ------------------------------------------------------------------------------------------
@@ -177,12 +177,12 @@ def test_a_link_that_leaves_the_repository_is_refused(tmp_path: Path, link: str)
     put(root / "m/config.pbtxt", 'backend: "identity"')
     put(root / "m/1/model.onnx")
     put(root / "m/1/deep/other.bin")
-    place = root / link
-    if place.is_dir():
-        place.rename(tmp_path / "away")
+    path = root / link
+    if path.is_dir():
+        path.rename(tmp_path / "away")
     else:
-        place.unlink(missing_ok=True)
-    place.symlink_to(
+        path.unlink(missing_ok=True)
+    path.symlink_to(
         outside / (Path(link).name if Path(link).suffix in (".pbtxt",) else "1/model.onnx" if Path(link).suffix else "")
     )
     assert "is a link to a target outside the repository" in refused(ModelSource("m", root / "m", root))
@@ -222,7 +222,7 @@ def test_a_model_file_outside_the_version_is_refused(tmp_path: Path) -> None:
     assert "must be a plain file name" in refused(ModelSource("m", tmp_path / "m"))
 
 
-# --- what is put over it ---------------------------------------------------------------------------------------------
+# --- overrides -------------------------------------------------------------------------------------------------------
 
 
 def test_overrides_change_the_configuration() -> None:
@@ -259,7 +259,7 @@ def test_an_empty_value_enables_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("max_batch_size", "has no value"),
         ("=3", "has no value"),
@@ -276,25 +276,25 @@ def test_an_empty_value_enables_a_message() -> None:
         ("model_transaction_policy.decoupled=maybe", "must be true or false"),
     ],
 )
-def test_invalid_overrides_are_explained(text: str, said: str) -> None:
+def test_invalid_overrides_are_explained(text: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
         check((text,))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 # --- what follows from it --------------------------------------------------------------------------------------------
 
 
 def test_instances_run_on_the_devices_of_their_groups() -> None:
-    def places(text: str) -> list[str]:
+    def devices(text: str) -> list[str]:
         return configs.devices(configs.from_pbtxt(text), "auto")
 
-    assert places("") == ["auto"]
-    assert places("instance_group [{ count: 2 }]") == ["auto", "auto"]
-    assert places("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU, gpus: [ 0, 1 ], count: 2 }]") == [
+    assert devices("") == ["auto"]
+    assert devices("instance_group [{ count: 2 }]") == ["auto", "auto"]
+    assert devices("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU, gpus: [ 0, 1 ], count: 2 }]") == [
         "cpu", "cuda:0", "cuda:0", "cuda:1", "cuda:1",
     ]  # fmt: skip
-    assert places("instance_group [{ kind: KIND_GPU }]") == ["cuda"]
+    assert devices("instance_group [{ kind: KIND_GPU }]") == ["cuda"]
 
 
 def test_batching_must_be_configured() -> None:
@@ -313,7 +313,7 @@ def test_batching_must_be_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sequence_batching { }", "sequence batching is not supported"),
         ("ensemble_scheduling { }", "ensembles are not supported"),
@@ -324,8 +324,8 @@ def test_batching_must_be_configured() -> None:
         ('parameters { key: "max_queue_size" value { string_value: "x" } }', "must be a whole number"),
     ],
 )
-def test_a_configuration_that_cannot_be_served_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_configuration_that_cannot_be_served_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         configs.policy(configs.from_pbtxt(text))
 
 

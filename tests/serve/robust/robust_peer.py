@@ -38,14 +38,16 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def delayed(delay: str, *, slots: int = 1, answers: int = 1, more: str = "") -> str:
+def delayed(delay: str, *, slots: int = 1, responses: int = 1, more: str = "") -> str:
     """Return the configuration of an identity model with a delay; at most `slots` concurrently, 0 for no limit."""
-    told = {"delay": delay, "slots": str(slots), "answers": str(answers), "warmup": "0"}
+    parameters = {"delay": delay, "slots": str(slots), "answers": str(responses), "warmup": "0"}
     return (
         'backend: "sim"\n'
         'input [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
         'output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] }]\n'
-        + "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in told.items())
+        + "".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
+        )
         + more
     )
 
@@ -88,16 +90,16 @@ def write_models(folder: Path, **configs: str) -> str:
 class Child:
     """`inferometer serve` in a process of its own: its addresses, resources and output."""
 
-    def __init__(self, process: "subprocess.Popen[str]", said: Path, http: str, grpc_place: str) -> None:
-        self.process, self.url, self.place = process, http, grpc_place
+    def __init__(self, process: "subprocess.Popen[str]", stderr: Path, http: str, grpc_address: str) -> None:
+        self.process, self.url, self.grpc_address = process, http, grpc_address
         self.pid = process.pid
         host, _, port = http.removeprefix("http://").rpartition(":")
         self.address = (host, int(port))
-        self._said = said
+        self._stderr = stderr
 
     def errors(self) -> str:
         """Return its standard error so far."""
-        return self._said.read_text(errors="replace")
+        return self._stderr.read_text(errors="replace")
 
     def memory(self) -> int:
         return self._status("VmRSS")
@@ -144,17 +146,17 @@ class Child:
 def child(*arguments: str, blocked: Sequence[str] = (), first: str = "") -> Iterator[Child]:
     """Run `inferometer serve ARGUMENTS`; packages in `blocked` appear as not installed, and `first` is executed before."""
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
-        said = Path(folder) / "stderr"
-        with said.open("w") as errors:
+        stderr = Path(folder) / "stderr"
+        with stderr.open("w") as errors:
             process = launched(*arguments, blocked=blocked, first=first, stderr=errors)
         try:
             assert process.stdout is not None
             http = process.stdout.readline().split()
-            assert http[:2] == ["Listening", "on"], f"{http} {said.read_text()}"
-            place = ""
+            assert http[:2] == ["Listening", "on"], f"{http} {stderr.read_text()}"
+            grpc_address = ""
             if "--grpc=-1" not in arguments:
-                place = process.stdout.readline().split()[1].removeprefix("grpc://")
-            one = Child(process, said, http[2], place)
+                grpc_address = process.stdout.readline().split()[1].removeprefix("grpc://")
+            one = Child(process, stderr, http[2], grpc_address)
             yield one
             one.stop()
         finally:
@@ -216,18 +218,19 @@ class Http:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def ask(self, data: bytes) -> tuple[int, bytes]:
+    def request(self, data: bytes) -> tuple[int, bytes]:
         try:
             self.sock.sendall(data)
         except OSError as error:
             self.cut = f"while sending: {error}"
-        return self.answer()  # even then: what is refused before all of it came is answered, but not read to its end
+        # Even then: a request that is refused early gets a response, but is not read to its end.
+        return self.read_response()
 
     def json(self, method: str, path: str, tree: Any = None) -> tuple[int, Any]:
-        status, body = self.ask(http_request(method, path, b"" if tree is None else json.dumps(tree).encode()))
+        status, body = self.request(http_request(method, path, b"" if tree is None else json.dumps(tree).encode()))
         return status, json.loads(body) if body else None
 
-    def answer(self) -> tuple[int, bytes]:
+    def read_response(self) -> tuple[int, bytes]:
         try:
             while (end := self._buffer.find(b"\r\n\r\n")) < 0:
                 if not self._more():
@@ -251,16 +254,16 @@ class Http:
         data = self.sock.recv(65536)
         self._buffer += data
         if not data:
-            self.cut = f"closed after {len(self._buffer)} bytes of an answer"
+            self.cut = f"closed after {len(self._buffer)} bytes of a response"
         return bool(data)
 
 
-def answers(server: Child, model: str = "identity") -> bool:
+def responds(server: Child, model: str = "identity") -> bool:
     """Check that the server responds over both protocols."""
     with Http(server.address) as client:
-        status, body = client.ask(small(model))
+        status, body = client.request(small(model))
         assert status == 200, body
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         assert infer(channel, a_request(model)).raw_output_contents == [b"\0\0\x80?"]
     return True
 
@@ -268,7 +271,7 @@ def answers(server: Child, model: str = "identity") -> bool:
 def pending(server: Child, model: str) -> int:
     """Return the number of queued requests according to the metrics."""
     with Http(server.address) as client:
-        _, page = client.ask(http_request("GET", "/metrics"))
+        _, page = client.request(http_request("GET", "/metrics"))
     line = f'nv_inference_pending_request_count{{model="{model}",'
     return next(int(float(each.split()[-1])) for each in page.decode().splitlines() if each.startswith(line))
 
@@ -277,9 +280,11 @@ def pending(server: Child, model: str) -> int:
 
 
 @contextlib.contextmanager
-def dialled(place: str, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
+def dialled(address: str, *options: tuple[str, Any]) -> Iterator[grpc.Channel]:
     """Open a gRPC channel with its own connection."""
-    with grpc.insecure_channel(place, options=[("grpc.use_local_subchannel_pool", 1), *UNLIMITED, *options]) as channel:
+    with grpc.insecure_channel(
+        address, options=[("grpc.use_local_subchannel_pool", 1), *UNLIMITED, *options]
+    ) as channel:
         yield channel
 
 
@@ -313,10 +318,10 @@ def large_over_http(server: Child, size: int) -> None:
         client.sock.sendall(infer_head("identity", size, [1, size // 4]))
         for _ in range(size // PIECE):
             client.sock.sendall(_TRUTH)
-        _compare_answer(client.sock, size)
+        _compare_response(client.sock, size)
 
 
-def _compare_answer(sock: socket.socket, size: int) -> None:
+def _compare_response(sock: socket.socket, size: int) -> None:
     with sock.makefile("rb", buffering=PIECE) as file:
         assert file.readline().split()[1] == b"200"
         json_size = 0
@@ -332,10 +337,10 @@ def large_over_grpc(server: Child, size: int) -> None:
     """Send and receive one message, built by hand: protobuf's own copies are not measured."""
     data = _TRUTH * (size // PIECE)
     message = a_request(values=data).SerializeToString()
-    with dialled(server.place) as channel:
-        answer = channel.unary_unary(MODEL_INFER)(message, timeout=120)
-    assert len(answer) > size
-    assert answer[-size:] == data
+    with dialled(server.grpc_address) as channel:
+        response = channel.unary_unary(MODEL_INFER)(message, timeout=120)
+    assert len(response) > size
+    assert response[-size:] == data
 
 
 def large_in_chunks(server: Child, size: int) -> None:
@@ -349,15 +354,15 @@ def large_in_chunks(server: Child, size: int) -> None:
         for _ in range(size // PIECE):
             yield piece
 
-    with dialled(server.place) as channel:
-        place = 0
+    with dialled(server.grpc_address) as channel:
+        received = 0
         for message in channel.stream_stream(INFER_CHUNKED)(sent(), timeout=120):
             chunk = Chunk.FromString(message)
             if chunk.WhichOneof("piece") == "data":
-                first = place % PIECE
+                first = received % PIECE
                 assert chunk.data == (_TRUTH + _TRUTH)[first : first + len(chunk.data)]
-                place += len(chunk.data)
-        assert place == size
+                received += len(chunk.data)
+        assert received == size
 
 
 LARGE = {"HTTP": large_over_http, "gRPC": large_over_grpc, "gRPC in chunks": large_in_chunks}
@@ -390,14 +395,14 @@ class Tally:
         return f"{self.served} served, refused {self.refused}, lost {self.lost}"
 
 
-def many_streams(place: str, count: int, model: str, channels: int = 4) -> Tally:
+def many_streams(address: str, count: int, model: str, channels: int = 4) -> Tally:
     """Open `count` ModelStreamInfer calls concurrently; once all are open, each sends a request and reads the response."""
-    import asyncio  # noqa: PLC0415  (threads would be as many as streams)
+    import asyncio  # noqa: PLC0415  (threads would need one per stream)
 
     async def run() -> Tally:
         tally, opened, everybody = Tally(), 0, asyncio.Event()
         options = [("grpc.use_local_subchannel_pool", 1), *UNLIMITED]
-        dialled = [grpc.aio.insecure_channel(place, options=options) for _ in range(channels)]
+        dialled = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
         message = a_request(model).SerializeToString()
 
         async def one(channel: grpc.aio.Channel) -> None:
@@ -411,8 +416,8 @@ def many_streams(place: str, count: int, model: str, channels: int = 4) -> Tally
                     everybody.set()
                 await asyncio.wait_for(everybody.wait(), PATIENCE_S * 4)
                 await call.write(message)
-                answer = await call.read()
-                assert not ModelStreamInferResponse.FromString(answer).error_message
+                response = await call.read()
+                assert not ModelStreamInferResponse.FromString(response).error_message
                 await call.done_writing()
                 assert await call.read() is grpc.aio.EOF
                 tally.serve()
@@ -438,14 +443,14 @@ def many_connections(address: tuple[str, int], count: int, request: bytes) -> Ta
     socks = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(count)]
     try:
         for _ in range(2):
-            _ask_all(socks, request, tally)
+            _request_all(socks, request, tally)
     finally:
         for sock in socks:
             sock.close()
     return tally
 
 
-def _ask_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
+def _request_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
     for sock in socks:
         sock.sendall(request)
     with selectors.DefaultSelector() as selector:
@@ -458,7 +463,7 @@ def _ask_all(socks: list[socket.socket], request: bytes, tally: Tally) -> None:
                 left -= 1
                 _count(key.fileobj, tally)  # type: ignore[arg-type]
         for _ in range(left):
-            tally.lose("no answer")
+            tally.lose("no response")
 
 
 def _count(sock: socket.socket, tally: Tally) -> None:
@@ -469,4 +474,4 @@ def _count(sock: socket.socket, tally: Tally) -> None:
     if status == "200":
         tally.serve()
     else:
-        (tally.refuse if status in ("429", "503") else tally.lose)(status or "closed without an answer")
+        (tally.refuse if status in ("429", "503") else tally.lose)(status or "closed without a response")

@@ -16,13 +16,13 @@ from robust_peer import (
     Child,
     Http,
     a_request,
-    answers,
     child,
     delayed,
     dialled,
     infer,
     launched,
     pending,
+    responds,
     small,
     unary,
     write_models,
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     (folder / "broken/1/model.py").write_text("def infer(inputs, parameters)\n    return inputs\n")
     (folder / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise OSError('no\\nluck')\n")
     with child("identity", models, *PORTS) as one:
-        answers(one)
+        responds(one)
         yield one
 
 
@@ -143,8 +143,8 @@ def _posted(server: Child, bad: Bad, tree: Any, raw: bytes) -> tuple[int, str]:
     path = f"/v2/models/{bad.model}" + (f"/versions/{bad.version}" if bad.version else "") + "/infer"
     lines = f"POST {path} HTTP/1.1\r\nContent-Length: {len(head) + len(raw)}\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n"
     with Http(server.address) as client:
-        status, body = client.ask(lines.encode() + head + raw)
-        assert client.ask(small())[0] == 200, "the connection goes on"
+        status, body = client.request(lines.encode() + head + raw)
+        assert client.request(small())[0] == 200, "the connection goes on"
     return status, json.loads(body)["error"]
 
 
@@ -157,10 +157,10 @@ def over_grpc(server: Child, bad: Bad) -> tuple[str, str]:
         request.outputs.add(name=name)
     if bad.timeout is not None:
         request.parameters["timeout"].string_param = bad.timeout
-    with dialled(server.place) as channel:
-        said = failure(lambda: infer(channel, request))
+    with dialled(server.grpc_address) as channel:
+        message = failure(lambda: infer(channel, request))
         assert infer(channel, a_request()).raw_output_contents, "the connection goes on"
-    return said
+    return message
 
 
 def failure(call: Callable[[], Any]) -> tuple[str, str]:
@@ -176,19 +176,19 @@ def test_bad_requests_get_the_right_status_and_message(server: Child, what: str)
     code, details = over_grpc(server, bad)
     assert (status, code) == (bad.status, bad.code), (message, details)
     for words in bad.words:
-        assert words in message or what in SAID_BEFORE, message
+        assert words in message or what in REFUSED_EARLIER, message
         assert words in details, details
     assert "\n" not in details
     assert server.errors() == ""
 
 
-SAID_BEFORE = ("a negative dimension", "a timeout that is none", "no datatype at all")
+REFUSED_EARLIER = ("a negative dimension", "a timeout that is none", "no datatype at all")
 """Over HTTP, the JSON parser refuses these with its own message."""
 
 
 def test_an_expired_deadline(server: Child) -> None:
     """The client's own deadline over gRPC, and the protocol's parameter over both."""
-    with dialled(server.place) as channel, Http(server.address) as holder, Http(server.address) as next_one:
+    with dialled(server.grpc_address) as channel, Http(server.address) as holder, Http(server.address) as next_one:
         for held in (holder, next_one):
             held.sock.sendall(small("slow"))
         until(lambda: pending(server, "slow") == 1, "one request runs and the other is queued")
@@ -200,15 +200,15 @@ def test_an_expired_deadline(server: Child) -> None:
         with Http(server.address) as client:
             given = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
             tree = {"inputs": [given], "parameters": {"timeout": 1000}}
-            status, said = client.json("POST", "/v2/models/slow/infer", tree)
-        assert (status, "Request timeout expired" in said["error"]) == (504, True)
-    assert answers(server)
+            status, message = client.json("POST", "/v2/models/slow/infer", tree)
+        assert (status, "Request timeout expired" in message["error"]) == (504, True)
+    assert responds(server)
 
 
 def test_the_index_has_the_reason_why_a_model_failed_to_load(server: Child) -> None:
     with Http(server.address) as client:
         _, over_http = client.json("POST", "/v2/repository/index", {})
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         index = unary(channel, "RepositoryIndex")
     for reasons in (
         {one["name"]: one.get("reason", "") for one in over_http},
@@ -231,7 +231,7 @@ def test_a_damaged_image() -> None:
         raw = len(data).to_bytes(4, "little") + data
         request = ModelInferRequest(model_name="classifier", raw_input_contents=[raw])
         request.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
-        with dialled(server.place) as channel:
+        with dialled(server.grpc_address) as channel:
             code, details = failure(lambda: infer(channel, request))
             assert (code, "image" in details) == ("INVALID_ARGUMENT", True)
             pixels = ModelInferRequest(model_name="classifier", raw_input_contents=[bytes(4 * 3 * 224 * 224)])
@@ -246,10 +246,10 @@ def test_a_damaged_image() -> None:
 def refused(*arguments: str, blocked: tuple[str, ...] = ()) -> str:
     """Return standard error of a server that cannot start: status 2, and no traceback."""
     process = launched(*arguments, blocked=blocked, stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=4 * PATIENCE_S)  # some import torch
-    assert process.returncode == 2, said
-    assert "Traceback" not in said
-    return " ".join(said.split())
+    _, message = process.communicate(timeout=4 * PATIENCE_S)  # some import torch
+    assert process.returncode == 2, message
+    assert "Traceback" not in message
+    return " ".join(message.split())
 
 
 @pytest.mark.parametrize("option", ["--grpc", "--metrics"])
@@ -257,9 +257,9 @@ def test_a_port_in_use(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = {"--http": 0, "--grpc": 0, "--metrics": 0} | {option: port}
-        said = refused("identity", *(f"{name}={number}" for name, number in ports.items()))
-    assert f"port {port} is in use" in said
-    assert option in said
+        message = refused("identity", *(f"{name}={number}" for name, number in ports.items()))
+    assert f"port {port} is in use" in message
+    assert option in message
 
 
 @pytest.mark.parametrize(
@@ -270,16 +270,16 @@ def test_a_missing_package(tmp_path: Path, package: str, model: str, extra: str)
     if "." in model:
         (tmp_path / model).write_bytes(b"x")
         model = str(tmp_path / model)
-    said = refused(model, *PORTS, blocked=(package,))
-    assert package in said
-    assert f"inferometer[{extra}]" in said
+    message = refused(model, *PORTS, blocked=(package,))
+    assert package in message
+    assert f"inferometer[{extra}]" in message
 
 
 def test_a_missing_package_affects_only_its_model(tmp_path: Path) -> None:
     models = write_models(tmp_path, good=delayed("1ms"), net='backend: "onnxruntime"\n')
     (tmp_path / "net/1/model.onnx").write_bytes(b"x")
     with child("identity", models, *PORTS, blocked=("onnxruntime",)) as server:
-        assert answers(server, "good")
+        assert responds(server, "good")
         with Http(server.address) as client:
             _, index = client.json("POST", "/v2/repository/index", {})
         (reason,) = (one["reason"] for one in index if one["name"] == "net")

@@ -16,7 +16,6 @@ from robust_peer import (
     Child,
     Http,
     a_request,
-    answers,
     child,
     delayed,
     dialled,
@@ -24,6 +23,7 @@ from robust_peer import (
     infer,
     infer_head,
     pending,
+    responds,
     write_models,
 )
 from waiting import until
@@ -41,9 +41,9 @@ WAITING = 3
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     words = "model_transaction_policy { decoupled: true }\n"
     folder = tmp_path_factory.mktemp("models")
-    models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, answers=1000, more=words))
+    models = write_models(folder, long=LONG, words=delayed("50ms", slots=1, responses=1000, more=words))
     with child("identity", models, *PORTS) as one:
-        answers(one)
+        responds(one)
         yield one
 
 
@@ -69,28 +69,28 @@ def closed_http(server: Child, stack: contextlib.ExitStack) -> Callable[[], None
 
 def closed_channel(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
     """Close the whole connection."""
-    channel = grpc.insecure_channel(server.place, options=[("grpc.use_local_subchannel_pool", 1)])
+    channel = grpc.insecure_channel(server.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)])
     call = channel.unary_unary(MODEL_INFER).future(a_long_request().SerializeToString())
 
     def close() -> None:
         channel.close()
-        until(call.done)  # and it is kept until here: a call that nobody knows cancels itself
+        until(call.done)  # and it is kept until here: a call without references cancels itself
 
     return close
 
 
 def cancelled_call(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    channel = stack.enter_context(dialled(server.place))
+    channel = stack.enter_context(dialled(server.grpc_address))
     return channel.unary_unary(MODEL_INFER).future(a_long_request().SerializeToString()).cancel
 
 
 def cancelled_stream(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    channel = stack.enter_context(dialled(server.place))
+    channel = stack.enter_context(dialled(server.grpc_address))
     return channel.stream_stream(STREAM_INFER)(iter([a_long_request().SerializeToString()])).cancel
 
 
 def cancelled_chunks(server: Child, stack: contextlib.ExitStack) -> Callable[[], None]:
-    channel = stack.enter_context(dialled(server.place))
+    channel = stack.enter_context(dialled(server.grpc_address))
     head = Chunk()
     head.head.request.CopyFrom(a_long_request())
     head.head.request.ClearField("raw_input_contents")
@@ -106,7 +106,7 @@ def executing(server: Child) -> bool:
     """Whether the model's only slot is taken: a request that may not be queued is then refused, otherwise served."""
     request = a_long_request(rows=1)
     request.parameters["timeout"].int64_param = 1
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         try:
             infer(channel, request)
         except grpc.RpcError as error:
@@ -137,7 +137,7 @@ def test_queued_requests_of_disconnected_clients_leave_the_queue(
             go()
         until(lambda: pending(server, "long") == 0, "none waits", DELAY_S / 2)
         until(lambda: not executing(server), "none executes", DELAY_S / 2)
-        assert answers(server)
+        assert responds(server)
 
 
 def test_the_next_request_starts_at_once(tmp_path: Path) -> None:
@@ -164,17 +164,17 @@ def test_an_incomplete_request_occupies_no_slot(server: Child) -> None:
 
 def test_an_event_stream_ends_when_its_reader_disconnects(server: Child) -> None:
     """generate_stream of a model that runs for 50 s: its slot is free for the next request."""
-    ask = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
+    request = http_request("POST", "/v2/models/words/generate_stream", b'{"INPUT0": [1.0]}')
     for _ in range(3):
         with Http(server.address, timeout=DELAY_S / 2) as client:
-            client.sock.sendall(ask)
+            client.sock.sendall(request)
             assert client.sock.recv(4096).startswith(b"HTTP/1.1 200")
     assert server.errors() == ""
 
 
 def test_a_client_that_stops_reading_does_not_block_others(server: Child) -> None:
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         idle = channel.stream_stream(STREAM_INFER)(iter([a_request("words").SerializeToString()]), timeout=PATIENCE_S)
         next(idle)
-        assert answers(server)
+        assert responds(server)
         idle.cancel()

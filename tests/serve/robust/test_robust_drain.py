@@ -20,13 +20,13 @@ from robust_peer import (
     Http,
     Tally,
     a_request,
-    answers,
     child,
     delayed,
     dialled,
     http_request,
     infer_head,
     pending,
+    responds,
     small,
     unary,
     write_held,
@@ -72,7 +72,7 @@ class Load:
     def end(self) -> None:
         for thread in self._threads:
             thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "a client still waits for an answer"
+            assert not thread.is_alive(), "a client still waits for a response"
 
     def _refused(self, tally: Tally, why: str) -> None:
         self.first_refused = min(self.first_refused, time.monotonic())
@@ -89,7 +89,7 @@ class Load:
             with client:
                 client.closes = False
                 while not client.closes:
-                    status, body = client.ask(data)
+                    status, body = client.request(data)
                     if status == 200:
                         self.http.serve()
                     elif status == 503:
@@ -100,7 +100,7 @@ class Load:
 
     def over_grpc(self) -> None:
         message = a_request(self.model).SerializeToString()
-        with dialled(self.server.place) as channel:
+        with dialled(self.server.grpc_address) as channel:
             call = channel.unary_unary(MODEL_INFER)
             while True:
                 try:
@@ -112,15 +112,15 @@ class Load:
 
     def over_a_stream(self) -> None:
         """Send each request when the previous response has arrived."""
-        message, asked, go_on = a_request(self.model).SerializeToString(), 0, threading.Semaphore(1)
+        message, sent, go_on = a_request(self.model).SerializeToString(), 0, threading.Semaphore(1)
 
         def requests() -> Iterator[bytes]:
-            nonlocal asked
+            nonlocal sent
             while go_on.acquire(timeout=PATIENCE_S):
-                asked += 1
+                sent += 1
                 yield message
 
-        with dialled(self.server.place) as channel:
+        with dialled(self.server.grpc_address) as channel:
             try:
                 for data in channel.stream_stream(STREAM_INFER)(requests()):
                     why = ModelStreamInferResponse.FromString(data).error_message
@@ -146,19 +146,19 @@ class Watcher:
     """Health's Watch: the statuses received, and when NOT_SERVING arrived."""
 
     def __init__(self, server: Child) -> None:
-        self.heard: list[int] = []
+        self.statuses: list[int] = []
         self.not_serving_at = float("inf")
-        self._place = server.place
+        self._address = server.grpc_address
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
-        with dialled(self._place) as channel:
+        with dialled(self._address) as channel:
             watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
             try:
-                for answer in watch(CheckRequest().SerializeToString()):
-                    self.heard.append(answer.status)
-                    if answer.status == NOT_SERVING:
+                for response in watch(CheckRequest().SerializeToString()):
+                    self.statuses.append(response.status)
+                    if response.status == NOT_SERVING:
                         self.not_serving_at = min(self.not_serving_at, time.monotonic())
             except grpc.RpcError:
                 pass
@@ -177,7 +177,7 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
         load.start(load.over_a_stream, 2)
         tallies = (load.http, load.grpc, load.streams)
         until(
-            lambda: all(tally.served >= 8 for tally in tallies) and watcher.heard == [SERVING],
+            lambda: all(tally.served >= 8 for tally in tallies) and watcher.statuses == [SERVING],
             "all clients are running",
         )
         assert server.stop() == 0
@@ -185,7 +185,7 @@ def test_no_accepted_request_is_lost(tmp_path: Path) -> None:
         watcher.end()
         log = server.errors().splitlines()
     assert [tally.lost for tally in tallies] == [{}, {}, {}]
-    assert watcher.heard == [SERVING, NOT_SERVING]
+    assert watcher.statuses == [SERVING, NOT_SERVING]
     assert watcher.not_serving_at < load.first_refused
     assert load.http.served == sum("/infer 200 " in line for line in log)
     assert load.grpc.served == sum(f"{MODEL_INFER} OK" in line for line in log)
@@ -199,21 +199,21 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
     with (
         child(models, "identity", *PORTS, "--drain=60s") as server,
         Http(server.address) as client,
-        Http(server.address) as asker,
+        Http(server.address) as prober,
     ):
-        assert asker.json("GET", "/v2/health/ready")[0] == 200
+        assert prober.json("GET", "/v2/health/ready")[0] == 200
         client.sock.sendall(small("held"))
-        with dialled(server.place) as channel:
+        with dialled(server.grpc_address) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("held").SerializeToString())
             until(lambda: pending(server, "held") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:
-                status, _ = asker.ask(http_request("GET", "/v2/health/ready"))
+                status, _ = prober.request(http_request("GET", "/v2/health/ready"))
             assert status == 400
             until(server.refuses_connections, "connections are refused")
             go_on.touch()
-            assert client.answer()[0] == 200
+            assert client.read_response()[0] == 200
             assert client.closes
             assert call.result(PATIENCE_S)
         assert server.process.wait(PATIENCE_S) == 0
@@ -223,18 +223,18 @@ def test_readiness_fails_while_requests_are_finished(tmp_path: Path) -> None:
 def test_not_ready_is_reported_before_requests_are_refused() -> None:
     """Here for longer than the test takes: until a second signal, watchers are notified and all requests are served."""
     long = "from inferometer.serve import app\napp._ANNOUNCED_S = 1000.0"
-    with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.place) as channel:
+    with child("identity", *PORTS, "--drain=2000s", first=long) as server, dialled(server.grpc_address) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, CheckResponse.FromString)
-        heard = watch(CheckRequest().SerializeToString(), timeout=PATIENCE_S)
-        assert next(heard).status == SERVING
+        statuses = watch(CheckRequest().SerializeToString(), timeout=PATIENCE_S)
+        assert next(statuses).status == SERVING
         with Http(server.address) as client:
             assert client.json("GET", "/v2/health/ready")[0] == 200
             server.process.send_signal(signal.SIGTERM)
-            assert next(heard).status == NOT_SERVING
+            assert next(statuses).status == NOT_SERVING
             until(lambda: client.json("GET", "/v2/health/ready")[0] == 400, "readiness fails")
             assert client.json("GET", "/v2/models/identity/ready")[0] == 400
             assert not unary(channel, "ServerReady").ready
-            assert answers(server)  # over new connections, too
+            assert responds(server)  # over new connections, too
         assert server.stop(signal.SIGTERM) == 0
         assert server.errors() == ""
 
@@ -244,7 +244,7 @@ def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: P
     models = write_models(tmp_path, long=delayed("60s", slots=1))
     with child(models, "identity", *PORTS, "--drain=500ms") as server, Http(server.address) as client:
         client.sock.sendall(small("long"))
-        with dialled(server.place) as channel:
+        with dialled(server.grpc_address) as channel:
             call = channel.unary_unary(MODEL_INFER).future(a_request("long").SerializeToString(), timeout=PATIENCE_S)
             until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             assert server.stop() == 0
@@ -252,7 +252,7 @@ def test_unfinished_requests_are_refused_when_the_drain_time_is_over(tmp_path: P
                 grpc.StatusCode.UNAVAILABLE,
                 "the server stopped before the request was complete",
             )
-        status, body = client.answer()
+        status, body = client.read_response()
         assert (status, body) == (503, b'{"error":"the server stopped before the request was complete"}')
 
 
@@ -263,14 +263,17 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             Http(server.address) as client,
             Http(server.address) as other,
             Http(server.address) as upload,
-            Http(server.address) as asker,
+            Http(server.address) as prober,
         ):
             upload.sock.sendall(infer_head("identity", 400_000, [1, 100_000]))
             for each in (client, other):
                 each.sock.sendall(small("long"))
             until(lambda: pending(server, "long") == 1, "one request runs and the other is queued")
             server.process.send_signal(signal.SIGTERM)
-            until(lambda: asker.ask(http_request("GET", "/v2/health/ready"))[0] != 200, "the server handled the signal")
+            until(
+                lambda: prober.request(http_request("GET", "/v2/health/ready"))[0] != 200,
+                "the server handled the signal",
+            )
             assert server.process.poll() is None
             assert server.stop(signal.SIGTERM) == 0  # in less than the 60 s that the drain would take
         assert server.errors() == ""
@@ -281,8 +284,8 @@ def test_idle_connections_do_not_delay_the_stop() -> None:
     with (
         child("identity", *PORTS, "--drain=60s") as server,
         Http(server.address) as client,
-        dialled(server.place) as channel,
+        dialled(server.grpc_address) as channel,
     ):
-        assert client.ask(small())[0] == 200
+        assert client.request(small())[0] == 200
         channel.unary_unary(MODEL_INFER)(a_request().SerializeToString())
         assert server.stop(signal.SIGINT) == 0  # in less than the 60 s that a drain may take

@@ -27,12 +27,12 @@ from robust_peer import (
     Child,
     Http,
     a_request,
-    answers,
     child,
     delayed,
     dialled,
     http_request,
     infer_head,
+    responds,
     small,
     write_models,
 )
@@ -59,10 +59,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         tmp_path_factory.mktemp("models"),
         text=TEXT,
         late=delayed("1ms", slots=0),
-        words=delayed("1ms", slots=0, answers=3, more=decoupled),
+        words=delayed("1ms", slots=0, responses=3, more=decoupled),
     )
     with child("identity", "sim", models, *PORTS, "--max-message=1MiB", "--allow-control") as one:
-        answers(one)
+        responds(one)
         yield one
 
 
@@ -73,7 +73,7 @@ def unharmed(server: Child) -> Iterator[None]:
     assert server.process.poll() is None
     assert server.errors() == ""
     assert server.memory() - before <= GROWTH
-    assert answers(server)
+    assert responds(server)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -81,13 +81,13 @@ def unharmed(server: Child) -> Iterator[None]:
 
 def talk(address: tuple[str, int], data: bytes) -> bytes:
     """Send the data, and return what arrives until the server closes, which is part of the test."""
-    heard = b""
+    received = b""
     with socket.create_connection(address, timeout=PATIENCE_S) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         while more := sock.recv(65536):
-            heard += more
-    return heard
+            received += more
+    return received
 
 
 VALID = [
@@ -120,16 +120,16 @@ def mutated(draw: Any, seeds: list[bytes], most: int = 2) -> bytes:
     """One or more of the seeds, with bytes changed, removed, repeated or inserted."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(seeds), min_size=1, max_size=most))))
     for _ in range(draw(st.integers(0, 5))):
-        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        position = draw(st.integers(0, max(len(data) - 1, 0)))
         match draw(st.sampled_from(["change", "cut", "double", "insert"])):
             case "change" if data:
-                data[place] = draw(st.integers(0, 255))
+                data[position] = draw(st.integers(0, 255))
             case "cut":
-                del data[place : place + draw(st.integers(1, 30))]
+                del data[position : position + draw(st.integers(1, 30))]
             case "double":
-                data[place:place] = data[place : place + draw(st.integers(1, 60))]
+                data[position:position] = data[position : position + draw(st.integers(1, 60))]
             case _:
-                data[place:place] = draw(st.binary(max_size=8) | st.sampled_from(SPLICES))
+                data[position:position] = draw(st.binary(max_size=8) | st.sampled_from(SPLICES))
     return bytes(data)
 
 
@@ -148,8 +148,8 @@ def test_wrong_content_lengths(server: Child, claimed: int, sent: int, split: in
         f"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: {claimed}\r\n"
         f"Inference-Header-Content-Length: {split}\r\n\r\n"
     ).encode() + (body * 3)[:sent]
-    heard = talk(server.address, data)
-    assert not heard.startswith(b"HTTP/1.1 5")
+    received = talk(server.address, data)
+    assert not received.startswith(b"HTTP/1.1 5")
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -161,11 +161,11 @@ ANY: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=10,
 )
-PLACES = (
+PARAMETER_NAMES = (
     "binary_data_size", "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "classification",
     "binary_data", "timeout", "priority", "sequence_id", "sequence_start", "binary_data_output", "triton_x", "x",
 )  # fmt: skip
-parameters = st.dictionaries(st.sampled_from(PLACES), NUMBERS | ANY, max_size=3)
+parameters = st.dictionaries(st.sampled_from(PARAMETER_NAMES), NUMBERS | ANY, max_size=3)
 shapes = st.lists(NUMBERS, max_size=4) | st.sampled_from([[2**62, 4], [2**32, 2**32], [-1, -1], [1] * 500]) | ANY
 
 
@@ -203,8 +203,8 @@ def test_random_json_never_causes_an_internal_error(
     if doubled and len(tree) > 0:
         body = body[:-1] + b"," + body[1:]  # every key twice
     with Http(server.address) as client:
-        status, said = client.ask(http_request("POST", f"/v2/models/{model}/{verb}", body))
-    assert status in (200, 400, 404, 501, 504), said
+        status, response = client.request(http_request("POST", f"/v2/models/{model}/{verb}", body))
+    assert status in (200, 400, 404, 501, 504), response
 
 
 @FUZZED
@@ -212,7 +212,7 @@ def test_random_json_never_causes_an_internal_error(
 def test_deeply_nested_json(server: Child, depth: int, opening: bytes) -> None:
     body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + (opening * depth)[: MIB // 2]
     with Http(server.address) as client:
-        status, _ = client.ask(http_request("POST", "/v2/models/identity/infer", body))
+        status, _ = client.request(http_request("POST", "/v2/models/identity/infer", body))
     assert status == 400
 
 
@@ -221,14 +221,14 @@ def test_deeply_nested_data(server: Child) -> None:
         b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":' + b"[" * 60_000 + b"]" * 60_000 + b"}]}"
     )
     with Http(server.address) as client:
-        assert client.ask(http_request("POST", "/v2/models/identity/infer", body))[0] == 400
+        assert client.request(http_request("POST", "/v2/models/identity/infer", body))[0] == 400
 
 
 def test_requests_in_many_small_pieces(server: Child) -> None:
     with Http(server.address) as client:
         for at in range(len(data := small())):
             client.sock.sendall(data[at : at + 1])
-        assert client.answer()[0] == 200
+        assert client.read_response()[0] == 200
 
 
 def test_announced_bodies_that_never_arrive_take_no_memory(server: Child) -> None:
@@ -296,7 +296,7 @@ def any_frames(draw: Any) -> bytes:
     | mutated(FRAMES, 1)
 )
 def test_random_frames_over_grpc(server: Child, data: bytes) -> None:
-    host, port = server.place.rsplit(":", 1)
+    host, port = server.grpc_address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock, contextlib.suppress(OSError):
         sock.sendall(data)
         sock.settimeout(0.005)
@@ -306,7 +306,7 @@ def test_random_frames_over_grpc(server: Child, data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def channel(server: Child) -> Iterator[grpc.Channel]:
-    with dialled(server.place) as one:
+    with dialled(server.grpc_address) as one:
         yield one
 
 

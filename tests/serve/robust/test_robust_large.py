@@ -22,11 +22,11 @@ from robust_peer import (
     Child,
     Http,
     a_request,
-    answers,
     child,
     dialled,
     http_request,
     infer_head,
+    responds,
     small,
     write_models,
 )
@@ -44,7 +44,7 @@ BESIDES = 24 * MIB
 @pytest.fixture(scope="module")
 def server() -> Iterator[Child]:
     with child("identity", *PORTS) as one:
-        answers(one)
+        responds(one)
         yield one
 
 
@@ -71,7 +71,7 @@ def test_repeated_large_tensors_need_no_more_memory_than_one(server: Child, way:
 def test_requests_of_a_stream_are_freed(server: Child) -> None:
     size, count = 8 * MIB, 32
     message = a_request(values=bytes(size)).SerializeToString()
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         before = server.memory()
         server.forget_peak()
         call = channel.stream_stream(STREAM_INFER)(iter([message] * count), timeout=4 * PATIENCE_S)
@@ -79,7 +79,7 @@ def test_requests_of_a_stream_are_freed(server: Child) -> None:
             assert not ModelStreamInferResponse.FromString(data).error_message
             count -= 1
     assert not count
-    # Up to 64 MiB of answers wait, and gRPC reads ahead; all requests and responses would be 64 times the size.
+    # Up to 64 MiB of responses wait, and gRPC reads ahead; all requests and responses would be 64 times the size.
     assert server.peak() - before <= 24 * size + BESIDES
 
 
@@ -89,22 +89,22 @@ def test_messages_up_to_the_limit_are_accepted_and_larger_ones_are_refused_unrea
         largest = 4 * MIB - 64
         message = a_request(values=bytes(largest)).SerializeToString()
         assert len(message) <= 4 * MIB
-        with dialled(server.place) as channel:
+        with dialled(server.grpc_address) as channel:
             assert len(channel.unary_unary(MODEL_INFER)(message, timeout=PATIENCE_S)) > largest
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(MODEL_INFER)(message + bytes(4 * MIB + 1 - len(message)), timeout=PATIENCE_S)
         server.forget_peak()
         before = server.memory()
         with Http(server.address) as client:
-            status, body = client.ask(infer_head("identity", 2048 * MIB, [1, 512 * MIB]) + bytes(MIB))
+            status, body = client.request(infer_head("identity", 2048 * MIB, [1, 512 * MIB]) + bytes(MIB))
         assert status == 413
         assert b"4194304" in body
-        with dialled(server.place) as channel, pytest.raises(grpc.RpcError) as refused:
+        with dialled(server.grpc_address) as channel, pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(MODEL_INFER)(bytes(64 * MIB), timeout=PATIENCE_S)
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "4194304" in refused.value.details()
         assert server.peak() - before <= BESIDES
-        assert answers(server)
+        assert responds(server)
 
 
 def test_refused_requests_are_freed(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_refused_requests_are_freed(tmp_path: Path) -> None:
     models, size, count = write_models(tmp_path, failing=PYTHON), 2 * MIB, 8
     (tmp_path / "failing/1/model.py").write_text("def infer(inputs, parameters):\n    raise ValueError('no')\n")
     with child("identity", models, *PORTS) as server:
-        answers(server)
+        responds(server)
         before = server.memory()
-        with Http(server.address) as client, dialled(server.place) as channel:
+        with Http(server.address) as client, dialled(server.grpc_address) as channel:
             for _ in range(count):
-                assert client.ask(small("failing", bytes(size)))[0] == 500
-                assert client.ask(small("nope", bytes(size)))[0] == 404
-                assert client.ask(http_request("POST", "/v2/models/identity/infer", b"[" * size))[0] == 400
-                assert client.ask(infer_head("identity", size, [1, 7]) + bytes(size))[0] == 400
+                assert client.request(small("failing", bytes(size)))[0] == 500
+                assert client.request(small("nope", bytes(size)))[0] == 404
+                assert client.request(http_request("POST", "/v2/models/identity/infer", b"[" * size))[0] == 400
+                assert client.request(infer_head("identity", size, [1, 7]) + bytes(size))[0] == 400
                 for model in ("failing", "nope"):
                     message = a_request(model, bytes(size)).SerializeToString()
                     for path in (MODEL_INFER, f"/{OWN_SERVICE}/InferStream", STREAM_INFER):

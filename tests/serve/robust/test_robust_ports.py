@@ -73,11 +73,11 @@ def test_a_port_that_another_process_takes_while_models_are_loading(tmp_path: Pa
             assert process.stdout.readline() == "loading\n"
             other.listen()
             go_on.touch()
-            _, said = process.communicate(timeout=PATIENCE_S)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
         finally:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
     assert process.returncode == 2
-    assert said.splitlines()[0] == f"inferometer: 127.0.0.1 port {port} is in use"
-    assert f"choose another port with {option}" in said
+    assert stderr.splitlines()[0] == f"inferometer: 127.0.0.1 port {port} is in use"
+    assert f"choose another port with {option}" in stderr

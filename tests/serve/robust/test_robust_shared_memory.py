@@ -7,7 +7,19 @@ from pathlib import Path
 
 import grpc
 import pytest
-from robust_peer import MODEL_INFER, PATIENCE_S, PORTS, Child, Http, answers, child, dialled, pending, unary, write_held
+from robust_peer import (
+    MODEL_INFER,
+    PATIENCE_S,
+    PORTS,
+    Child,
+    Http,
+    child,
+    dialled,
+    pending,
+    responds,
+    unary,
+    write_held,
+)
 from waiting import until
 
 from inferometer.serve.kserve.messages import ModelInferRequest, ModelInferResponse
@@ -25,7 +37,7 @@ def now(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(now: Path) -> Iterator[Child]:
     with child("identity", write_held(now.parent / "repository", "held", now), *PORTS) as one:
-        answers(one)
+        responds(one)
         yield one
 
 
@@ -53,7 +65,7 @@ def in_memory(model: str, shape: list[int]) -> bytes:
 
 
 def test_truncating_memory_during_a_request_affects_only_that_request(server: Child, memory: Path, now: Path) -> None:
-    with dialled(server.place) as channel:
+    with dialled(server.grpc_address) as channel:
         unary(channel, "SystemSharedMemoryRegister", name="r", key=f"/{memory.name}", byte_size=2 * SIZE)
         call = channel.unary_unary(MODEL_INFER, None, ModelInferResponse.FromString)
         first = call.future(in_memory("held", [SIZE // 4]), timeout=PATIENCE_S)
@@ -68,7 +80,7 @@ def test_truncating_memory_during_a_request_affects_only_that_request(server: Ch
         late = call.future(in_memory("identity", [1, SIZE // 4]), timeout=PATIENCE_S)
         assert late.details() == "shared memory region 'r' was truncated after it was registered"
         unary(channel, "SystemSharedMemoryUnregister", name="r")
-    assert answers(server)
+    assert responds(server)
     assert server.process.poll() is None
     assert server.errors() == ""
 
@@ -86,15 +98,15 @@ def test_large_tensors_in_shared_memory_round_trip_over_http(server: Child, memo
     with Http(server.address) as client:
         key = {"key": f"/{memory.name}", "byte_size": 2 * SIZE}
         assert client.json("POST", "/v2/systemsharedmemory/region/r/register", key) == (200, None)
-        status, said = client.json("POST", "/v2/models/identity/infer", request)
-        assert (status, said["outputs"]) == (
+        status, tree = client.json("POST", "/v2/models/identity/infer", request)
+        assert (status, tree["outputs"]) == (
             200,
             [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, SIZE // 4]}],
         )
         assert memory.read_bytes()[SIZE:] == truth
         os.truncate(memory, SIZE)
-        status, said = client.json("POST", "/v2/models/identity/infer", request)
-        assert (status, said) == (
+        status, tree = client.json("POST", "/v2/models/identity/infer", request)
+        assert (status, tree) == (
             400,
             {"error": "shared memory region 'r' was truncated after it was registered"},
         )

@@ -15,7 +15,7 @@ CHAT = b'{"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_
 def accepted(server: Child) -> Http:
     """Return a connection that the server has accepted: it has already served a request."""
     client = Http(server.address)
-    assert client.ask(small())[0] == 200
+    assert client.request(small())[0] == 200
     return client
 
 
@@ -45,10 +45,10 @@ def test_a_request_in_transit_is_served_when_complete() -> None:
             server.process.send_signal(signal.SIGTERM)
             until(server.refuses_connections, "connections are refused")
             assert server.process.poll() is None
-            status, body = upload.ask(bytes(SIZE - SIZE // 2))
+            status, body = upload.request(bytes(SIZE - SIZE // 2))
             assert (status, body[-SIZE:]) == (200, bytes(SIZE))
             assert upload.closes
-            status, body = chat.ask(whole[-1:])
+            status, body = chat.request(whole[-1:])
             assert (status, b'"choices"' in body) == (200, True)
         assert server.process.wait(30) == 0
         assert server.errors() == ""
@@ -63,7 +63,10 @@ def test_incomplete_requests_are_refused_with_an_error_when_the_drain_ends() -> 
             wait_until_read(server, in_headers, in_body)
             server.process.send_signal(signal.SIGTERM)
             for upload in (in_headers, in_body):
-                assert upload.answer() == (503, b'{"error":"the server stopped before the request was complete"}')
+                assert upload.read_response() == (
+                    503,
+                    b'{"error":"the server stopped before the request was complete"}',
+                )
                 assert upload.closes
         assert server.process.wait(30) == 0
         assert server.errors() == ""
@@ -76,5 +79,5 @@ def test_a_stalled_request_ends_with_the_stall_timeout() -> None:
             upload.sock.sendall(HEAD)
             wait_until_read(server, upload)
             server.process.send_signal(signal.SIGTERM)
-            assert upload.answer()[0] == 408
+            assert upload.read_response()[0] == 408
         assert server.process.wait(30) == 0

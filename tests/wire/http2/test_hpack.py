@@ -40,13 +40,13 @@ REQUESTS = [
     ],
 ]
 COOKIE = b"foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1"
-PLACE = (b"location", b"https://www.example.com")
+LOCATION = (b"location", b"https://www.example.com")
 FIRST, SECOND = (b"date", b"Mon, 21 Oct 2013 20:13:21 GMT"), (b"date", b"Mon, 21 Oct 2013 20:13:22 GMT")
 RESPONSES = [
-    [(b":status", b"302"), (b"cache-control", b"private"), FIRST, PLACE],
-    [(b":status", b"307"), (b"cache-control", b"private"), FIRST, PLACE],
+    [(b":status", b"302"), (b"cache-control", b"private"), FIRST, LOCATION],
+    [(b":status", b"307"), (b"cache-control", b"private"), FIRST, LOCATION],
     [
-        *[(b":status", b"200"), (b"cache-control", b"private"), SECOND, PLACE, (b"content-encoding", b"gzip")],
+        *[(b":status", b"200"), (b"cache-control", b"private"), SECOND, LOCATION, (b"content-encoding", b"gzip")],
         (b"set-cookie", COOKIE),
     ],
 ]

@@ -10,7 +10,7 @@ from responses import http
 
 from inferometer.types import End, Event, Fail, Tokens
 from inferometer.wire.http1 import ResponseDecoder
-from inferometer.wire.kserve.generate import StreamedText, WholeText, generate_path, request_body
+from inferometer.wire.kserve.generate import StreamedText, UnstreamedText, generate_path, request_body
 
 
 def test_path_depends_on_streaming() -> None:
@@ -35,7 +35,7 @@ def sse(*messages: Any) -> bytes:
 
 def run(wire: bytes, stream: bool, pieces: list[bytes] | None = None, eof: bool = False) -> tuple[list[Event], str]:
     """The events up to the first one that ends the response, as the engine reads them, and the text."""
-    decoder = ResponseDecoder(StreamedText() if stream else WholeText())
+    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
     found: list[Event] = []
     for piece in pieces or [wire]:
         for event in decoder.feed(piece):
@@ -64,8 +64,8 @@ def test_good_response_gives_the_same_events_at_every_split(name: str) -> None:
     wire, stream, eof, count, text = GOOD[name]
     expected = ([Tokens(1)] * count + [End(keep_alive=not eof)], text)
     assert run(wire, stream, eof=eof) == expected
-    for place in range(1, len(wire)):
-        assert run(wire, stream, [wire[:place], wire[place:]], eof) == expected, place
+    for cut in range(1, len(wire)):
+        assert run(wire, stream, [wire[:cut], wire[cut:]], eof) == expected, cut
     assert run(wire, stream, [wire[n : n + 1] for n in range(len(wire))], eof) == expected
 
 
@@ -95,10 +95,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_each_failure_has_its_code_and_the_server_message(name: str) -> None:
     wire, stream, code, words = BAD[name]
-    for place in range(len(wire)):
-        last = run(wire, stream, [wire[:place], wire[place:]] if place else [wire])[0][-1]
+    for cut in range(len(wire)):
+        last = run(wire, stream, [wire[:cut], wire[cut:]] if cut else [wire])[0][-1]
         assert isinstance(last, Fail)
-        assert last.code == code, place
+        assert last.code == code, cut
         assert words in last.message
 
 
@@ -108,7 +108,7 @@ def test_tokens_before_an_error_are_counted() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_body_decoder_is_reusable(stream: bool) -> None:
-    decoder = ResponseDecoder(StreamedText() if stream else WholeText())
+    decoder = ResponseDecoder(StreamedText() if stream else UnstreamedText())
     for text in ("one", "two"):
         decoder.reset()
         assert decoder.text == ""
@@ -120,7 +120,7 @@ def test_body_decoder_is_reusable(stream: bool) -> None:
 @given(st.lists(st.binary(max_size=40), max_size=5), st.booleans())
 def test_garbage_gives_a_failure_or_an_end_and_never_an_exception(pieces: list[bytes], stream: bool) -> None:
     events: list[Event] = []
-    body = StreamedText() if stream else WholeText()
+    body = StreamedText() if stream else UnstreamedText()
     for piece in pieces:
         body.feed(piece, events)
     failure = body.finish(events)

@@ -20,9 +20,9 @@ syntax = "proto3";
 package talk;
 import "words.proto";
 import "google/protobuf/timestamp.proto";
-service Echo { rpc Say(words.Word) returns (Said); }
-service Other { rpc Say(stream words.Word) returns (stream Said); }
-message Said { words.Word word = 1; google.protobuf.Timestamp at = 2; }
+service Echo { rpc Say(words.Word) returns (Result); }
+service Other { rpc Say(stream words.Word) returns (stream Result); }
+message Result { words.Word word = 1; google.protobuf.Timestamp at = 2; }
 """
 WORDS = 'syntax = "proto3"; package words; message Word { string text = 1; }'
 
@@ -52,7 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[descriptor_pb2.FileD
 
 
 def say(word: bytes, _context: Any) -> bytes:
-    return b"\x0a" + bytes([len(word)]) + word  # Said.word
+    return b"\x0a" + bytes([len(word)]) + word  # Result.word
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def test_missing_imports_are_requested_and_well_known_ones_are_optional(
     queries: list[str] = []
     schema = protobuf.load(finish(describe("talk.Echo/Say"), one_by_one(files, queries)))
     assert queries == ["talk.Echo", "google/protobuf/timestamp.proto", "words.proto"]
-    assert schema.method("talk.Echo/Say").output.DESCRIPTOR.full_name == "talk.Said"
+    assert schema.method("talk.Echo/Say").output.DESCRIPTOR.full_name == "talk.Result"
 
 
 def test_same_responses_give_the_same_bytes(files: list[descriptor_pb2.FileDescriptorProto]) -> None:

@@ -25,14 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--api-key")
     options = parser.parse_args()
-    answer = os.fdopen(os.dup(1), "w")
+    ready_output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the library prints to standard output, which is for the JSON line
     with tempfile.TemporaryDirectory(prefix="llama_cpp-") as folder:
         path = Path(folder) / f"{NAME}.gguf"
         write(path, NAME, SLOTS)
         server = xllamacpp.Server(parameters(path, options.api_key))
         ready = {"url": server.listening_address, "model": NAME, "context": CONTEXT, "bos": BOS, "eos": EOS}
-        print(json.dumps(ready), file=answer, flush=True)
+        print(json.dumps(ready), file=ready_output, flush=True)
         sys.stdin.read()
     os._exit(0)  # without waiting for its threads
 

@@ -35,15 +35,15 @@ def main() -> None:
             shutil.copytree(options.models / model, Path(folder) / model, ignore=shutil.ignore_patterns("__pycache__"))
         http, grpc, metrics = _free_ports(3)
         (Path(folder) / "settings.json").write_text(json.dumps(_settings(http, grpc, metrics)))
-        places = {"http": f"http://127.0.0.1:{http}", "metrics": f"http://127.0.0.1:{metrics}/metrics"}
+        urls = {"http": f"http://127.0.0.1:{http}", "metrics": f"http://127.0.0.1:{metrics}/metrics"}
         command = [str(Path(sys.executable).parent / "mlserver"), "start", "."]
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
         with subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment
         ) as server:
             try:
-                _wait([f"{places['http']}/v2/health/ready", places["metrics"]], server)
-                print(json.dumps(places | {"grpc": f"grpc://127.0.0.1:{grpc}", "pid": server.pid}), flush=True)
+                _wait([f"{urls['http']}/v2/health/ready", urls["metrics"]], server)
+                print(json.dumps(urls | {"grpc": f"grpc://127.0.0.1:{grpc}", "pid": server.pid}), flush=True)
                 sys.stdin.read()
             finally:
                 server.kill()  # it has nothing to save, and an interrupt fills its log with tracebacks

@@ -53,7 +53,7 @@ def main() -> None:
 def _start(repository: Path, more: list[str]) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
     for _ in range(ATTEMPTS):
         http, grpc, metrics = _free_ports(3)
-        places = {"http": f"http://127.0.0.1:{http}", "metrics": f"http://127.0.0.1:{metrics}/metrics"}
+        urls = {"http": f"http://127.0.0.1:{http}", "metrics": f"http://127.0.0.1:{metrics}/metrics"}
         server = subprocess.Popen(
             _command(repository, http, grpc, metrics) + more,
             stdin=subprocess.DEVNULL,
@@ -61,8 +61,8 @@ def _start(repository: Path, more: list[str]) -> tuple[subprocess.Popen[bytes], 
             env=os.environ | _environment(),
         )
         try:
-            if _answers(server, [f"{places['http']}/v2/health/ready", places["metrics"]]):
-                return server, places | {"grpc": f"grpc://127.0.0.1:{grpc}", "pid": server.pid}
+            if _becomes_ready(server, [f"{urls['http']}/v2/health/ready", urls["metrics"]]):
+                return server, urls | {"grpc": f"grpc://127.0.0.1:{grpc}", "pid": server.pid}
         except BaseException:
             _stop(server)
             raise
@@ -100,7 +100,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _answers(server: subprocess.Popen[bytes], urls: list[str]) -> bool:
+def _becomes_ready(server: subprocess.Popen[bytes], urls: list[str]) -> bool:
     """Wait until all URLs respond with 200; False if the server ended instead."""
     deadline = time.monotonic() + START_S
     while server.poll() is None:

@@ -95,7 +95,7 @@ class Listener:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._primed is not None:
-            clock.ask_for_stamps(sock)
+            clock.enable_stamps(sock)
         connection = Connection(self, sock, peer) if self.tls is None else TlsConnection(self, sock, peer, self.tls)
         self.connections.add(connection)
         return connection

@@ -37,7 +37,7 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails.append(grpc_wire.framed(message, context.compression))
     path = grpc.STREAM_INFER if context.stream else grpc.INFER
     response = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if context.stream else grpc_wire.GrpcResponse
-    return _tensor_calls(context, grpc_method.heads(context, path), tuple(tails), answer=response)
+    return _tensor_calls(context, grpc_method.heads(context, path), tuple(tails), response=response)
 
 
 def _inferences(context: CallContext, requests: Sequence[Request]) -> Iterator[tuple[tuple[Tensor, ...], InferOptions]]:
@@ -58,7 +58,7 @@ def _inferences(context: CallContext, requests: Sequence[Request]) -> Iterator[t
 
 
 def _tensor_calls(
-    context: CallContext, heads: tuple[bytes, ...], tails: tuple[bytes, ...], **response: Callable[[], object]
+    context: CallContext, heads: tuple[bytes, ...], tails: tuple[bytes, ...], **create: Callable[[], object]
 ) -> Calls:
     return Calls(
         heads=heads,
@@ -67,7 +67,7 @@ def _tensor_calls(
         n_out=(0,) * len(tails),
         is_text=False,
         sequences=context.sequenced.lengths,
-        **response,  # type: ignore[arg-type]
+        **create,  # type: ignore[arg-type]
     )
 
 
@@ -95,7 +95,7 @@ def encode_generate(context: CallContext, requests: Sequence[Request]) -> Calls:
 
 
 def generate_decoder(streamed: bool) -> BodyDecoder:
-    return generate.StreamedText() if streamed else generate.WholeText()
+    return generate.StreamedText() if streamed else generate.UnstreamedText()
 
 
 def _decoder(body: Callable[[], BodyDecoder]) -> Decoder:

@@ -75,7 +75,7 @@ class StreamedText(StreamedResponse):
             events.append(ONE_TOKEN)
 
 
-class WholeText:
+class UnstreamedText:
     """The body of a response that is not streamed."""
 
     __slots__ = ("_body", "_text")

@@ -1,4 +1,4 @@
-"""Gives back each of its inputs, of any data type, under the same name."""
+"""Returns each of its inputs, of any data type, under the same name."""
 
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput

@@ -1,4 +1,4 @@
-"""Streams the words of text_input, one answer a word, each with a space before it."""
+"""Streams the words of text_input, one response per word, each with a space before it."""
 
 from collections.abc import AsyncIterator
 

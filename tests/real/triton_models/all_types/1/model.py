@@ -1,4 +1,4 @@
-"""OUT_TYPE is IN_TYPE, for each one that is given. BF16, which numpy does not have, goes by DLPack."""
+"""OUT_TYPE is IN_TYPE, for each one that is given. BF16, which numpy lacks, is passed with DLPack."""
 
 import triton_python_backend_utils as pb_utils
 

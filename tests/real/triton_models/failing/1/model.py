@@ -1,14 +1,14 @@
-"""A Triton error code's name (INVALID_ARG, UNAVAILABLE, ...) makes an error of that code, RAISE raises; the rest is given back."""
+"""A Triton error code's name (INVALID_ARG, UNAVAILABLE, ...) returns an error with that code, RAISE raises; anything else is returned."""
 
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [answer(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()) for request in requests]
+        return [respond(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()) for request in requests]
 
 
-def answer(given):
+def respond(given):
     word = given[0].decode()
     if word == "RAISE":
         raise ValueError("told to raise")

@@ -9,9 +9,9 @@ class TritonPythonModel:
         self.sums = {}
 
     def execute(self, requests):
-        return [self.answer(request) for request in requests]
+        return [self.respond(request) for request in requests]
 
-    def answer(self, request):
+    def respond(self, request):
         value, start, end, ready, sequence = (
             int(pb_utils.get_input_tensor_by_name(request, name).as_numpy().flat[0])
             for name in ("INPUT", "START", "END", "READY", "CORRID")

@@ -1,4 +1,4 @@
-"""Sleeps for DELAY_MS and gives it back."""
+"""Sleeps for DELAY_MS and returns it."""
 
 import time
 
@@ -7,9 +7,9 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [answer(pb_utils.get_input_tensor_by_name(request, "DELAY_MS").as_numpy()) for request in requests]
+        return [respond(pb_utils.get_input_tensor_by_name(request, "DELAY_MS").as_numpy()) for request in requests]
 
 
-def answer(delay):
+def respond(delay):
     time.sleep(int(delay[0]) / 1000)
     return pb_utils.InferenceResponse([pb_utils.Tensor("SLEPT_MS", delay)])
