@@ -41,6 +41,8 @@ class Api(NamedTuple):
     """Tensors are sent as JSON numbers rather than as raw bytes."""
     has_method: bool = False
     """`server.method` names what is called, and stands for the API in reports."""
+    has_conversations: bool = False
+    """A prompt may be a list of messages, so that a session can have several turns."""
     options_key: Literal["body", "parameters"] = "parameters"
     """The key of the server section that takes `infer --parameter`."""
 
@@ -58,6 +60,7 @@ APIS: dict[str, Api] = {
     for row in (
         Api(
             name="chat",
+            has_conversations=True,
             label="chat completions",
             schemes=("http",),
             request="text",

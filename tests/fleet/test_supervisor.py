@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,3 +218,15 @@ def test_client_processes_do_not_receive_the_terminals_ctrl_c(tmp_path: Path) ->
         measure(tmp_path, url, client=TWO, load=LONG)
     assert len(groups) == 2
     assert os.getpgid(0) not in groups
+
+
+def test_error_of_a_worker_is_the_last_line_of_its_log() -> None:
+    """Its standard input is still open, as it is while the parent lives."""
+    command = [sys.executable, "-m", "inferometer.fleet.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        assert worker.stdin is not None and worker.stderr is not None
+        job = pickle.dumps(("not a job", 0))
+        worker.stdin.write(len(job).to_bytes(8, "little") + job)
+        worker.stdin.flush()
+        assert worker.wait(60) == 1
+        assert worker.stderr.read().splitlines()[-1].startswith(b"AttributeError: ")

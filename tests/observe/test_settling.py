@@ -72,6 +72,16 @@ def test_the_slowest_shard_that_has_not_ended_decides(tmp_path: Path) -> None:
     assert shards.settling.look() == 0
 
 
+def test_a_lost_shard_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, 2, PLAN, PLAN)
+    shards.stage(1, 0)
+    seconds(shards, 1, 2, 3, 4, stage=1)
+    shards.beat(T0 + NS, 1)  # the last sign of life of shard 1
+    shards.beat(T0 + 5 * NS, 0)
+    assert shards.settling.look() is None
+    assert shards.settling.look(lost=[1]) == 1
+
+
 def test_responses_of_a_shard_that_is_ahead_count_when_the_others_follow(tmp_path: Path) -> None:
     """Shard 1 is already in the second stage; its first response there begins the windows for both."""
     shards = Shards(tmp_path, 2, PLAN, PLAN)

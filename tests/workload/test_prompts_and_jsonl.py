@@ -112,7 +112,7 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: object, wh
     spec = lines(tmp_path, {"prompt": "fine"}, "", line, {"prompt": "fine"})
     with pytest.raises(UserError, match=re.escape(f"{spec.path}, line 3: {what}")) as error:
         workload.build(spec, 0, [0])
-    assert error.value.remedy.startswith('write each line as {"prompt": "..."} or {"messages":')
+    assert error.value.remedy.startswith('write each line as {"prompt": "..."}, {"messages":')
 
 
 def test_a_line_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:

@@ -45,7 +45,13 @@ def deviation(values: Numbers, mean: float) -> float:
     if values.dtype == np.uint32:  # gaps between chunks: there may be a hundred million
         squares = sum(map(_uint32_squares, _blocks(values))) - total(values) ** 2 / len(values)
     else:
-        squares = sum((_float_total(np.square(block - mean)) for block in _blocks(values)), Fraction(0))
+        squares = Fraction(0)
+        for block in _blocks(values):
+            with np.errstate(over="ignore"):
+                squared = np.square(block - mean)
+            if not np.isfinite(squared).all():
+                return math.inf
+            squares += _float_total(squared)
     return math.sqrt(squares / (len(values) - 1))
 
 

@@ -52,6 +52,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
+    _check_sessions(config)
     reached = reach.reach(config.server)
     config = _completed(config, reached)
     plan = schedule.plan(config.load, config.seed)
@@ -91,7 +92,7 @@ def _measure(
         settling = _settling(job, draft.manifest.plan)
         with stop_on_ctrl_c(supervisor.stop):
             for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or observers else 1.0):
-                if settling and (stable := settling.look()) is not None:
+                if settling and (stable := settling.look(supervisor.lost)) is not None:
                     supervisor.end_stage(stable)
                 watching.mark(snapshot.stage)
                 if show:
@@ -105,9 +106,12 @@ def _measure(
             show.over()
     if not supervisor.t0:
         discard_if_empty(folder, shards)
-        raise UserError("; ".join(supervisor.errors) or "ended before it started", "nothing was sent")
+        if supervisor.interrupted and not supervisor.errors:
+            raise KeyboardInterrupt
+        raise UserError("; ".join(supervisor.errors) or "the run ended before it started", "nothing was sent")
+    ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
-        add_lost_rows(job.spool, lost, shard_plan(job, plan, lost))
+        add_lost_rows(job.spool, lost, shard_plan(job, plan, lost), ended_early)
     finished = _finished(draft.manifest, supervisor)
     finished = with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
     spool_series(job.spool, observed, supervisor.t0)
@@ -127,6 +131,15 @@ def _outline(job: Job, plan: Plan) -> Outline:
         processes=job.shards,
         spool=job.spool,
     )
+
+
+def _check_sessions(config: Config) -> None:
+    if workload.has_sessions(config.data) and not APIS[config.server.api].has_conversations:
+        raise UserError(
+            f"the file has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
+            "use {server.api} chat, or a file without `turns`",
+            key="data.path",
+        )
 
 
 def _completed(config: Config, reached: reach.Reached) -> Config:

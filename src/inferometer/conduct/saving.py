@@ -39,7 +39,9 @@ def open_run(folder: str) -> tuple[Run, Summary]:
         spool.await_end(path / SPOOL, draft.shards)
         run = from_spool(path, unfinished, draft.shards)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path / SPOOL}: cannot be read: {error}", "nothing was recorded there: run again") from None
+        raise UserError(
+            f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
+        ) from None
     return save(path, run)
 
 

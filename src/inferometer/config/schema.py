@@ -153,7 +153,7 @@ class Prompts(_Section, tag_field="type", tag="prompts"):
 
 
 class Jsonl(_Section, tag_field="type", tag="jsonl"):
-    """A file with one JSON object per line: `{"prompt": "..."}`, `{"input": "..."}` or `{"messages": [...]}`, with `output` if it varies."""
+    """A file with one JSON object per line: `{"prompt": "..."}`, `{"input": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies."""
 
     path: Annotated[str, Meta(description="The file.")]
     output: Annotated[

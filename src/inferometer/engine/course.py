@@ -16,7 +16,7 @@ class Course:
         self._deadlines = dispatcher.deadlines
         self._control = control
         self._on_last = on_last
-        self._is_at_barrier = False
+        self._waiting_for: int | None = None  # the stage behind the barrier that is reached
         self._drivers = [driver(dispatcher, index, stage) for index, stage in enumerate(plan.stages)]
 
     @property
@@ -26,28 +26,32 @@ class Course:
 
     def start(self, at: int) -> None:
         """Start the next stage. After the last one, call `on_last`."""
-        state = self._state
-        state.stage += 1
-        if state.stage >= len(self._drivers) or state.stopping:
-            state.stage = len(self._drivers)
+        stage = self._state.stage + 1
+        if stage >= len(self._drivers) or self._state.stopping:
+            self._state.stage = len(self._drivers)
             self._on_last()
-        elif self._plan.stages[state.stage].barrier:
-            self._is_at_barrier = True
+        elif self._plan.stages[stage].barrier:
+            self._waiting_for = stage
         else:
-            self._drivers[state.stage].start(at, self.start)
+            self._begin(stage, at)
+
+    def _begin(self, stage: int, at: int) -> None:
+        self._state.stage = stage
+        self._drivers[stage].start(at, self.start)
 
     def obey(self, is_idle: bool) -> None:
         """Do what the parent requests: end a stage early, or start the one that waits at a barrier."""
         stage = self._state.stage
         if self._state.stopping or not 0 <= stage < len(self._drivers):
             return
-        if self._is_at_barrier:
+        waiting = self._waiting_for
+        if waiting is not None:
             if is_idle:
-                self._control["waiting"] = stage
-            if self._control["released"] >= stage:
-                self._is_at_barrier = False
+                self._control["waiting"] = waiting
+            if self._control["released"] >= waiting:
+                self._waiting_for = None
                 at = self._control["release_at"]
-                self._deadlines.at(at, lambda: self._drivers[stage].start(at, self.start))
+                self._deadlines.at(at, lambda: self._begin(waiting, at))
         elif stage < self._control["past"]:
             self._drivers[stage].end()
 

@@ -15,7 +15,7 @@ Start = Callable[[], Session]
 
 
 class Sessions:
-    """`pending` is the number of turns that wait for their think time to pass."""
+    """The sessions of a shard that have not ended."""
 
     def __init__(self, starts: Sequence[Start], requests: Requests, deadlines: Deadlines) -> None:
         self._starts = starts
@@ -24,9 +24,9 @@ class Sessions:
         self._live: dict[int, Session] = {}
         self._waiting: dict[int, Flight] = {}
 
-    @property
-    def pending(self) -> int:
-        return len(self._waiting)
+    def is_pending(self, may_continue: Callable[[Flight], bool]) -> bool:
+        """Return whether a turn will be sent when its user has thought long enough."""
+        return any(may_continue(flight) for flight in self._waiting.values())
 
     def cancel(self) -> None:
         """Send no further turn."""

@@ -213,7 +213,10 @@ class Shard:
             dispatcher.holds_sends = True
             dispatcher.release_queued()
             if self._sessions is not None:
-                ended = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
+                over = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
+                if len(over) < len(ended):  # a session goes on, so the server can be reached
+                    self.state.unreached_since = 0
+                ended = over
             self._course.freed(ended)
             dispatcher.holds_sends = False
         dispatcher.flush()
@@ -231,7 +234,7 @@ class Shard:
     @property
     def _is_idle(self) -> bool:
         """Whether nothing is in flight, queued, or waiting for a user to think."""
-        is_thinking = self._sessions is not None and self._sessions.pending
+        is_thinking = self._sessions is not None and self._sessions.is_pending(self._course.may_continue)
         return not self.state.in_flight and not self._dispatcher.queued and not is_thinking
 
     # --- the end ---

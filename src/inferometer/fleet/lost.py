@@ -3,7 +3,8 @@
 The rows have the failure `lost`, so that every planned request is accounted for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,14 @@ from inferometer.store.spool import Control, failures_of, rows_of
 from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
 
 
-def add_lost_rows(folder: Path, shard: int, plan: Plan) -> None:
-    """Add the rows that are missing from a dead shard's spool. `plan` is the shard's own part of the plan."""
+def add_lost_rows(folder: Path, shard: int, plan: Plan, ended_early: Container[int] = ()) -> None:
+    """Add the rows that are missing from a dead shard's spool. `plan` is the shard's own part of the plan.
+
+    Of stages that `ended_early`, only requests in flight are lost: the others would not have been sent.
+    """
     control = Control(folder / f"{shard}.control", create=False)
     recorded = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
-    missing = list(_missing(plan, recorded, control))
+    missing = list(_missing(plan, recorded, control, ended_early))
     if not missing:
         return
     with (folder / f"{shard}.failures").open("ab") as file:
@@ -34,7 +38,8 @@ def add_lost_rows(folder: Path, shard: int, plan: Plan) -> None:
     rows["open_loop"] = [isinstance(plan.stages[stage], OpenStage) for _, stage, _ in missing]
     rows["chunk_start"] = control["chunks"]
     rows["shard"], rows["failure"] = shard, failure
-    with (folder / f"{shard}.rows").open("r+b") as file:
+    path = folder / f"{shard}.rows"
+    with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(control["rows"] * ROW.itemsize)
         file.write(rows.tobytes())
     control["rows"] += len(rows)
@@ -44,7 +49,9 @@ Missing = tuple[int, int, int]
 """The id, the stage, and the intended instant by the shard's clock."""
 
 
-def _missing(plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], control: Control) -> Iterable[Missing]:
+def _missing(
+    plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], control: Control, ended_early: Container[int]
+) -> Iterable[Missing]:
     known = set((recorded["id"] % TURN_STEP).tolist())
     start, in_flight = control["t0"], control["in_flight"]
     for number, stage in enumerate(plan.stages):
@@ -52,10 +59,11 @@ def _missing(plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], co
         if isinstance(stage, OpenStage):
             start = _start(stage, own, start)
             ids = range(stage.first_id, stage.first_id + len(stage.instants) * stage.id_step, stage.id_step)
-            for id, instant in zip(ids, stage.instants.tolist(), strict=True):
-                if id not in known:
-                    yield id, number, start + instant
-                    in_flight -= 1
+            most = max(in_flight, 0) if number in ended_early else len(ids)
+            unrecorded = ((id, at) for id, at in zip(ids, stage.instants.tolist(), strict=True) if id not in known)
+            for id, instant in islice(unrecorded, most):
+                yield id, number, start + instant
+                in_flight -= 1
             start += stage.duration
         elif number <= control["stage"]:
             for id in _in_flight(stage, known, max(in_flight, 0)):

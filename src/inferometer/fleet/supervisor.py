@@ -42,6 +42,8 @@ class Supervisor:
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
         self.reports: list[ShardReport] = []
+        self.ended_early: set[int] = set()
+        """Stages that ended before all of their requests were sent."""
         self.lost: list[int] = []
         """Shards that died or hung after the start."""
         try:
@@ -58,6 +60,7 @@ class Supervisor:
 
     def end_stage(self, stage: int) -> None:
         """Make all shards that are still in this stage continue with the next one, within a tick."""
+        self.ended_early.add(stage)
         for shard in self._running.values():
             shard.end_stage(stage)
 
@@ -106,7 +109,7 @@ class Supervisor:
 
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
-        if not self._t0 and not self.errors and is_ready:
+        if not self._t0 and not self.errors and not self._stop and is_ready:
             self._t0 = now() + _START_IN
             for shard in self._running.values():
                 shard.start(self._t0)
@@ -127,10 +130,14 @@ class Supervisor:
             if not shard.is_alive():
                 del self._running[number]
                 self._ended(number, shard.result())
-            elif self._controls[number].state == "running" and shard.silence() > _HUNG:
+            elif self._may_hang(number) and shard.silence() > _HUNG:
                 del self._running[number]
                 shard.kill()
                 self._lose(number, f"gave no sign of life for {_HUNG // NS} s and was ended")
+
+    def _may_hang(self, shard: int) -> bool:
+        """Return whether the shard should show signs of life: it runs, and is not counting tokens after its run."""
+        return self._controls[shard].state == "running" and not self._controls[shard]["ended"]
 
     def _ended(self, shard: int, result: WorkerResult | str) -> None:
         if isinstance(result, str):

@@ -51,6 +51,7 @@ def main() -> None:
     threading.Thread(target=_read_job, args=(jobs,), daemon=True).start()
 
     import pickle  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
 
     import msgspec  # noqa: PLC0415
 
@@ -59,12 +60,16 @@ def main() -> None:
     from inferometer.fleet.runner import run_shard  # noqa: PLC0415
     from inferometer.store.spool import Control  # noqa: PLC0415
 
-    job, shard = pickle.loads(jobs.get())
-    _controls.append(Control(job.spool / f"{shard}.control", create=False))  # type: ignore[arg-type]
     try:
+        job, shard = pickle.loads(jobs.get())
+        _controls.append(Control(job.spool / f"{shard}.control", create=False))  # type: ignore[arg-type]
         result = WorkerResult(report=run_shard(job, shard, job.spool))
     except UserError as error:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
+    except BaseException:  # Python's own exit would abort, because a thread is reading standard input
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     sys.stdout.buffer.write(msgspec.json.encode(result))
     sys.stdout.flush()
     os._exit(0)  # all files are closed; a normal exit of Python would keep the parent waiting for some 70 ms

@@ -3,7 +3,7 @@
 Every shard publishes the instant up to which all of its responses are in the spool; the shard that is furthest behind decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,14 @@ class Settling:
         self._good: list[list[_Rows]] = [[] for _ in plans]  # by stage, since a shard may be ahead of the others
         self._windows_judged = [0] * len(plans)
 
-    def look(self) -> int | None:
-        """Return the number of the current stage if it is stable and should end, else None. Call it every now and then."""
-        stage = min(control["stage"] for control in self._controls)
-        until = self._recorded_until()
+    def look(self, lost: Container[int] = ()) -> int | None:
+        """Return the number of the current stage if it is stable and should end, else None. Call it every now and then.
+
+        `lost` are shards that have died: the others are not held up by them.
+        """
+        running = [control for shard, control in enumerate(self._controls) if shard not in lost]
+        stage = min((control["stage"] for control in running), default=0)
+        until = _recorded_until(running)
         self._read(stage)
         rule, good = self._rules[stage], self._good[stage]
         if rule is None or not good:
@@ -41,12 +45,6 @@ class Settling:
         done, sent = (np.concatenate([rows[name] for rows in good]) for name in ("done", "sent"))
         found = stability.assess(done, sent, rule, until)
         return stage if found.settled is not None else None
-
-    def _recorded_until(self) -> int:
-        """Return the instant, since t=0, before which all responses are in the spool. Shards that have ended add nothing more."""
-        return min(
-            (control["recorded"] - control["t0"] for control in self._controls if not control["ended"]), default=0
-        )
 
     def _read(self, first: int) -> None:
         """Read the successful responses that are new, of stage `first` and later ones."""
@@ -62,3 +60,8 @@ class Settling:
                     for name in ("done", "sent"):  # since t=0: each shard has a clock of its own
                         good[name] -= control["t0"]
                     self._good[stage].append(good)
+
+
+def _recorded_until(controls: Sequence[Control]) -> int:
+    """Return the instant, since t=0, before which all responses are in the spool. Shards that have ended add nothing more."""
+    return min((control["recorded"] - control["t0"] for control in controls if not control["ended"]), default=0)

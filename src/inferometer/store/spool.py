@@ -99,8 +99,11 @@ class Control:
     """
 
     def __init__(self, path: Path, create: bool) -> None:
+        size = 8 * len(CONTROL)
         if create:
-            path.write_bytes(bytes(8 * len(CONTROL)))
+            path.write_bytes(bytes(size))
+        elif path.stat().st_size != size:
+            raise ValueError("its files are not yet complete, or were recorded by another version of inferometer")
         with path.open("r+b") as file:
             self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * len(CONTROL))).cast("q")
 

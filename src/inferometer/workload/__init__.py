@@ -45,6 +45,11 @@ def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     return requests
 
 
+def has_sessions(spec: Data) -> bool:
+    """Whether requests are the turns of sessions."""
+    return isinstance(spec, Jsonl) and jsonl.has_sessions(spec)
+
+
 def sessions(spec: Data, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
     """Return, for each of these requests, what starts the session whose first turn it is; empty: there are no sessions."""
     return jsonl.sessions(spec, requests) if isinstance(spec, Jsonl) else ()

@@ -20,7 +20,7 @@ from inferometer.units import NS
 from inferometer.workload import tokenizer
 from inferometer.workload.conversation import starting
 
-FORM = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+FORM = '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"turns": ["...", "..."]}'
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -46,11 +46,15 @@ def _request(id: int, line: _Line, n_in: int, output: int) -> Request:
     return Request(id, line.payload, n_in, output if line.output is None else line.output)
 
 
+def has_sessions(spec: Jsonl) -> bool:
+    return any(line.turns for line in _lines(spec))
+
+
 def sessions(spec: Jsonl, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
     """Return what starts the session of each request; empty: no line has several turns."""
-    lines = _lines(spec)
-    if not any(line.turns for line in lines):
+    if not has_sessions(spec):
         return ()
+    lines = _lines(spec)
     found = []
     for request in requests:
         line = lines[request.id % len(lines)]

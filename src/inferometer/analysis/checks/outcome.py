@@ -64,7 +64,8 @@ def _left_by_sequences(evidence: Evidence) -> str | None:
 def _planned(evidence: Evidence, stages: Sequence[int]) -> tuple[int, int]:
     """Number of requests that these stages planned, and how many of them were not sent."""
     planned = sum(evidence.run.manifest.plan[stage].requests for stage in stages)
-    return planned, planned - int(np.isin(evidence.run.records.rows["stage"], stages).sum())
+    rows = evidence.run.records.rows
+    return planned, planned - int((np.isin(rows["stage"], stages) & (rows["turn"] <= 0)).sum())
 
 
 def workers(evidence: Evidence) -> Check:

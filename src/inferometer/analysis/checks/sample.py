@@ -60,7 +60,8 @@ def prompts(evidence: Evidence) -> Check | None:
     if not sends_text(evidence.run.manifest):
         return None
     distinct = number(evidence.run.manifest.workload, "distinct")
-    sent = int(np.count_nonzero(evidence.run.records.rows["sent"] != MISSING))
+    rows = evidence.run.records.rows
+    sent = int(np.count_nonzero((rows["sent"] != MISSING) & (rows["turn"] <= 0)))  # later turns repeat the turns before
     if distinct is None or not sent:
         return None
     if distinct >= sent:
