@@ -10,7 +10,7 @@ from rich.text import Text
 
 from inferometer import conduct
 from inferometer.config import from_mapping
-from inferometer.fleet.supervisor import Snapshot
+from inferometer.records import Snapshot
 from inferometer.report import console as report
 from inferometer.report.live import LiveView
 from inferometer.serve.background import running
