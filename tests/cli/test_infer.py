@@ -537,12 +537,12 @@ def test_the_classifier_without_an_input_and_without_a_key() -> None:
         assert server.grpc is not None
         for url in (server.url, server.grpc):
             refused = infer(url, "--api", "kserve", "--model", "classifier")
-            assert_one_line(refused, "the bearer token is missing", "give --api-key-env or --api-key-file")
+            assert_one_line(refused, "the bearer token is missing", "--api-key-env or --api-key-file")
             result = infer(url, "--api", "kserve", "--header", "Authorization: Bearer geheim", "--model", "classifier")
             assert (result.status, result.err) == (0, ""), result
             assert "pixels" in result.out and "image" not in result.out
         result = infer(server.grpc, "--method", "inference.GRPCInferenceService/ModelReady")
-        assert_one_line(result, "reflection", "give --api-key-env")
+        assert_one_line(result, "reflection", "--api-key-env")
 
 
 def test_a_text_behind_a_port_that_speaks_tls() -> None:

@@ -55,7 +55,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
         with whole(served, portions) as refs:
             yield refs
             region = next(iter(refs[0].inputs[0].values())).region
-            names = tuple(one.name for one in registered(served.places[0].target.url))
+            names = tuple(one.name for one in registered(served.peers[0].target.url))
             found.append(Seen(refs, (FOLDER / region).read_bytes(), names))
 
     monkeypatch.setattr(shared_memory, "shared", watched)

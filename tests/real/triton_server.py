@@ -141,8 +141,8 @@ def _process(command: list[Any], errors: Any) -> Iterator[subprocess.Popen[str]]
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait longer for statistics: Triton counts a request after its response, on a busy machine maybe later than a run waits."""
-    monkeypatch.setattr(statistics, "_STILL_S", 0.2)
-    monkeypatch.setattr(statistics, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(statistics, "_UNCHANGED_S", 0.2)
+    monkeypatch.setattr(statistics, "_READ_FOR_S", 10.0)
     monkeypatch.setattr(time_split, "_PATIENCE_S", 10.0)
 
 
