@@ -368,3 +368,16 @@ def test_a_methods_messages_are_recognised_by_their_keys() -> None:
     server = {"url": "grpc://x", "api": "grpc", "method": "a.B/C"}
     for data in ({"messages": [{"name": "x"}]}, {"path": "requests.jsonl"}):
         assert from_mapping({"server": server, "data": data}).data.__struct_config__.tag == "messages"
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "remedy"),
+    [
+        ("data.prompts=[]", "must have at least 1 entry", ""),
+        ("client.processes=x", "there is no 'x'", "it takes auto | a whole number"),
+    ],
+)
+def test_values_outside_a_choice_or_a_length_are_explained(override: str, what: str, remedy: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_mapping({"server": {"url": "http://x"}}, [override])
+    assert what in caught.value.what and remedy in caught.value.remedy

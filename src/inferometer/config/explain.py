@@ -88,6 +88,8 @@ def _expectation(what: str) -> str:
     """`must be at least 1`, `must be text`, from msgspec's wording."""
     if bound := re.match(r"Expected `(\w+)` (>=|>|<=|<) ([\d.]+)", what):
         return f"must be {_BOUNDS[bound[2]]} {float(bound[3]):g}"
+    if length := re.match(r"Expected `array` of length (>=|>|<=|<) (\d+)", what):
+        return f"must have {_BOUNDS[length[1]]} {length[2]} {'entry' if length[2] == '1' else 'entries'}"
     if kinds := re.match(r"Expected `(.*)`, got `(.*)`", what):
         names = [kind.strip() for kind in kinds[1].split("|")]
         return "must be " + " or ".join(_TYPES.get(name, name) for name in names if name != "null")
@@ -132,7 +134,7 @@ def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
         hint = get_type_hints(kind).get(path[-1])
         literals = [arg for part in (get_args(hint) or ()) for arg in get_args(part)] or list(get_args(hint))
         if literals:
-            return [str(value) for value in literals]
+            return [str(value) for value in literals] + ([_TYPES["int"]] if int in get_args(hint) else [])
     return []
 
 
