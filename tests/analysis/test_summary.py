@@ -113,3 +113,11 @@ def test_json_has_the_documented_layout() -> None:
     assert ttft["unit"] == "s" and ttft["p999"] is None and ttft["unsupported"]["p999"]["needs"] == 4603
     assert len(ttft["ci"]["p99"]) == 2 and {"count", "mean", "p50", "p90", "p95", "p99", "max"} <= set(ttft)
     assert {"ttft", "lag", "throughput.requests", "check.cpu"} <= set(tree["definitions"])
+
+
+def test_a_token_rate_is_not_known_if_one_count_is_not() -> None:
+    rows, chunks = made.closed_rows()
+    rows["n_in"][5] = -1  # a later turn of a session, without the server's usage
+    found = summarise(made.run(rows, chunks))
+    assert found.throughput.input_tokens is None and found.throughput.total_tokens is None
+    assert found.throughput.output_tokens is not None

@@ -232,9 +232,8 @@ def _together(window: MeasuredWindow, stages: tuple[StageSummary, ...]) -> tuple
 
 
 def _total(tokens: NDArray[np.int32]) -> int | None:
-    """Sum of the known token counts; None if none is known."""
-    known = tokens[tokens >= 0]
-    return int(known.sum(dtype=np.int64)) if len(known) or not len(tokens) else None
+    """Sum of the token counts; None if one is not known, such as that of a later turn without the server's usage."""
+    return int(tokens.sum(dtype=np.int64)) if (tokens >= 0).all() else None
 
 
 def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:

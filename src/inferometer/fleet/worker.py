@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+from typing import Any
 
 
 def _read_job(jobs: "queue.SimpleQueue[bytes]") -> None:
@@ -36,7 +37,8 @@ def _end_soon() -> None:
     os._exit(1)
 
 
-_controls: list[dict[str, int]] = []
+_controls: list[Any] = []
+"""The shard's control file, once it is open."""
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
 
     try:
         job, shard = pickle.loads(jobs.get())
-        _controls.append(Control(job.spool / f"{shard}.control", create=False))  # type: ignore[arg-type]
+        _controls.append(Control(job.spool / f"{shard}.control", create=False))
         result = WorkerResult(report=run_shard(job, shard, job.spool))
     except UserError as error:
         result = WorkerResult(error=(error.what, error.remedy, error.key, error.source))
