@@ -69,7 +69,7 @@ def render(
 
 def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_title(run, summary), _verdict(run, summary, width), _headline(run, summary, width)]
-    if summary.metrics["lag"].count or summary.counts.ok:
+    if summary.metrics and (summary.metrics["lag"].count or summary.counts.ok):
         parts.append(_latency(run, summary, width))
     if histogram:
         parts += histograms(run, width)
@@ -78,7 +78,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
     elif summary.no_breakdown and summary.counts.ok and _breakdown_is_expected(run):
         reason = formatting.one_line(summary.no_breakdown, 1000)
         parts.append(Text.assemble(("where the time went", "bold"), "   not known: ", reason))
-    if any(summary.metrics[name].count for name in TOKENS):
+    if summary.metrics and any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary, width))
     if summary.failures:
         parts.append(_failures(summary, width))

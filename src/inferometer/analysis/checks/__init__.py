@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.analysis.checks import client, lag, load, outcome, sample
-from inferometer.analysis.checks.evidence import Check, Evidence
+from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 
-__all__ = ["CHECKS", "Check", "Evidence", "examine", "verdict"]
+__all__ = ["CHECKS", "Check", "Evidence", "StageEvidence", "examine", "verdict"]
 
 
 class CheckRule(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ import statistics
 import numpy as np
 
 from inferometer.analysis import metrics
-from inferometer.analysis.checks.evidence import Check, Evidence, judge
+from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence, judge
 from inferometer.analysis.percentiles import Values, rank
 from inferometer.records import Sample
 from inferometer.units import NS, format_seconds
@@ -98,7 +98,8 @@ def read_delay(evidence: Evidence) -> Check | None:
     if share > MERGED:
         return judge("read_delay", share, MERGED, merged, f"{merged}. {remedy}")
     doubts = {"itl": _doubt_of_gaps(gaps.values, gaps.merged)}
-    doubts |= {name: _doubt_of_first(evidence, name) for name in TO_FIRST_TOKEN}
+    for name in TO_FIRST_TOKEN:
+        doubts[name] = max(_doubt_of_first(evidence, stage, name) for stage in evidence.stages)
     name = max(doubts, key=lambda name: doubts[name])
     cause = merged if name == "itl" else f"{len(gaps.first_merged):,} first chunks may be merged with the second"
     bad = f"{cause}, and without them the p99 of {name} could be {doubts[name]:.1%} lower. {remedy}"
@@ -115,15 +116,16 @@ def _doubt_of_gaps(values: Values, merged: int) -> float:
     return _due_to_merging(least, most)
 
 
-def _doubt_of_first(evidence: Evidence, name: str) -> float:
+def _doubt_of_first(evidence: Evidence, stage: StageEvidence, name: str) -> float:
     """The same for the time to first token. Here the merged ones are known; in the extreme case they took no time at all."""
+    rows = evidence.run.records.rows
     merged = evidence.gaps.first_merged
-    measured = evidence.metrics[name]
+    merged = merged[stage.steady[merged]]
+    measured = stage.metrics[name]
     most = measured.value("p99")
     if not len(merged) or most is None or not np.isfinite(most):
         return 0.0
-    rows = evidence.run.records.rows
-    others = evidence.steady & (rows["failure"] == 0)
+    others = stage.steady & (rows["failure"] == 0)
     others[merged] = False
     values = TO_FIRST_TOKEN[name](rows[others])
     values = values[~np.isnan(values)]

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis.gaps import Gaps
-from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.overload import Overload
+from inferometer.analysis.percentiles import Distribution, Values
+from inferometer.analysis.throughput import Throughput
 from inferometer.config.schema import Limits
 from inferometer.records import Run
 
@@ -22,6 +24,10 @@ class Check(msgspec.Struct, frozen=True):
     value: float | None
     limit: float | None
     message: str
+    affects: tuple[str, ...] = ("latency", "throughput")
+    """The kinds of figures that must not be quoted if the check fails."""
+    stages: tuple[int, ...] = ()
+    """Indices of the stages that it is about; empty: the whole run."""
 
 
 class FailureCount(msgspec.Struct, frozen=True):
@@ -32,14 +38,28 @@ class FailureCount(msgspec.Struct, frozen=True):
     message: str
 
 
+class StageEvidence(msgspec.Struct, frozen=True):
+    """One stage of the run. A run with a single load has one."""
+
+    stage: int
+    label: str
+    """` of stage 2 (50/s)`; empty if there is only one stage."""
+    steady: NDArray[np.bool_]
+    """Selects the stage's rows in the window."""
+    metrics: Mapping[str, Distribution]
+    gaps: Values
+    """The gaps between chunks in the window, in ns."""
+    throughput: Throughput
+    overload: Overload
+
+
 class Evidence(msgspec.Struct, frozen=True):
     run: Run
     limits: Limits
     steady: NDArray[np.bool_]
     """Selects the rows in the window."""
-    metrics: Mapping[str, Distribution]
-    """Statistics of the window."""
     gaps: Gaps
+    stages: tuple[StageEvidence, ...]
 
     @property
     def stamps(self) -> object:

@@ -71,7 +71,8 @@ def prompts(evidence: Evidence) -> Check | None:
 
 
 def size(evidence: Evidence) -> Check | None:
-    count, needs = evidence.metrics["e2e"].count, needed(PERCENTILES["p99"])
+    count = min(stage.metrics["e2e"].count for stage in evidence.stages)
+    needs = needed(PERCENTILES["p99"])
     if not count:
         return None
     if count >= needs:
