@@ -124,3 +124,20 @@ def test_noise_is_uniform():
     assert all(-1 <= x < 1 for x in drawn)
     assert sum(drawn) / len(drawn) == pytest.approx(0, abs=0.02)
     assert sum(x < -0.5 for x in drawn) / len(drawn) == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("service", ["exponential", "lognormal"])
+def test_random_service_times_keep_the_mean(service):
+    """Of 20,000 requests one at a time, so that the rate at which they end is the capacity; cv = 1, so the mean has an error of 0.7 %."""
+    model = FixedTiming(Fixed(ttft=0.05, itl=0.01, max_batch=1, service=service), seed=1)
+    jobs = [Logged(n, 6, 0) for n in range(1, 20_001)]
+    for job in jobs:
+        model.add(job, 0)
+    run(model)
+    times = [job.log[-1][1] - job.started for job in jobs]
+    assert sum(times) / len(times) == pytest.approx(100 * MS, rel=0.03)
+    median = {"exponential": 69.3, "lognormal": 70.7}[service]
+    assert sorted(times)[10_000] == pytest.approx(median * MS, rel=0.03)
+    assert all(
+        (job.log[1][1] - job.log[0][1]) * 5 == pytest.approx(job.log[0][1] - job.started, abs=5) for job in jobs[:99]
+    )

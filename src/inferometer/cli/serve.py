@@ -16,7 +16,7 @@ from inferometer.units import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from inferometer.serve.app import Listening
 
-_ONLY_FIXED = ("ttft", "itl")
+_ONLY_FIXED = ("ttft", "itl", "service")
 _ONLY_BATCH = (
     "prefill_rate", "prefill_overhead", "decode_step", "decode_per_seq", "kv_tokens", "chunked_prefill", "token_budget",
     "prefix_cache", "block_size",
@@ -183,7 +183,11 @@ WHEN:
 )
 @click.option("--block-size", type=int, help="Batch: tokens per KV block.  [default: 16]")
 @click.option("--jitter", **_SHARE, help="Simulator: vary times by up to ± this share.  [default: 0%]")
-@click.option("--seed", type=int, help="Simulator: seed of jitter and random faults.  [default: 0]")
+@click.option(
+    "--service", type=click.Choice(("constant", "exponential", "lognormal")),
+    help="Fixed: how the times of requests vary around the given ones, which stay the mean.  [default: constant]",
+)  # fmt: skip
+@click.option("--seed", type=int, help="Simulator: seed of random times and faults.  [default: 0]")
 @click.option(
     "--tokens-per-chunk", type=int,
     help="Simulator: tokens per streamed chunk (Fixed: sent with the first token; Batch: generated in one step).  [default: 1]",

@@ -3,10 +3,15 @@
 Token k is due at base + k x itl, where base = (time of admission) + ttft: relative to the start and not to the previous
 token, so lateness does not accumulate. With N tokens per chunk, a chunk is due with its first token. A request is
 admitted when it arrives or, at the limit, when an earlier one's last token was due (not when it was written).
+
+With random service times, all times of a request are multiplied by one random factor with a mean of 1: exponential, or
+lognormal with a coefficient of variation of 1. So the capacity stays max_batch / mean time per request.
 """
 
+import math
 from collections import deque
 from heapq import heappop, heappush, heapreplace
+from statistics import NormalDist
 
 from inferometer.serve.sim.jobs import NEVER, Job, noise
 from inferometer.serve.sim.settings import Fixed
@@ -22,6 +27,7 @@ class FixedTiming:
         self._ttft = round(spec.ttft * NS)
         self._itl = round(spec.itl * NS)
         self._jitter = spec.jitter
+        self._service = spec.service
         self._seed = seed
         self._per_chunk = tokens_per_chunk
         self._max_batch = spec.max_batch or NEVER
@@ -59,7 +65,7 @@ class FixedTiming:
             count = min(per_chunk, job.n_out - job.made)
             job.made += count
             if job.made < job.n_out:
-                following = job.base + job.made * self._itl
+                following = job.base + job.made * job.itl
                 heapreplace(heap, (following if plain else self._jittered(job, following, due), n, job))
             else:
                 heappop(heap)
@@ -71,10 +77,13 @@ class FixedTiming:
         """Keep the due times: what was due meanwhile is late, the rest is on time."""
 
     def _let_in(self, job: Job, at: int) -> None:
+        factor = self._factor(job)
+        ttft = round(self._ttft * factor)
         job.started = at
-        job.base = at + self._ttft
+        job.base = at + ttft
+        job.itl = round(self._itl * factor)
         if self._jitter:
-            job.base += round(self._ttft * self._jitter * noise(self._seed, job.n, 0))
+            job.base += round(ttft * self._jitter * noise(self._seed, job.n, 0))
         self.n_running += 1
         heappush(self._heap, (job.base, job.n, job))
         self.due = self._heap[0][0]
@@ -85,4 +94,16 @@ class FixedTiming:
             self._let_in(self._waiting.popleft(), at)
 
     def _jittered(self, job: Job, nominal: int, previous: int) -> int:
-        return max(previous, nominal + round(self._itl * self._jitter * noise(self._seed, job.n, job.made)))
+        return max(previous, nominal + round(job.itl * self._jitter * noise(self._seed, job.n, job.made)))
+
+    def _factor(self, job: Job) -> float:
+        """By how much the request's times differ from the mean."""
+        if self._service == "constant":
+            return 1.0
+        uniform = min(max((noise(self._seed, job.n, -1) + 1) / 2, 2.0**-53), 1 - 2.0**-53)
+        if self._service == "exponential":
+            return -math.log1p(-uniform)
+        return math.exp(math.sqrt(math.log(2)) * _NORMAL.inv_cdf(uniform) - math.log(2) / 2)
+
+
+_NORMAL = NormalDist()

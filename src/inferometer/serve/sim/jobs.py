@@ -26,6 +26,7 @@ class Job:
         "cached",
         "gone",
         "holding",
+        "itl",
         "keys",
         "left",
         "made",
@@ -51,6 +52,7 @@ class Job:
         """When it was first admitted; -1 while it is queued."""
         self.gone = False
         self.base = 0  # fixed: when its first token is due
+        self.itl = 0  # fixed: ns between its tokens
         self.left = 0  # batch: tokens still to be prefilled
         self.holding: object = None  # batch: its KV blocks
 

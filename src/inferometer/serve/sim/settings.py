@@ -4,6 +4,7 @@ Durations are seconds here and nanoseconds inside. `check` raises UserError for 
 """
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +22,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
     itl: float = 0.01
     jitter: float = 0.0
     """Share by which TTFT and each gap vary, uniformly in both directions."""
+    service: Literal["constant", "exponential", "lognormal"] = "constant"
+    """How all times of a request vary together from request to request, with the same mean (see fixed.py)."""
     max_batch: int = 0
     """Maximum requests served at a time; others queue, and their TTFT starts when they are admitted. 0: no limit."""
 
@@ -110,6 +113,8 @@ def describe(settings: Sim) -> str:
     parts: list[str] = []
     if isinstance(timing, Fixed):
         parts.append(f"fixed: TTFT {format_seconds(timing.ttft)}, ITL {format_seconds(timing.itl)}")
+        if timing.service != "constant":
+            parts.append(f"{timing.service} service times")
         if timing.max_batch:
             parts.append(f"at most {timing.max_batch} at a time")
     else:
