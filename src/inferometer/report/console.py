@@ -9,29 +9,18 @@ from rich.text import Text
 
 from inferometer.analysis import settings
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
-from inferometer.analysis.checks import Check
-from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.records import CANCELLED, Run, StagePlan
-from inferometer.report import formatting
+from inferometer.records import CANCELLED, Run
+from inferometer.report import formatting, tables
 from inferometer.report.histogram import histograms
-from inferometer.report.width import WIDTH, bare, fitted
+from inferometer.report.latency import latency
+from inferometer.report.stages import describe, stages
+from inferometer.report.verdict import verdict
+from inferometer.report.width import WIDTH, fitted
 
-LATENCIES = ("ttft", "itl", "tpot", "e2e")
-SERVICE = ("ttft_service", "e2e_service")
 TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "tokens_per_chunk")
-COLUMNS = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max"}
-CONFIDENCE = "p99, 95 % CI"
-STAGE_COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
-STAGE_COLUMNS_NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p95", "p99"))
-OPTIONAL = {
-    "latency": (CONFIDENCE, "p99.9", "p90", "p95", "mean"),
-    "tokens": ("p90", "min", "total/s"),
-    "stages": ("itl p50", "e2e p90", "itl p99", "e2e mean", "ttft p50", "e2e p95"),
-}
-"""Columns that a narrow table leaves out, the first of them first."""
-MARK = "*"
-"""Marks a percentile of too few values."""
+_OPTIONAL = ("p90", "min", "total/s")
+"""Columns that a narrow table of tokens leaves out, the first of them first."""
 
 
 def new_console(color: bool, width: int = WIDTH) -> Console:
@@ -68,9 +57,11 @@ def render(
 
 
 def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(run, summary), _verdict(run, summary, width), _headline(run, summary, width)]
-    if summary.metrics and (summary.metrics["lag"].count or summary.counts.ok):
-        parts.append(_latency(run, summary, width))
+    parts: list[RenderableType] = [_title(run, summary), verdict(run, summary, width), _headline(run, summary, width)]
+    if summary.overload is not None and summary.overload.status == "overloaded":
+        parts.append(Text.assemble(("latency", "bold"), "   ", (describe(summary.overload), "red")))
+    elif summary.metrics and (summary.metrics["lag"].count or summary.counts.ok):
+        parts.append(latency(run, summary, width))
     if histogram:
         parts += histograms(run, width)
     if summary.breakdown is not None:
@@ -83,7 +74,7 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
     if summary.failures:
         parts.append(_failures(summary, width))
     if summary.stages:
-        parts.append(_stages(run, summary, width))
+        parts.append(stages(run, summary, width))
     if explain:
         parts.append(_definitions(summary))
     return parts
@@ -103,28 +94,6 @@ def _title(run: Run, summary: Summary) -> RenderableType:
         Text(formatting.one_line(" · ".join(parts), WIDTH - 2), style="bold"),
         Text(formatting.one_line(" · ".join(details), WIDTH - 2), style="dim"),
     )
-
-
-def _verdict(run: Run, summary: Summary, width: int) -> RenderableType:
-    by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
-    verdict = Text(f" {summary.verdict} ", style=f"bold white on {'green' if summary.verdict == 'VALID' else 'red'}")
-    names = {"fail": "failed", "warn": "warned", "pass": "passed"}
-    counts = ", ".join(f"{len(by_status[status])} {name}" for status, name in names.items() if by_status[status])
-    lines: list[RenderableType] = [Text.assemble(verdict, f"  checks: {counts}")]
-    lines += [_check(check, "✗", "red", width) for check in by_status["fail"]]
-    lines += [_check(check, "!", "yellow", width) for check in by_status["warn"]]
-    for name, why in run.manifest.observer_errors.items():
-        lines.append(Text(formatting.one_line(f"observer {name}: {why}", 1000), style="yellow"))
-    return Group(*lines)
-
-
-def _check(check: Check, sign: str, style: str, width: int) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=1, style=f"bold {style}")
-    grid.add_column(width=12, style=style)
-    grid.add_column(width=width - 18)
-    grid.add_row(sign, check.name, Text(formatting.one_line(check.message, 1000)))
-    return Padding(grid, (0, 0, 0, 1))
 
 
 def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
@@ -191,77 +160,6 @@ def _number(value: str, unit: str, style: str = "") -> Text:
     return Text.assemble((value, f"bold {style}".strip()), " ", (unit, style or "dim"))
 
 
-# --- latency ---------------------------------------------------------------------------------------------------------
-
-
-def _latency(run: Run, summary: Summary, width: int) -> RenderableType:
-    """Latencies in ms, then the lag, which tells how much of them is due to late sends."""
-    plan = run.manifest.plan
-    names = [name for name in LATENCIES if summary.metrics[name].count]
-    service = [name for name in SERVICE if any(stage.open for stage in plan) and summary.metrics[name].count]
-    table = _table("latency, ms", [*COLUMNS.values(), CONFIDENCE])
-    for name in names:
-        _row(table, name, summary.metrics[name], style="bold")
-    for name in service:
-        _row(table, name.replace("_", " "), summary.metrics[name])
-    if summary.metrics["lag"].count:
-        _row(table, "lag", summary.metrics["lag"])
-    table = fitted(table, width, OPTIONAL["latency"])
-    shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
-    notes = [*_legend(names, plan), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
-    return Group(table, *(Text(note, style="dim") for note in notes))
-
-
-def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
-    """Say from when the rows count: in open loop the intended send time, in closed loop the send."""
-    is_open, is_closed = any(stage.open for stage in plan), any(not stage.open for stage in plan)
-    if "e2e" not in names:
-        late, idle = "lag: from the intended send time to the send", "how long a free user waited for the send"
-        return [f"{late}; in closed loop {idle}" if is_open and is_closed else late if is_open else f"lag: {idle}"]
-    which = "ttft and e2e count" if "ttft" in names else "e2e counts"
-    if not is_closed:
-        return [f"{which} from the intended send time, service from the actual send; lag is the difference"]
-    if not is_open:
-        return [f"{which} from the send (closed loop); lag: how long a free user waited for it"]
-    return [
-        f"{which} from the intended send time in open loop, from the send in closed loop",
-        "service counts from the send; lag: how late the send was, or how long a free user waited for it",
-    ]
-
-
-def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
-    """Add a row in milliseconds, all with the decimals that suit the median."""
-    decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
-    low, high = (formatting.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
-    cells = []
-    for name in COLUMNS:
-        mark = MARK if name in found.unsupported else ""
-        shown = formatting.milliseconds(found.value(name), decimals)
-        cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
-    table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
-
-
-def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
-    """Explain the mark for each column of the table that has it, and how failures are counted."""
-    needs = {COLUMNS[name]: found.needs for each in shown for name, found in each.unsupported.items()}
-    notes = []
-    marked = [name for name in columns if name in needs]
-    if marked:
-        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
-        notes.append(f"{MARK} too few values: it needs {wanted}")
-    if failed := max((each.infinite for each in shown), default=0):
-        notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
-    return notes
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    table = bare()
-    table.add_column(title, min_width=15, no_wrap=True)
-    for column in columns:
-        table.add_column(f"{column} ", justify="right", no_wrap=True, min_width=8)
-    return table
-
-
 # --- where the time went ---------------------------------------------------------------------------------------------
 
 
@@ -279,7 +177,7 @@ def _breakdown(found: Breakdown) -> RenderableType:
         "output": found.compute_output,
         "cache": found.cache,
     }
-    table = _table("where the time went, ms", ["e2e", *parts])
+    table = tables.table("where the time went, ms", ["e2e", *parts])
     table.add_row("mean", *(f"{formatting.milliseconds(value)} " for value in (found.e2e, *parts.values())))
     whole = found.e2e + found.excess
     table.add_row("share", "", *(f"{value / whole:.0%} " if whole else "" for value in parts.values()))
@@ -308,7 +206,7 @@ def _breakdown(found: Breakdown) -> RenderableType:
 
 
 def _tokens(summary: Summary, width: int) -> RenderableType:
-    table = _table("tokens", ["mean", "min", "p50", "p90", "p99", "max", "total/s"])
+    table = tables.table("tokens", ["mean", "min", "p50", "p90", "p99", "max", "total/s"])
     rates = {"input_tokens": summary.throughput.input_tokens, "output_tokens": summary.throughput.output_tokens}
     for name in TOKENS:
         found = summary.metrics[name]
@@ -318,7 +216,7 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
         label = {"tokens_per_chunk": "per chunk"}.get(name, name.removesuffix("_tokens"))
         total = f"{formatting.number(rates[name])} " if name in rates else ""
         table.add_row(label, *(f"{cell} " for cell in cells), total)
-    shown = fitted(table, width, OPTIONAL["tokens"])
+    shown = fitted(table, width, _OPTIONAL)
     has_no_output = not summary.metrics["output_tokens"].count and list(summary.tokens_counted_by) == ["nobody"]
     if has_no_output:  # embeddings
         return shown
@@ -343,22 +241,6 @@ def _failures(summary: Summary, width: int) -> RenderableType:
         message = Text(formatting.one_line(kind.message, 60))
         table.add_row("" if index else "failures", kind.code, f"{kind.count:,}", message)
     return table
-
-
-def _stages(run: Run, summary: Summary, width: int) -> RenderableType:
-    streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
-    columns = STAGE_COLUMNS if streamed or settings.receives_text(run.manifest) else STAGE_COLUMNS_NOT_STREAMED
-    table = _table("stages, ms", ["ok", "failed", "req/s", *(f"{name} {column}" for name, column in columns)])
-    for stage, plan in zip(summary.stages, run.manifest.plan, strict=True):
-        shown = [(stage.metrics[name], column) for name, column in columns]
-        cells = [
-            formatting.milliseconds(found.value(column)) + (MARK if column in found.unsupported else " ")
-            for found, column in shown
-        ]
-        counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
-        label = formatting.one_line(plan.name or f"{stage.stage + 1} {plan.type}", 24)
-        table.add_row(label, *counts, f"{formatting.number(stage.throughput.requests)} ", *cells)
-    return fitted(table, width, OPTIONAL["stages"])
 
 
 def _definitions(summary: Summary) -> RenderableType:

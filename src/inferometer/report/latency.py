@@ -1,0 +1,77 @@
+"""The table of latencies, with their confidence intervals, and what has to be said about it."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.summary import Summary
+from inferometer.records import Run, StagePlan
+from inferometer.report import formatting, tables
+from inferometer.report.width import fitted
+
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+SERVICE = ("ttft_service", "e2e_service")
+CONFIDENCE = "p99, 95 % CI"
+_OPTIONAL = (CONFIDENCE, "p99.9", "p90", "p95", "mean")
+"""Columns that a narrow table leaves out, the first of them first."""
+
+
+def latency(run: Run, summary: Summary, width: int) -> RenderableType:
+    """Latencies in ms, then the lag, which tells how much of them is due to late sends."""
+    plan = run.manifest.plan
+    names = [name for name in LATENCIES if summary.metrics[name].count]
+    service = [name for name in SERVICE if any(stage.open for stage in plan) and summary.metrics[name].count]
+    table = tables.table("latency, ms", [*tables.COLUMNS.values(), CONFIDENCE])
+    for name in names:
+        _row(table, name, summary.metrics[name], style="bold")
+    for name in service:
+        _row(table, name.replace("_", " "), summary.metrics[name])
+    if summary.metrics["lag"].count:
+        _row(table, "lag", summary.metrics["lag"])
+    table = fitted(table, width, _OPTIONAL)
+    shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
+    notes = [*_legend(names, plan), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
+    """Say from when the rows count: in open loop the intended send time, in closed loop the send."""
+    is_open, is_closed = any(stage.open for stage in plan), any(not stage.open for stage in plan)
+    if "e2e" not in names:
+        late, idle = "lag: from the intended send time to the send", "how long a free user waited for the send"
+        return [f"{late}; in closed loop {idle}" if is_open and is_closed else late if is_open else f"lag: {idle}"]
+    which = "ttft and e2e count" if "ttft" in names else "e2e counts"
+    if not is_closed:
+        return [f"{which} from the intended send time, service from the actual send; lag is the difference"]
+    if not is_open:
+        return [f"{which} from the send (closed loop); lag: how long a free user waited for it"]
+    return [
+        f"{which} from the intended send time in open loop, from the send in closed loop",
+        "service counts from the send; lag: how late the send was, or how long a free user waited for it",
+    ]
+
+
+def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:
+    """Add a row in milliseconds, all with the decimals that suit the median."""
+    decimals = formatting.decimals_for(1e3 * (found.value("p50") or 0))
+    low, high = (formatting.milliseconds(end, decimals) for end in found.ci.get("p99", (None, None)))
+    cells = []
+    for name in tables.COLUMNS:
+        mark = tables.MARK if name in found.unsupported else ""
+        shown = formatting.milliseconds(found.value(name), decimals)
+        cells.append(Text.assemble(shown, (mark or " ", "yellow"), style="dim" if mark else ""))
+    table.add_row(Text(label, style=style), *cells, f"{low} .. {high}")
+
+
+def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
+    """Explain the mark for each column of the table that has it, and how failures are counted."""
+    needs = {tables.COLUMNS[name]: found.needs for each in shown for name, found in each.unsupported.items()}
+    notes = []
+    marked = [name for name in columns if name in needs]
+    if marked:
+        wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
+        notes.append(f"{tables.MARK} too few values: it needs {wanted}")
+    if failed := max((each.infinite for each in shown), default=0):
+        notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
+    return notes

@@ -1,0 +1,53 @@
+"""The table of stages: one row for each load, with its rates and latencies."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from inferometer.analysis import settings
+from inferometer.analysis.overload import Overload
+from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.summary import StageSummary, Summary
+from inferometer.records import Run
+from inferometer.report import formatting, tables
+from inferometer.report.width import fitted
+
+_STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p99"))
+_NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p95", "p99"))
+_OPTIONAL = ("offered/s", "itl p50", "e2e p90", "itl p99", "e2e mean", "ttft p50", "e2e p95")
+"""Columns that a narrow table leaves out, the first of them first."""
+
+
+def stages(run: Run, summary: Summary, width: int) -> RenderableType:
+    """One row per stage; an overloaded stage has no latencies, and a note that says why."""
+    streamed = any(stage.metrics["ttft"].count for stage in summary.stages)
+    columns = _STREAMED if streamed or settings.receives_text(run.manifest) else _NOT_STREAMED
+    is_open = any(plan.open for plan in run.manifest.plan)
+    rates = ["offered/s", "req/s"] if is_open else ["req/s"]
+    table = tables.table("stages, ms", ["ok", "failed", *rates, *(f"{name} {column}" for name, column in columns)])
+    for stage in summary.stages:
+        counts = (f"{stage.counts.ok:,} ", f"{stage.counts.failed + stage.counts.dropped:,} ")
+        shown = [stage.throughput.offered, stage.throughput.requests][-len(rates) :]
+        cells = ["- " if _is_overloaded(stage) else _cell(stage.metrics[name], column) for name, column in columns]
+        table.add_row(_label(stage), *counts, *(f"{formatting.number(rate)} " for rate in shown), *cells)
+    notes = [f"{_label(stage)}: {describe(stage.overload)}" for stage in summary.stages if _is_overloaded(stage)]
+    return Group(fitted(table, width, _OPTIONAL), *(Text(note, style="red") for note in notes))
+
+
+def describe(overload: Overload) -> str:
+    """What an overloaded stage has instead of latencies."""
+    return (
+        f"overloaded: requests in flight grew by {formatting.number(overload.growth)} per second, so latencies have no steady value; "
+        f"the server completes about {formatting.number(overload.capacity)} requests/s"
+    )
+
+
+def _is_overloaded(stage: StageSummary) -> bool:
+    return stage.overload.status == "overloaded"
+
+
+def _label(stage: StageSummary) -> str:
+    return formatting.one_line(stage.name, 24)
+
+
+def _cell(found: Distribution, column: str) -> str:
+    return formatting.milliseconds(found.value(column)) + (tables.MARK if column in found.unsupported else " ")
