@@ -21,7 +21,7 @@ from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import Http1Pool, Pool, ResponseState
 from inferometer.engine.http2_pool import Http2Pool
-from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.inflight import Ended, Flight, count_tokens
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
@@ -192,6 +192,8 @@ class Shard:
     def _on_ended(self, flight: Flight, at: int, event: End | Fail, response: ResponseState) -> None:
         """Note that a response is complete, or failed. It is settled once everything that was read is decoded (reader.py)."""
         flight.done = at
+        if flight.usage is not None:
+            count_tokens(flight)
         text = None
         if event.__class__ is Fail:
             flight.status = response.status
