@@ -28,7 +28,7 @@ ROW = np.dtype(
         ("id", "<i8"),  # position in the plan, counted from 0 over all stages
         # Times
         ("intended", "<i8"),  # when the plan wanted it sent; closed loop: when its user was ready to send it
-        ("sent", "<i8"),  # just before the first byte was handed to the kernel
+        ("sent", "<i8"),  # just before the first byte was handed to the kernel, on the first attempt
         ("first_byte", "<i8"),  # arrival of the first byte of the response
         ("first_token", "<i8"),  # arrival of the first chunk that carries a token
         ("first_content", "<i8"),  # arrival of the first chunk that carries content or a tool call, not only reasoning

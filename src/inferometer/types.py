@@ -228,8 +228,8 @@ class Calls(msgspec.Struct, frozen=True):
     sequences: tuple[int, ...] = ()
     """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence
     from its first request to its last; to close it early, it skips to the last."""
-    is_text: bool = True
-    """Responses are text, whose tokens the client counts if the server does not report them."""
+    counts_tokens: bool = True
+    """The client counts the tokens of responses for which the server does not report them."""
     sessions: tuple[Callable[[], Session], ...] = ()
     """Parallel to the tails, each of which is then the first turn of a session: starts the session that yields it."""
     encode: Callable[[Request], bytes] | None = None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferometer.engine.inflight import Flight, apply_events, count_tokens
+from inferometer.engine.inflight import Flight, apply_events, finish, keep_first_attempt
 from inferometer.records import COUNTED_BY
 from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Event, Tokens, Usage
 
@@ -12,7 +12,7 @@ def flight(*events: Event) -> Flight:
     made = Flight(id=0, intended=0)
     for at, event in enumerate(events, 1):
         assert apply_events(made, [event], at) is None
-    count_tokens(made)
+    finish(made, len(events) + 1)
     return made
 
 
@@ -51,3 +51,12 @@ def test_counts_are_those_of_the_latest_usage() -> None:
     assert (made.n_in, made.n_out, made.cached, made.reasoning) == (9, 2, 4, 1)
     assert COUNTED_BY[made.counted_by] == "server"
     assert COUNTED_BY[flight(ONE_TOKEN, Usage(9, -1)).counted_by] == "nobody"
+
+
+def test_a_retried_request_counts_from_its_first_attempt() -> None:
+    made = Flight(id=0, intended=5, sent=10, held=2, attempts=1)
+    for sent in (30, 50):
+        keep_first_attempt(made)
+        made.sent, made.held, made.attempts = sent, made.held + 7, made.attempts + 1
+    finish(made, 60)
+    assert (made.intended, made.sent, made.held, made.attempts, made.done) == (5, 10, 2, 3, 60)

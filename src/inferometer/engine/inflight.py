@@ -54,6 +54,8 @@ class Flight(msgspec.Struct, gc=False):
     counts: list[int] = []
     usage: Usage | None = None
     """The server's latest token counts."""
+    first_attempt: tuple[int, int] | None = None
+    """`sent` and `held` of the first attempt, if there is another one."""
 
 
 Ended = tuple[Flight, End | Fail, str | None]
@@ -81,16 +83,27 @@ def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail
     return None
 
 
-def count_tokens(flight: Flight) -> None:
+def keep_first_attempt(flight: Flight) -> None:
+    """Note when a request was first sent, because it will be sent again: `sent` and `held` are now those of each attempt."""
+    flight.first_attempt = flight.first_attempt or (flight.sent, flight.held)
+
+
+def finish(flight: Flight, at: int) -> None:
+    """Complete the row of a request that ended. A retry is part of its latency, so it counts from its first attempt."""
+    flight.done = at
+    if flight.first_attempt is not None:
+        flight.sent, flight.held = flight.first_attempt
+    if flight.usage is not None:
+        _count_tokens(flight, flight.usage)
+
+
+def _count_tokens(flight: Flight, usage: Usage) -> None:
     """Take over the server's own counts when the response has ended, and count the tokens of its chunks.
 
     A chunk counts as one token unless the server reports more. Those counts are known to be right if the server reports the
     tokens of every chunk, or if they add up to the tokens that were sent: all of them, without hidden reasoning, and without the
     token that ended the response.
     """
-    usage = flight.usage
-    if usage is None:
-        return
     if usage.n_in >= 0:
         flight.n_in = usage.n_in
     flight.cached, flight.reasoning = usage.cached, usage.reasoning
