@@ -89,9 +89,6 @@ CANCELLED = "cancelled"
 """Failure code of a request that was in flight, or waiting to be sent, when the run was interrupted."""
 LOST = "lost"
 """Failure code of a request whose client process died: it was in flight then, or was never sent."""
-UNREACHED = 30
-"""Seconds without any connection after which a closed stage without a duration is given up: it would never end."""
-
 
 _CACHE_LINE = 64
 
@@ -276,7 +273,7 @@ class Outcome(msgspec.Struct, frozen=True):
     errors: tuple[str, ...] = ()
     """One line for each client process that died or hung."""
     given_up: tuple[int, ...] = ()
-    """Indices of the stages that ended early because the server could not be reached for UNREACHED seconds."""
+    """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

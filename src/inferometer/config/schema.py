@@ -41,6 +41,12 @@ class Timeouts(_Section):
     first_token: Annotated[Seconds, Meta(description="From sending a request to its first token.")] = Seconds(0)
     idle: Annotated[Seconds, Meta(description="Between two chunks of a response.")] = Seconds(0)
     total: Annotated[Seconds, Meta(description="From sending a request to the end of its response.")] = Seconds(600)
+    unreached: Annotated[
+        Seconds,
+        Meta(
+            description="Time without any connection after which a closed loop that only a number of requests ends is given up."
+        ),
+    ] = Seconds(30)
 
 
 class Server(_Section):

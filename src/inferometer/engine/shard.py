@@ -72,7 +72,7 @@ class Shard:
         self._loop = loop
         # The spool comes first: the disk may be full, and nothing else is open yet.
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
-        self.state = RunState(given_up=[])
+        self.state = RunState(given_up=[], unreached_limit=int(task.timeouts.unreached * NS))
         self.recorder = Recorder(self._spool, self.state, self._stop_now, task.calls.counts_tokens)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = StampClock(timing.wall_offset(), self._primed is not None)
