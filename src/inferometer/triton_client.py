@@ -1,8 +1,15 @@
 """A drop-in for Triton's simple_perf_client.py: one request at a time to a model with one input and one output.
 
-It is an ordinary run (closed loop, one request in flight, a number of warm-up requests): its records are stored, and the
-numbers are those of its report. The requirements on the model and the output are those of Triton's client.
+It is an ordinary run (closed loop, one request in flight, a number of warm-up requests), and the numbers are those of its
+report. Its records are kept only on request, as Triton's client leaves nothing behind. The requirements on the model and the
+output are those of Triton's client.
 """
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +26,10 @@ from inferometer.tensors import shown
 
 PORTS = {"http": 8000, "grpc": 8001}
 PERCENTILES = ("p50", "p90", "p95", "p99")
+GIVEN_UP_AFTER = 2
+"""Seconds without a connection to the server after which the run ends."""
+_IN_MEMORY = "/dev/shm"
+"""Where temporary folders go on a machine whose usual places for them cannot be written."""
 
 
 class TritonOptions(msgspec.Struct, frozen=True):
@@ -40,9 +51,24 @@ class TritonOptions(msgspec.Struct, frozen=True):
     """Config keys of the server, in the format of `--set`."""
 
 
-def measure(options: TritonOptions, show: conduct.Show | None = None) -> tuple[Run, Summary]:
-    """Check that the model suits this client, then run."""
-    config = _config(options)
+@contextlib.contextmanager
+def folder_for_records(kept: str | None) -> Iterator[str]:
+    """Yield the folder that is to be `kept`, or a temporary one, which is deleted at the end."""
+    if kept is not None:
+        yield kept
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = tempfile.mkdtemp(prefix="inferometer-")
+        except FileNotFoundError:  # none of the places that tempfile knows can be written
+            folder = tempfile.mkdtemp(prefix="inferometer-", dir=_IN_MEMORY)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def measure(options: TritonOptions, folder: str, show: conduct.Show | None = None) -> tuple[Run, Summary]:
+    """Check that the model suits this client, then run. The records are stored in a new folder under `folder`."""
+    config = _config(options, folder)
     facts = reach.reach(config.server).facts
     assert facts is not None
     return conduct.measure(_with_data(config, options, facts), show)
@@ -63,8 +89,13 @@ def url_of(url: str | None, protocol: str | None) -> str:
     return url
 
 
-def _config(options: TritonOptions) -> Config:
-    server = {"url": url_of(options.url, options.protocol), "model": options.model, "api": "kserve"}
+def _config(options: TritonOptions, folder: str) -> Config:
+    server: dict[str, object] = {
+        "url": url_of(options.url, options.protocol),
+        "model": options.model,
+        "api": "kserve",
+        "timeouts": {"unreached": GIVEN_UP_AFTER},
+    }
     if options.version:
         server["version"] = options.version
     tree = {
@@ -72,6 +103,7 @@ def _config(options: TritonOptions) -> Config:
         "data": {"type": "tensors", "fill": "zeros"},
         "load": {"type": "closed", "concurrency": 1, "requests": options.warmups + options.iterations},
         "measure": {"warmup": str(options.warmups)},
+        "output": folder,
     }
     return from_mapping(tree, options.overrides, "command line")
 
@@ -114,19 +146,32 @@ def only_input(facts: ModelFacts) -> str:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
+def without_folder(run: Run) -> Run:
+    """The run for a report, which names the folder of the records, if that will be deleted."""
+    return msgspec.structs.replace(run, folder=Path("records not kept: --output DIR keeps them"))
+
+
+def gave_up(run: Run) -> str | None:
+    """Say that the run ended early because the server could not be reached; None if it did not."""
+    if not run.manifest.outcome.given_up:
+        return None
+    planned = sum(stage.requests for stage in run.manifest.plan)
+    return f"the server could not be reached for {GIVEN_UP_AFTER} s, after {len(run.records.rows):,} of {planned:,} requests"
+
+
 def text(summary: Summary) -> str:
-    """The report in the format of Triton's client."""
+    """The report in the format of Triton's client, which does not round."""
     latency = summary.metrics["e2e"]
-    lines = [f"Throughput: {summary.throughput.requests or 0:.1f} infer/sec", "Latencies:"]
+    lines = [f"Throughput: {summary.throughput.requests or 0.0} infer/sec", "Latencies:"]
     for label, seconds in [("Avg", latency.mean), *((name, latency.value(name)) for name in PERCENTILES)]:
-        lines.append(f"    {label}: {'-' if seconds is None else f'{seconds * 1e3:.2f}'} ms")
+        lines.append(f"\t{label}: {'-' if seconds is None else seconds * 1e3} ms")
     return "\n".join(lines) + "\n"
 
 
 def csv(summary: Summary) -> str:
     """The report as CSV, in the format of Triton's client: a header and one line, with latencies in microseconds."""
     latencies = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
-    cells = ["1", f"{summary.throughput.requests or 0:.1f}"]
-    cells += ["" if seconds is None else f"{seconds * 1e6:.0f}" for seconds in latencies]
+    cells = ["1", str(summary.throughput.requests or 0.0)]
+    cells += ["" if seconds is None else str(seconds * 1e6) for seconds in latencies]
     header = ["Concurrency", "Inferences/Second", *(f"{name} latency" for name in PERCENTILES)]
     return f"{','.join(header)}\n{','.join(cells)}\n"

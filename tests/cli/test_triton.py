@@ -1,8 +1,11 @@
 """`inferometer triton`: flags and output of Triton's simple performance client, against a small KServe server."""
 
+import contextlib
 import csv
 import json
+import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,11 +31,12 @@ class Model:
         self.max_batch = 8
         self.decoupled = False
         self.fails_from = 1 << 30
+        self.stops_after = 1 << 30
         self.seen: list[tuple[str, bytes]] = []
         self._lock = threading.Lock()
 
     def serve(self, client: Client) -> None:
-        while request := client.request():
+        while len(self.seen) < self.stops_after and (request := client.request()):
             first, headers, body = request
             status, tree = self._respond(first.split()[1], headers, body)
             content = json.dumps(tree).encode() if tree is not None else b""
@@ -106,28 +110,42 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "measure", kind)
 
 
+@pytest.fixture
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which temporary folders are made."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
 @pytest.mark.usefixtures("valid")
-def test_the_output_is_that_of_the_simple_client(served: str, model: Model) -> None:
+def test_the_output_is_that_of_the_simple_client_and_nothing_is_left_behind(
+    served: str, model: Model, tmp_path: Path, temporary: Path
+) -> None:
     result = triton(served)
     assert result.status == 0, result.err
-    number = r"\d+\.\d\d ms\n"
+    number = r"\d+\.\d{5,} ms\n"  # the simple client does not round
     assert re.fullmatch(
-        rf"Throughput: \d+\.\d infer/sec\nLatencies:\n    Avg: {number}    p50: {number}    p90: {number}    p95: {number}    p99: {number}",
+        rf"Throughput: \d+\.\d{{5,}} infer/sec\nLatencies:\n\tAvg: {number}\tp50: {number}\tp90: {number}\tp95: {number}\tp99: {number}",
         result.out,
     ), result.out
     assert result.err == ""
     assert len(model.seen) == 17
+    assert [*tmp_path.iterdir(), *temporary.iterdir()] == []
 
 
-def test_warm_up_requests_do_not_count_and_records_are_stored(url: str, tmp_path: Path) -> None:
-    result = triton(url)
+def test_warm_up_requests_do_not_count_and_records_are_kept_on_request(url: str, tmp_path: Path) -> None:
+    result = triton(url, "--output", tmp_path / "runs")
     run, summary = conduct.open_run(str(tmp_path / "runs" / "LATEST"))
     assert summary.window.requests == {"warmup": 5, "steady": 12, "cooldown": 0}
     assert result.out == triton_client.text(summary)
     rows = run.records.rows
     counted = rows[run.records.phase == 1]
     span = (counted["done"].max() - counted["intended"].min()) / 1e9
-    assert f"Throughput: {12 / span:.1f} infer/sec" in result.out
+    throughput = re.search(r"Throughput: (.*) infer/sec", result.out)
+    assert throughput is not None
+    assert float(throughput[1]) == pytest.approx(12 / span, rel=1e-9)
 
 
 def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path) -> None:
@@ -139,8 +157,8 @@ def test_the_csv_has_a_header_and_a_row_in_microseconds(url: str, tmp_path: Path
     assert f"Throughput: {line['Inferences/Second']} infer/sec" in result.out
     printed = re.search(r"p50: (.*) ms", result.out)
     assert printed is not None
-    assert float(printed[1]) == pytest.approx(int(line["p50 latency"]) / 1000, abs=0.006)
-    assert int(line["p99 latency"]) >= 10_000
+    assert float(printed[1]) == pytest.approx(float(line["p50 latency"]) / 1000, rel=1e-12)
+    assert float(line["p99 latency"]) >= 10_000
 
 
 def test_zeros_of_batch_and_shape_for_a_model_that_takes_batches(url: str, model: Model) -> None:
@@ -159,11 +177,12 @@ def test_zeros_of_the_shape_for_a_model_that_takes_no_batches(url: str, model: M
 
 @pytest.mark.usefixtures("valid")
 def test_without_a_scheme_it_is_http_and_verbose_names_the_folder(url: str, tmp_path: Path) -> None:
-    result = triton(url.removeprefix("http://"), "-v", "-i", "HTTP")
+    result = triton(url.removeprefix("http://"), "-v", "-i", "HTTP", "--output", tmp_path / "runs")
     assert result.status == 0, result.err
     assert result.out.startswith("Throughput: ") and len(result.out.splitlines()) == 7
     (folder,) = (tmp_path / "runs").glob("2*")
     assert " VALID " in result.err and str(folder) in result.err
+    assert triton(url, "-v").err.splitlines()[-1] == " records not kept: --output DIR keeps them"
 
 
 def test_an_invalid_run_exits_with_1_and_its_reasons_go_to_standard_error(url: str, model: Model) -> None:
@@ -179,7 +198,7 @@ def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_pa
     result = triton(url, "-w", "0", "-c", "2", "--csv", tmp_path / "out.csv")
     assert result.status == 1
     assert result.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
-    assert result.out.splitlines()[2] == "    Avg: - ms"
+    assert result.out.splitlines()[2] == "\tAvg: - ms"
     assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,,,,"
 
 
@@ -224,11 +243,60 @@ def test_a_decoupled_model_is_measured_by_run(url: str, model: Model) -> None:
     assert_one_line(triton(url), "it streams text", f"inferometer run {url} --model m --set server.api=generate")
 
 
-def test_records_that_cannot_be_stored(url: str, tmp_path: Path) -> None:
+def test_records_that_cannot_be_kept(url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    result = triton(url)
-    assert_one_line(result, "runs: not a folder", "start it in another folder")
-    assert "output" not in result.err
+    assert_one_line(triton(url, "--output", tmp_path / "runs"), "runs: not a folder", "--output DIR")
+
+
+def test_the_current_folder_need_not_be_writable(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    create = os.mkdir
+
+    def outside(path: str, *more: Any, **options: Any) -> None:
+        assert not Path(path).resolve().is_relative_to(tmp_path.resolve())
+        made.append(path)
+        create(path, *more, **options)
+
+    monkeypatch.setattr(os, "mkdir", outside)
+    assert triton(url).status in (0, 1)
+    assert made and not any(map(os.path.exists, made))
+
+
+def test_records_go_to_memory_if_there_is_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = tempfile.mkdtemp
+
+    def nowhere(prefix: str, dir: str | None = None) -> str:
+        if dir is None:
+            raise FileNotFoundError("No usable temporary directory found")
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    with triton_client.folder_for_records(None) as folder:
+        assert folder.startswith("/dev/shm/")
+    assert not Path(folder).exists()
+
+
+def test_a_server_that_stops_ends_the_run_soon(
+    model: Model, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert triton_client.GIVEN_UP_AFTER <= 3
+    monkeypatch.setattr(triton_client, "GIVEN_UP_AFTER", 0.2)
+    model.stops_after = 20
+    with contextlib.ExitStack() as server:
+
+        def serve(client: Client) -> None:
+            model.serve(client)
+            if len(model.seen) >= model.stops_after:
+                server.close()
+
+        url = server.enter_context(scripted(serve))
+        result = triton(url, "-c", "100000", "--csv", tmp_path / "out.csv")
+    assert (result.status, result.out) == (1, "")
+    what, next_step = result.err.splitlines()
+    assert what.startswith("inferometer: the server could not be reached for 0.2 s, after ")
+    assert what.endswith(" of 100,005 requests")
+    assert next_step == "  next: check whether the server is still up"
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_batches_that_the_model_does_not_take(url: str, model: Model, tmp_path: Path) -> None:

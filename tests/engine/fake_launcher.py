@@ -24,7 +24,7 @@ class FakeLauncher:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lengths: int) -> None:
         self.now = T0
-        self.state = RunState(given_up=[])
+        self.state = RunState(given_up=[], unreached_limit=30_000 * MS)
         self.sequences = Sequences(lengths) if lengths else None
         self.indexes: list[int] = []
         """Sequences: the indexes of the requests made, among all encoded requests."""

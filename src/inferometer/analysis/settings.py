@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from inferometer.apis import APIS, Api
-from inferometer.config.schema import Limits, Measure, Seconds
+from inferometer.config.schema import Limits, Measure, Seconds, Timeouts
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
 
@@ -39,6 +39,14 @@ def sends_text(manifest: Manifest) -> bool:
 def receives_text(manifest: Manifest) -> bool:
     """Whether responses are text, which has output tokens."""
     return api(manifest).response == "text"
+
+
+def unreached(manifest: Manifest) -> float:
+    """Seconds without a connection after which a stage was given up."""
+    timeouts = text(manifest, "server", "timeouts")
+    return float(
+        Timeouts().unreached if not isinstance(timeouts, dict) else timeouts.get("unreached", Timeouts().unreached)
+    )
 
 
 def number(values: dict[str, object], key: str) -> int | None:

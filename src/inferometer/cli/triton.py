@@ -8,7 +8,7 @@ from inferometer.cli.options import server_settings
 from inferometer.errors import named
 
 _NAMES = {
-    "output": "start it in another folder: records are stored under runs/ in the current folder",
+    "output": "--output DIR",
     "server.url": "-u",
     "server.model": "-m",
     "server.version": "-x",
@@ -18,9 +18,7 @@ _NAMES = {
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Print the full report, and where the records are, to standard error."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Print the full report to standard error.")
 @click.option("-m", "--model-name", required=True, help="The name of the model.")
 @click.option("-x", "--model-version", default="", help="The version of the model. Default: the server chooses.")
 @click.option("-b", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="The batch size.")
@@ -60,6 +58,7 @@ _NAMES = {
     help="The number of requests to send before, which do not count.",
 )
 @click.option("--csv", "csv_path", metavar="FILE", help="Write the figures as CSV, latencies in microseconds.")
+@click.option("--output", metavar="DIR", help="Keep the records of the run, in a folder of its own under DIR.")
 @server_settings("url", "model", "version", "api", "stream")
 def command(
     verbose: bool,
@@ -72,6 +71,7 @@ def command(
     iteration_count: int,
     warmup_count: int,
     csv_path: str | None,
+    output: str | None,
     overrides: tuple[str, ...],
 ) -> int:
     """Measure a model of a KServe v2 server, such as Triton, with one request at a time.
@@ -82,9 +82,9 @@ def command(
 
     This command has the flags and the output of Triton's simple performance client. Requests are tensors of zeros;
     `infer/sec` counts requests, so a batch counts once. The model must have one input and one output, each with one variable
-    dimension. Records are stored under runs/, as for every run.
+    dimension. The records of the run are deleted unless there is an --output.
 
-    Exit status: 0 the run is VALID, 1 it is INVALID (standard error says why), 2 bad input, 3 internal error.
+    Exit status: 0 the run is VALID, 1 it is INVALID or the server stopped (standard error says why), 2 bad input, 3 internal error.
     """
     from inferometer import conduct, triton_client  # noqa: PLC0415
     from inferometer.report import console  # noqa: PLC0415
@@ -103,20 +103,25 @@ def command(
         warmups=warmup_count,
         overrides=overrides,
     )
-    unsaved = None
-    try:
-        with named(_NAMES):
-            run, summary = triton_client.measure(options)
-    except conduct.UnsavedError as error:
-        run, summary, unsaved = error.run, error.summary, error
+    with triton_client.folder_for_records(output) as folder:
+        unsaved = None
+        try:
+            with named(_NAMES):
+                run, summary = triton_client.measure(options, folder)
+        except conduct.UnsavedError as error:
+            run, summary, unsaved = error.run, error.summary, error
+        if verbose:
+            shown = run if output is not None else triton_client.without_folder(run)
+            click.echo(console.render(shown, summary, width=columns(sys.stderr)), nl=False, err=True)
+    if why := triton_client.gave_up(run):
+        click.echo(f"inferometer: {why}\n  next: check whether the server is still up", err=True)
+        return 1
     click.echo(triton_client.text(summary), nl=False)
     if csv_path is not None:
         write_file(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
-    if verbose:
-        click.echo(console.render(run, summary, width=columns(sys.stderr)), nl=False, err=True)
-    elif summary.verdict == "INVALID":
+    if summary.verdict == "INVALID" and not verbose:
         failed = [f"  {check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
         click.echo("\n".join(["inferometer: INVALID", *failed]), err=True)
-    if unsaved is not None:
+    if unsaved is not None and output is not None:
         raise unsaved
     return 0 if summary.verdict == "VALID" else 1

@@ -13,11 +13,9 @@ from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import NO_USER, Due
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
-from inferometer.records import UNREACHED
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
-from inferometer.units import NS
 
 OnOver = Callable[[int], None]
 """Called with the instant at which the next stage starts."""
@@ -275,10 +273,11 @@ class ClosedLoop:
         return min(_BACKOFF << failures, _MAX_BACKOFF)
 
     def _give_up_if_unreached(self, at: int) -> None:
-        """Give up a stage that only a number of requests ends, once no request has reached the server for UNREACHED seconds: with
-        each user trying once per second, it would last for hours. A stage that follows does not wait for as long again."""
+        """Give up a stage that only a number of requests ends, once no request has reached the server for
+        server.timeouts.unreached: with each user trying once per second, it would last for hours. A stage that follows does not wait for as long again."""
         launcher = self._launcher
-        has_waited = at - launcher.state.unreached_since >= UNREACHED * NS
+        limit = launcher.state.unreached_limit
+        has_waited = limit and at - launcher.state.unreached_since >= limit
         if has_waited and not self._plan.duration and not self._is_over and not launcher.is_awaiting():
             launcher.state.given_up.append(self._index)
             self._finish(now())

@@ -16,5 +16,7 @@ class RunState(msgspec.Struct, gc=False):
     """Nothing is sent any more."""
     unreached_since: int = 0
     """When the current unbroken series of failures to connect began, in any stage; 0: there is none."""
+    unreached_limit: int = 0
+    """Nanoseconds of such a series after which a stage that only a number of requests ends is given up; 0: never."""
     given_up: list[int] = []
     """Stages that were ended because the server could not be reached."""

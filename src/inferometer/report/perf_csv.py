@@ -82,4 +82,7 @@ def _parts(stage: Summary | StageSummary) -> tuple[float | None, ...]:
 
 
 def _microseconds(seconds: float | None) -> str:
-    return f"{seconds * 1e6:.0f}" if seconds is not None and math.isfinite(seconds) else ""
+    """The time to the nanosecond; `inf` if failed requests count as infinitely slow, and empty if it is not known."""
+    if seconds is None or math.isnan(seconds):
+        return ""
+    return "inf" if math.isinf(seconds) else f"{seconds * 1e6:.3f}".rstrip("0").rstrip(".")

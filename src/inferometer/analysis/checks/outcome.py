@@ -7,7 +7,8 @@ import numpy as np
 from inferometer.analysis import settings
 from inferometer.analysis.checks.evidence import Check, Evidence, count_failures, judge
 from inferometer.errors import KEY_WANTED
-from inferometer.records import CANCELLED, DROPPED, LOST, UNREACHED
+from inferometer.records import CANCELLED, DROPPED, LOST
+from inferometer.units import format_seconds
 
 
 def completed(evidence: Evidence) -> Check:
@@ -42,8 +43,9 @@ def _given_up(evidence: Evidence, stages: tuple[int, ...]) -> str:
     if len(run.manifest.plan) > 1:
         numbers = ", ".join(str(stage + 1) for stage in stages)
         which = f"stages {numbers} were" if len(stages) > 1 else f"stage {numbers} was"
+    waited = format_seconds(settings.unreached(run.manifest))
     return (
-        f"The server could not be reached for {UNREACHED} s, so {which} given up, with {unsent:,} requests not sent. "
+        f"The server could not be reached for {waited}, so {which} given up, with {unsent:,} requests not sent. "
         "Check whether the server is still up. (A stage with a load.duration continues even if it is not.)"
     )
 
