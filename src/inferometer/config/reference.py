@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from inferometer.config.schema import Config, Seconds, Window
+from inferometer.config.schema import Config, RampUp, Seconds, Window
 
 INTRO = """# The configuration file
 
@@ -76,6 +76,7 @@ def _variants(hint: Any) -> list[type[msgspec.Struct]]:
 
 _NAMES: dict[Any, str] = {
     Seconds: "a duration",
+    RampUp: "a duration or `auto`",
     Window: "`0`, a number of requests, a duration or `auto`",
     str: "text",
     int: "a whole number",
