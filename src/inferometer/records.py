@@ -206,13 +206,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     queued: int
     stage: int
     stopping: bool
-    draining: bool
-    """The next stage starts when the requests in flight have ended."""
     t0: int
     rows: Callable[[], NDArray[np.void]]
     """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
     peeks: Callable[[], NDArray[np.int64]]
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
+    draining: bool = False
+    """The next stage starts when the requests in flight have ended."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------

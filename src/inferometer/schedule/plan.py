@@ -34,9 +34,10 @@ _UNKNOWN_RAMP_UP = NS
 """Maximum ramp-up if the duration of a request is not known."""
 _RAMP_UP_SHARE = 4
 """`ramp_up: auto` takes at most this fraction of a stage's duration: one in four."""
+_OWN_SHARE = 4
 _OWN_PER_USER = 128
-"""Requests per user that a shard owns at most before the parent deals out more: they last until the parent knows its pace, even
-if responses take only a millisecond."""
+"""The shards own at most a quarter of a stage's requests, and at most this many per user, before the parent deals out more: they
+last until the parent knows the pace of each shard, even if responses take only a millisecond."""
 
 
 def plan(load: Load, seed: int, e2e_estimate_ns: int = 0) -> Plan:
@@ -169,12 +170,12 @@ def shard(whole: Plan, k: int, shards: int, sequence: int = 0) -> Plan:
 def dealt_from(stage: Stage, shards: int, sequence: int = 0) -> int | None:
     """The first request of the stage, counted from 0, that the parent deals out during the stage; None: there is none.
 
-    The requests before it belong to the shards from the start: at least one per user, and at most half of all, so that even a
-    shard that is three times as slow as another does not own more than it can send before the other shards have finished.
+    The requests before it belong to the shards from the start: at least one per user, and at most a quarter of all, so that even a
+    shard that is several times as slow as the others does not own more than it can send before the others have finished.
     """
     if shards == 1 or sequence or isinstance(stage, OpenStage) or not stage.requests:
         return None
-    own = max(stage.concurrency, min(stage.requests // 2, _OWN_PER_USER * stage.concurrency))
+    own = max(stage.concurrency, min(stage.requests // _OWN_SHARE, _OWN_PER_USER * stage.concurrency))
     return own if own < stage.requests else None
 
 
