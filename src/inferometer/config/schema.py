@@ -329,7 +329,7 @@ class Closed(_Stage, tag_field="type", tag="closed"):
     requests: Annotated[
         int,
         Meta(
-            description="Number of requests to send. Without a duration, the stage also ends if the server cannot be reached for 30 s.",
+            description="Number of requests to send. With several client processes, a faster one sends more of them, so that all finish together (sequences are divided equally). Without a duration, the stage also ends if the server cannot be reached for 30 s.",
             ge=0,
         ),
     ] = 0
