@@ -10,7 +10,18 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.schema import Config, Constant, Gamma, Poisson, Seconds, StageSpec, Tensors, Window, stages_of
+from inferometer.config.schema import (
+    Config,
+    Constant,
+    Gamma,
+    Poisson,
+    RampUp,
+    Seconds,
+    StageSpec,
+    Tensors,
+    Window,
+    stages_of,
+)
 from inferometer.config.secret import REMOVED, is_secret
 from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan
@@ -37,7 +48,7 @@ def redacted(config: Config, model: str) -> dict[str, object]:
 def _plain(value: object) -> object:
     if isinstance(value, Seconds):
         return float(value)
-    if isinstance(value, Window):
+    if isinstance(value, Window | RampUp):
         return str(value)
     raise NotImplementedError(type(value))
 
@@ -129,8 +140,10 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
             duration=seconds,
             requests=stage.requests,
             concurrency=stage.concurrency,
-            ramp_up=stage.ramp_up / NS,
+            ramp_up=0.0 if stage.ramp_is_limit else stage.ramp_up / NS,
             think=stage.think / NS,
+            drain=stage.barrier,
+            first_id=stage.first_id,
             **_stable(spec),
         )
     mean = len(stage.instants) / seconds if seconds else 0.0
@@ -143,6 +156,8 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
         duration=seconds,
         requests=len(stage.instants),
         concurrency=stage.cap,
+        drain=stage.barrier,
+        first_id=stage.first_id,
         **_stable(spec),
     )
 

@@ -216,6 +216,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Return the rows of requests that ended since the last call (only the latest, if there are many), with monotonic times. Slow."""
     peeks: Callable[[], NDArray[np.int64]]
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
+    draining: bool = False
+    """The next stage starts when the requests in flight have ended."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------
@@ -237,7 +239,12 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 0
     """Closed loop: number of users. Open loop: maximum number of requests in flight."""
     ramp_up: float = 0.0
+    """Closed loop: time over which the users start. 0 also if only the first response determines it."""
     think: float = 0.0
+    drain: bool = False
+    """Every request of the stages before had ended when this stage started."""
+    first_id: int = 0
+    """Id of the stage's first request. Closed loop: the users' first requests have the ids first_id ... first_id + concurrency - 1."""
     stable: float = 0.0
     """The stage ends when three windows in a row agree within this share; 0: this rule is off."""
     window: float = 0.0

@@ -101,7 +101,12 @@ def _config(options: TritonOptions, folder: str) -> Config:
     tree = {
         "server": server,
         "data": {"type": "tensors", "fill": "zeros"},
-        "load": {"type": "closed", "concurrency": 1, "requests": options.warmups + options.iterations},
+        "load": {
+            "type": "closed",
+            "concurrency": 1,
+            "requests": options.warmups + options.iterations,
+            "ramp_up": 0,  # as Triton's client, which sends its first request at once
+        },
         "measure": {"warmup": str(options.warmups)},
         "output": folder,
     }

@@ -74,17 +74,25 @@ class OpenStage(msgspec.Struct, frozen=True):
 class ClosedStage(msgspec.Struct, frozen=True):
     """Closed loop: a fixed number of users, each of which sends its next request when its response is complete.
 
-    The stage ends after `requests` or `duration`, whichever comes first.
+    The stage ends after `requests` or `duration`, whichever comes first. User u's first request has the id first_id + u * id_step,
+    so the first requests of all users have the ids from first_id up to first_id + concurrency of the whole plan, whichever
+    process sends them. (Except with sequences, whose requests are numbered in the order in which they are sent.)
     """
 
     concurrency: int
     """Number of users."""
     requests: int = 0
-    """0 means no limit."""
+    """0 means no limit. A shard with `granted` may send more or fewer: this is what it sends if all shards are equally fast."""
+    granted: int = 0
+    """The number of requests that are this shard's own, if the parent deals out the others during the stage (fleet/dealing.py),
+    so that all shards finish together. 0: all of `requests` are its own."""
     duration: int = 0
     """Nanoseconds; 0 means no limit."""
     ramp_up: int = 0
     """Nanoseconds over which the users start, evenly: user j at ramp_offset + j * ramp_up / concurrency."""
+    ramp_is_limit: bool = False
+    """The duration of a request is not known, and `ramp_up` is an upper limit: after the first response, the users who have not
+    started yet start within the time that this response took."""
     ramp_offset: int = 0
     """Start of the first user; 0 in the whole plan. The users of a shard start in between those of the other shards."""
     think: int = 0

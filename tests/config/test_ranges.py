@@ -110,6 +110,38 @@ def test_other_text_is_left_to_the_schema() -> None:
     assert "unknown key" in error({"type": "closed", "rate": "1:2", "requests": 1}).line
 
 
+# --- drain ----------------------------------------------------------------------------------------------------------
+
+
+def drains(load: dict[str, Any], *overrides: str) -> bool:
+    found = from_mapping(SERVER | {"load": load}, overrides).load
+    assert isinstance(found, Stages)
+    return found.drain
+
+
+RATES = {"type": "poisson", "rate": "10:50:10", "duration": "10s"}
+
+
+def test_range_drains_between_its_levels_unless_told_otherwise() -> None:
+    assert drains(RATES)
+    assert drains({"concurrency": "1:3", "requests": 5})
+    assert not drains(RATES | {"drain": False})
+    assert drains(RATES | {"drain": True})
+    assert not drains(RATES, "load.drain=false")
+
+
+def test_range_within_stages_makes_them_drain_by_default() -> None:
+    handwritten = {"type": "stages", "stages": [{"type": "constant", "rate": 5, "requests": 9}]}
+    assert not drains(handwritten)
+    assert drains(handwritten | {"stages": [*handwritten["stages"], RATES]})
+    assert not drains(handwritten | {"stages": [*handwritten["stages"], RATES], "drain": False})
+
+
+def test_drain_needs_several_stages() -> None:
+    assert "load.drain: unknown key" in error({"type": "poisson", "rate": 10, "duration": 1, "drain": False}).line
+    assert "load.drain" in error(RATES | {"drain": "later"}).line
+
+
 # --- stable ----------------------------------------------------------------------------------------------------------
 
 

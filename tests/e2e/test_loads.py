@@ -171,6 +171,56 @@ def test_responses_to_an_earlier_stage_do_not_add_requests_to_the_current_one(tm
         assert ((second["sent"] <= at) & (at < second["done"])).sum() <= 3
 
 
+# --- ranges and the start of users -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slow_sim() -> Any:
+    """A simulator whose responses take about 100 ms."""
+    with running(simulator(timing=Fixed(ttft=0.09, itl=0.01))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_level_of_a_range_starts_when_the_level_before_has_drained(tmp_path: Path, slow_sim: str, drain: bool) -> None:
+    load = {"type": "constant", "rate": "50:100:50", "requests": 5} | ({} if drain else {"drain": False})
+    run, summary = run_load(tmp_path, slow_sim, load)
+    rows = by_id(run)
+    assert summary.counts.ok == 10
+    first, second = (rows[rows["stage"] == stage] for stage in (0, 1))
+    assert (second["sent"].min() > first["done"].max()) == drain
+    assert [plan.drain for plan in run.manifest.plan] == [False, drain]
+
+
+def test_users_are_not_in_lockstep(tmp_path: Path, slow_sim: str) -> None:
+    load = {"type": "closed", "concurrency": 8, "duration": "1s"}
+    run, _ = run_load(tmp_path, slow_sim, load, client={"processes": 2})
+    rows = by_id(run)
+    response = int(np.median(rows["done"] - rows["sent"]))
+    (plan,) = run.manifest.plan
+    firsts = np.sort(rows["sent"][(rows["id"] >= plan.first_id) & (rows["id"] < plan.first_id + plan.concurrency)])
+    assert len(firsts) == 8
+    assert firsts[-1] - firsts[0] > response / 2
+    for start in range(int(firsts[-1]), int(rows["sent"].max()) - response, response // 4):
+        together = (rows["sent"] >= start) & (rows["sent"] < start + response // 4)
+        assert together.sum() <= 5  # all 8 if they sent in step
+
+
+def test_users_start_at_once_without_ramp_up(tmp_path: Path, sim: str) -> None:
+    run, _ = run_load(tmp_path, sim, {"type": "closed", "concurrency": 8, "requests": 16, "ramp_up": 0})
+    assert (by_id(run)["intended"][:8] == 0).all()
+
+
+def test_two_processes_finish_a_number_of_requests_together(tmp_path: Path, slow_sim: str) -> None:
+    load = {"type": "closed", "concurrency": 6, "requests": 60}
+    run, summary = run_load(tmp_path, slow_sim, load, client={"processes": 2})
+    rows = by_id(run)
+    assert summary.counts.ok == 60
+    assert rows["id"].tolist() == list(range(60))
+    ends = [int(rows["sent"][rows["shard"] == shard].max()) for shard in (0, 1)]
+    assert abs(ends[0] - ends[1]) < 2 * int(np.median(rows["done"] - rows["sent"]))
+
+
 # --- the cap ---------------------------------------------------------------------------------------------------------
 
 OVERLOAD = {"type": "constant", "rate": 200, "duration": "250ms", "max_concurrency": 2}

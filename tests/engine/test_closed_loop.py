@@ -91,6 +91,109 @@ def test_ramp_up_starts_one_user_after_the_other(launcher: FakeLauncher) -> None
     assert launcher.sent_at == [flight.intended for flight in launcher.sent]
 
 
+def test_first_request_of_a_user_has_the_users_own_id_even_if_others_have_sent_several(launcher: FakeLauncher) -> None:
+    stage = ClosedStage(concurrency=3, requests=6, ramp_up=30 * MS, first_id=4, id_step=2)
+    loop = ClosedLoop(launcher, 0, stage)
+    loop.start(T0, launcher.hand_over)
+    launcher.run_until(T0 + 2 * MS)
+    complete(launcher, loop, launcher.sent[-1])
+    complete(launcher, loop, launcher.sent[-1])
+    launcher.run_until(T0 + 40 * MS)
+    assert [(flight.user, flight.id) for flight in launcher.sent] == [(0, 4), (0, 10), (0, 12), (1, 6), (2, 8)]
+    complete(launcher, loop, *launcher.sent[2:])
+    assert sorted(launcher.ids) == [4, 6, 8, 10, 12, 14]
+    complete(launcher, loop, launcher.sent[-1])
+    assert launcher.handed_over_at == [launcher.now]
+
+
+def test_first_response_shortens_a_ramp_up_that_is_only_a_limit(launcher: FakeLauncher) -> None:
+    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
+    loop.start(T0, launcher.hand_over)
+    launcher.run_until(T0 + 8 * MS)
+    complete(launcher, loop, launcher.sent[0])
+    launcher.run_until(T0 + 500 * MS)
+    firsts = {flight.user: flight.intended - T0 for flight in reversed(launcher.sent)}
+    assert firsts == {0: 0, 1: 10 * MS, 2: 12 * MS, 3: 14 * MS}
+    assert sorted(launcher.ids) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("is_limit", "after"), [(False, 8), (True, 600)], ids=["given", "slow response"])
+def test_ramp_up_is_kept_if_it_was_given_or_responses_take_longer(
+    launcher: FakeLauncher, is_limit: bool, after: int
+) -> None:
+    plan = ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=is_limit)
+    loop = ClosedLoop(launcher, 0, plan)
+    loop.start(T0, launcher.hand_over)
+    launcher.run_until(T0 + after * MS)
+    complete(launcher, loop, launcher.sent[0])
+    launcher.run_until(T0 + 800 * MS)
+    assert {flight.user: flight.intended - T0 for flight in reversed(launcher.sent)} == {
+        user: user * 100 * MS for user in range(4)
+    }
+
+
+def test_failure_does_not_shorten_the_ramp_up(launcher: FakeLauncher) -> None:
+    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=4, duration=900 * MS, ramp_up=400 * MS, ramp_is_limit=True))
+    loop.start(T0, launcher.hand_over)
+    launcher.run_until(T0 + MS)
+    fail(launcher, loop, launcher.sent[0])
+    launcher.run_until(T0 + 90 * MS)
+    assert {flight.user for flight in launcher.sent} == {0}
+
+
+# --- requests that the parent deals out -------------------------------------------------------------------------------
+
+
+def dealt(launcher: FakeLauncher) -> ClosedLoop:
+    loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=2, requests=9, granted=3, first_id=1, id_step=2))
+    loop.start(T0, launcher.hand_over)
+    launcher.run_due()
+    return loop
+
+
+def test_users_wait_until_the_parent_deals_out_more_requests(launcher: FakeLauncher) -> None:
+    loop = dealt(launcher)
+    assert loop.issued == 2
+    complete(launcher, loop, *launcher.sent)
+    assert (launcher.ids, loop.issued) == ([1, 3, 5], 3)
+    complete(launcher, loop, launcher.sent[-1])
+    assert launcher.handed_over_at == []
+    launcher.now += MS
+    loop.grant(range(20, 23), is_last=False)
+    assert launcher.ids == [1, 3, 5, 20, 21]
+    assert {flight.intended for flight in launcher.sent[3:]} == {T0}, "the wait is charged to the client"
+    assert loop.issued == 5
+
+
+def test_stage_ends_when_nothing_more_is_dealt_out_and_all_has_ended(launcher: FakeLauncher) -> None:
+    loop = dealt(launcher)
+    loop.grant(range(20, 21), is_last=False)
+    loop.grant(range(0), is_last=True)
+    for index in range(4):
+        assert launcher.handed_over_at == []
+        complete(launcher, loop, launcher.sent[index])
+    assert launcher.ids == [1, 3, 5, 20]
+    assert launcher.handed_over_at == [launcher.now]
+    assert loop.issued is None
+
+
+def test_last_grant_ends_a_stage_whose_users_all_wait(launcher: FakeLauncher) -> None:
+    loop = dealt(launcher)
+    complete(launcher, loop, *launcher.sent)
+    complete(launcher, loop, launcher.sent[-1])
+    loop.grant(range(0), is_last=True)
+    assert launcher.handed_over_at == [launcher.now]
+
+
+def test_users_who_wait_for_the_parent_do_not_send_once_the_run_is_stopped(launcher: FakeLauncher) -> None:
+    loop = dealt(launcher)
+    complete(launcher, loop, *launcher.sent)
+    complete(launcher, loop, launcher.sent[-1])
+    launcher.state.stopping = True
+    loop.grant(range(20, 30), is_last=True)
+    assert launcher.ids == [1, 3, 5]
+
+
 def test_user_thinks_between_a_response_and_the_next_request(launcher: FakeLauncher) -> None:
     loop = ClosedLoop(launcher, 0, ClosedStage(concurrency=1, requests=2, think=20 * MS))
     loop.start(T0, launcher.hand_over)

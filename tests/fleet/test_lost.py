@@ -60,6 +60,13 @@ def test_requests_in_flight_are_lost_in_a_closed_loop(tmp_path: Path) -> None:
     assert lost == [(4, 0, 50, LOST), (10, 0, 50, LOST)]
 
 
+def test_requests_that_were_dealt_out_are_lost_after_the_shards_own(tmp_path: Path) -> None:
+    plan = Plan((ClosedStage(concurrency=2, requests=9, granted=2, first_id=1, id_step=3),))
+    recorded(tmp_path, Flight(id=1, intended=T0, done=T0 + 1, open_loop=0), in_flight=2, heartbeat=T0 + 50)
+    add_lost_rows(tmp_path, 0, plan, (), {0: [range(20, 25)]})
+    assert merge(tmp_path, 1)[0].rows["id"].tolist() == [1, 4, 20]
+
+
 def test_a_shard_that_recorded_nothing(tmp_path: Path) -> None:
     Control(tmp_path / "0.control", create=True)["t0"] = T0
     assert [row[3] for row in rows_after(tmp_path, Plan((FIRST,)))] == [LOST] * 4

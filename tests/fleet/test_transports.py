@@ -132,6 +132,87 @@ def test_barriers_do_not_wait_for_a_shard_that_was_lost(tmp_path: Path, transpor
     assert not workers()
 
 
+def stuck_once(client: Client) -> None:
+    """Never respond to the request with the id 1; to others after 20 ms."""
+    while request := client.request():
+        if request[1]["x-request-id"].endswith("-1"):
+            client.request()  # until the client gives up
+            return
+        time.sleep(0.02)
+        client.send(http_response())
+
+
+@EITHER
+def test_drain_is_bounded_by_the_total_timeout(tmp_path: Path, transport: str) -> None:
+    load = {"type": "constant", "rate": "50:100:50", "requests": 6}
+    watched = Watched()
+    with scripted(stuck_once) as url:
+        server = {"url": url, "model": "m", "timeouts": {"total": "1200ms"}}
+        run, summary = measure(tmp_path, url, transport, 2, watched, server=server, load=load)
+    rows = run.records.rows
+    assert (summary.counts.ok, summary.counts.by_failure) == (11, {"total_timeout": 1})
+    (timed_out,) = rows["done"][rows["failure"] > 0]
+    assert rows["intended"][rows["stage"] == 1].min() > timed_out
+    assert [plan.drain for plan in run.manifest.plan] == [False, True]
+    assert any(snapshot.draining for snapshot in watched.snapshots)
+    assert not watched.snapshots[-1].draining
+
+
+@EITHER
+def test_ctrl_c_while_draining_loses_nothing(tmp_path: Path, transport: str) -> None:
+    class Interrupt(Watched):
+        def progress(self, snapshot: Snapshot) -> None:
+            if snapshot.draining and not snapshot.stopping and snapshot.ok >= 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            super().progress(snapshot)
+
+    with scripted(stuck_once) as url:
+        load = {"type": "constant", "rate": "50:100:50", "requests": 6}
+        run, summary = measure(tmp_path, url, transport, 2, Interrupt(), load=load)
+    assert run.manifest.outcome.interrupted
+    rows = run.records.rows
+    assert sorted(rows["id"].tolist()) == list(range(6)), "one row for every request that was sent"
+    assert summary.counts.ok == 5
+    assert run.records.failures[rows["failure"].max() - 1].code == "cancelled"
+    assert not workers()
+
+
+# --- requests that are dealt out --------------------------------------------------------------------------------------
+
+
+def slow_for_odd_shards(client: Client) -> None:
+    """Respond after 20 ms, or after 80 ms to the second shard. A shard's first requests have its own ids: even or odd ones."""
+    delay = 0.0
+    while request := client.request():
+        delay = delay or (0.08 if int(request[1]["x-request-id"].rpartition("-")[2]) % 2 else 0.02)
+        time.sleep(delay)
+        client.send(http_response())
+
+
+@EITHER
+def test_counted_closed_stage_ends_on_all_shards_together(tmp_path: Path, transport: str) -> None:
+    load = {"type": "closed", "concurrency": 4, "requests": 200, "ramp_up": 0}
+    with scripted(slow_for_odd_shards) as url:
+        run, summary = measure(tmp_path, url, transport, 2, load=load)
+    rows = run.records.rows
+    assert summary.counts.ok == len(rows) == 200
+    assert sorted(rows["id"].tolist()) == list(range(200))
+    fast, slow = (rows[rows["shard"] == shard] for shard in (0, 1))
+    assert len(fast) > 2 * len(slow)
+    response = int(np.median(slow["done"] - slow["sent"]))
+    assert abs(int(fast["sent"].max()) - int(slow["sent"].max())) < 3 * response  # 30 responses if each had a half
+
+
+def test_counted_stages_follow_each_other_without_a_drain(tmp_path: Path) -> None:
+    stage = {"type": "closed", "concurrency": 4, "requests": 60}
+    with scripted(slow_for_odd_shards) as url:
+        run, summary = measure(tmp_path, url, "tcp", 2, load={"stages": [stage, stage]})
+    rows = run.records.rows
+    assert summary.counts.ok == len(rows) == 120
+    assert (rows["stage"] == rows["id"] // 60).all()
+    assert sorted(rows["id"].tolist()) == list(range(120))
+
+
 # --- Ctrl-C and the death of the parent ------------------------------------------------------------------------------
 
 

@@ -216,6 +216,16 @@ def test_large_rates_are_written_out(watched: Any) -> None:
     assert offered(text) == "12,345/s"
 
 
+def test_drain_between_stages_is_shown_and_does_not_count_as_progress(watched: Any) -> None:
+    view = watched({"type": "constant", "rate": "50:60:10", "duration": "10s"})
+    text = view.show(snapshot(elapsed=10.0), snapshot(elapsed=16.0, in_flight=7, draining=True))
+    assert "draining: 7 in flight before the next stage" in text
+    assert " 50%" in text
+    text = view.show(snapshot(elapsed=21.0, stage=1))
+    assert "draining" not in text
+    assert " 75%" in text and "target 60/s" in text
+
+
 def test_the_target_is_that_of_the_current_stage(watched: Any) -> None:
     view = watched({"stages": [OPEN, CLOSED | {"duration": "5s"}, {"type": "ramp", "end": 100, "duration": "10s"}]})
     assert "3 stages" in view.show(snapshot(stage=0))

@@ -18,6 +18,7 @@ from inferometer.config.schema import (
     Load,
     Poisson,
     Ramp,
+    RampUp,
     Seconds,
     Stages,
     StageSpec,
@@ -157,10 +158,40 @@ def test_a_stage_has_its_cap_and_what_to_do_there() -> None:
 
 
 def test_a_closed_stage_is_taken_from_the_load() -> None:
-    load = Closed(concurrency=8, requests=100, duration=s(5), ramp_up=s(1), think=s(0.25))
+    load = Closed(concurrency=8, requests=100, duration=s(5), ramp_up=RampUp("1s"), think=s(0.25))
     assert schedule.plan(load, 0).stages == (
         ClosedStage(concurrency=8, requests=100, duration=5 * NS, ramp_up=NS, think=NS // 4),
     )
+
+
+def closed(load: Load, e2e: int = 0) -> ClosedStage:
+    (stage,) = schedule.plan(load, 0, e2e).stages
+    assert isinstance(stage, ClosedStage)
+    return stage
+
+
+@given(st.integers(1, 500), st.integers(1, 60 * NS), st.sampled_from([0.0, 4.0, 1000.0]), st.sampled_from([0.0, 0.5]))
+def test_users_start_over_the_duration_of_one_request(
+    concurrency: int, e2e: int, duration: float, think: float
+) -> None:
+    stage = closed(Closed(concurrency=concurrency, requests=9, duration=s(duration), think=s(think)), e2e)
+    wanted = e2e + round(think * NS)
+    limit = round(duration * NS) // 4 if duration else wanted
+    assert min(wanted, limit) - concurrency < stage.ramp_up <= min(wanted, limit)
+    assert not stage.ramp_is_limit
+
+
+def test_without_an_estimate_the_first_response_may_shorten_the_ramp_up() -> None:
+    stage = closed(Closed(concurrency=4, requests=9))
+    assert (stage.ramp_up, stage.ramp_is_limit) == (NS, True)
+    assert closed(Closed(concurrency=4, duration=s(1))).ramp_up == NS // 4
+
+
+@pytest.mark.parametrize("text", ["0", "2s"])
+def test_an_explicit_ramp_up_does_not_depend_on_the_estimate(text: str) -> None:
+    for e2e in (0, NS):
+        stage = closed(Closed(concurrency=4, duration=s(4), ramp_up=RampUp(text)), e2e)
+        assert (stage.ramp_up, stage.ramp_is_limit) == (2 * NS if text == "2s" else 0, False)
 
 
 def test_ids_continue_from_stage_to_stage() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_plan import OPEN, s
 
 from inferometer import schedule
-from inferometer.config.schema import Closed, Constant, Stages, StageSpec
+from inferometer.config.schema import Closed, Constant, RampUp, Stages, StageSpec
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
 
 CLOSED = st.builds(
@@ -15,7 +15,7 @@ CLOSED = st.builds(
     concurrency=st.integers(6, 40),
     requests=st.sampled_from([0, 6, 7, 100]),
     duration=st.sampled_from([0.0, 2.0]).map(s),
-    ramp_up=st.floats(0, 3).map(s),
+    ramp_up=st.floats(0, 3).map(lambda seconds: RampUp(f"{seconds:.9f}")) | st.just(RampUp("auto")),
 ).filter(lambda spec: bool(spec.requests or spec.duration))
 
 
@@ -103,7 +103,7 @@ def test_a_shard_can_be_sharded_again(load: Stages, ways: tuple[int, int]) -> No
 
 
 def test_a_single_shard_is_the_whole() -> None:
-    whole = schedule.plan(Closed(concurrency=3, requests=9, ramp_up=s(1)), 0)
+    whole = schedule.plan(Closed(concurrency=3, requests=9, ramp_up=RampUp("1s")), 0)
     assert schedule.shard(whole, 0, 1) == whole
 
 
@@ -140,3 +140,37 @@ def test_requests_are_dealt_out_in_whole_sequences(sequence: int, users: int, sh
     shares = [stage.requests for stage in stages if isinstance(stage, ClosedStage)]
     assert sum(shares) == sequence * (users + more)
     assert all(share % sequence == 0 and share >= sequence for share in shares)
+
+
+@given(CLOSED, st.integers(2, 6))
+def test_requests_that_are_not_dealt_out_belong_to_one_shard_each_and_every_user_has_one(spec: Closed, n: int) -> None:
+    whole = schedule.plan(spec, 0)
+    parts = [part for k in range(n) for part in schedule.shard(whole, k, n).stages if isinstance(part, ClosedStage)]
+    first = schedule.dealt_from(whole.stages[0], n)
+    if first is None:
+        assert all(part.granted == 0 for part in parts)
+        return
+    owned = [part.first_id + j * part.id_step for part in parts for j in range(part.granted)]
+    assert sorted(owned) == list(range(first))
+    assert spec.concurrency <= first < spec.requests
+    assert all(part.granted >= part.concurrency for part in parts)
+
+
+@given(CLOSED, st.integers(1, 6))
+def test_first_requests_of_all_users_are_the_first_ids_of_the_stage(spec: Closed, n: int) -> None:
+    whole = schedule.plan(spec, 0)
+    firsts = [
+        part.first_id + user * part.id_step
+        for k in range(n)
+        for part in schedule.shard(whole, k, n).stages
+        if isinstance(part, ClosedStage)
+        for user in range(min(part.concurrency, part.requests or part.concurrency))
+    ]
+    assert sorted(firsts) == list(range(min(spec.concurrency, spec.requests or spec.concurrency)))
+
+
+@pytest.mark.parametrize("sequence", [1, 5])
+def test_sequences_are_not_dealt_out(sequence: int) -> None:
+    whole = schedule.plan(Closed(concurrency=4, requests=100), 0)
+    parts = [part for k in range(2) for part in schedule.shard(whole, k, 2, sequence).stages]
+    assert [(part.requests, part.granted) for part in parts if isinstance(part, ClosedStage)] == [(50, 0), (50, 0)]

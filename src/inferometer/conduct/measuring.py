@@ -88,7 +88,7 @@ def _measure(
         observers = observers_of(config, reached)
         watching = held.enter_context(Observers(observers))
         watching.start()
-        supervisor = Supervisor(job, start)
+        supervisor = Supervisor(job, start, plan)
         settling = _settling(job, draft.manifest.plan)
         with stop_on_ctrl_c(supervisor.stop):
             for snapshot in supervisor.watch(0.05 if settling else 0.25 if show or observers else 1.0):
@@ -111,7 +111,8 @@ def _measure(
         raise UserError("; ".join(supervisor.errors) or "the run ended before it started", "nothing was sent")
     ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
-        add_lost_rows(job.spool, lost, shard_plan(job, plan, lost), ended_early)
+        own = shard_plan(job, plan, lost)
+        add_lost_rows(job.spool, lost, own, ended_early, supervisor.dealing.granted(lost))
     finished = _finished(draft.manifest, supervisor)
     finished = with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
     spool_series(job.spool, observed, supervisor.t0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from inferometer.config.schema import Config, Seconds, Window
+from inferometer.config.schema import Config, RampUp, Seconds, Window
 from inferometer.units import parse_seconds
 
 
@@ -23,6 +23,13 @@ def copied(tree: Any) -> Any:
 def _quantity(kind: type, value: object) -> object:
     if kind is Seconds:
         return Seconds(parse_seconds(value))
+    if kind is RampUp:
+        if value != "auto":
+            try:
+                parse_seconds(value)
+            except ValueError:
+                raise ValueError(f"expected a duration such as 500ms, or auto, got {value!r}") from None
+        return RampUp(value)
     if kind is Window:
         text = str(value)
         if text != "auto" and not text.isdecimal():

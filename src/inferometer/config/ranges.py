@@ -1,6 +1,7 @@
 """Ranges of load: `1:8:2` (start:end[:step], end included) becomes one stage per level, as in perf_analyzer.
 
-Ranges are expanded in the plain tree, before it is validated: the other keys of the stage apply to every level.
+Ranges are expanded in the plain tree, before it is validated: the other keys of the stage apply to every level. The levels are
+measured apart from each other: each starts when all requests of the level before have ended, unless `drain` is false.
 """
 
 import math
@@ -20,11 +21,12 @@ def expand(tree: dict[str, Any]) -> None:
         return
     stages = load.get("stages")
     if isinstance(stages, list):
-        load["stages"] = [
-            level for number, stage in enumerate(stages) for level in _levels(stage, f"load.stages.{number}")
-        ]
-    elif len(levels := _levels(load, "load")) > 1 or levels[0] is not load:
-        tree["load"] = {"type": "stages", "stages": levels}
+        levels = [level for number, stage in enumerate(stages) for level in _levels(stage, f"load.stages.{number}")]
+        if levels != stages:
+            load |= {"stages": levels, "drain": load.get("drain", True)}
+    elif (levels := _levels(load, "load"))[0] is not load:
+        drain = [level.pop("drain", True) for level in levels]
+        tree["load"] = {"type": "stages", "stages": levels, "drain": drain[0]}
 
 
 def _levels(stage: Any, section: str) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from inferometer.config.schema import Config, Seconds, Window
+from inferometer.config.schema import Config, RampUp, Seconds, Window
 
 INTRO = """# The configuration file
 
@@ -54,9 +54,12 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
 
 def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     """The section for several loads; the loads themselves are described in the sections before it."""
+    rows = []
     for field in msgspec.structs.fields(kind):
-        _, notes = _unwrapped(get_type_hints(kind, include_extras=True)[field.name])
-        yield f"| key | value | default | description |\n|---|---|---|---|\n| `{name}.{field.name}` | a list of loads | required | {_description(notes)} |\n"
+        bare, notes = _unwrapped(get_type_hints(kind, include_extras=True)[field.name])
+        value = "a list of loads" if field.name == "stages" else _type_text(bare, notes)
+        rows.append(f"| `{name}.{field.name}` | {value} | {_default(field)} | {_description(notes)} |")
+    yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
@@ -76,6 +79,7 @@ def _variants(hint: Any) -> list[type[msgspec.Struct]]:
 
 _NAMES: dict[Any, str] = {
     Seconds: "a duration",
+    RampUp: "a duration or `auto`",
     Window: "`0`, a number of requests, a duration or `auto`",
     str: "text",
     int: "a whole number",

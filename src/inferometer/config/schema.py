@@ -10,6 +10,10 @@ class Seconds(float):
     """A duration in seconds; the file may have `10s`, `250ms` or `1m30s`."""
 
 
+class RampUp(str):
+    """Time over which the users of a closed loop start: `0`, a duration (`5s`), or `auto`."""
+
+
 class Window(str):
     """What to leave out at one end of the run: `0`, a number of requests, a duration (`5s`), or `auto`."""
 
@@ -340,14 +344,20 @@ class Closed(_Stage, tag_field="type", tag="closed"):
     requests: Annotated[
         int,
         Meta(
-            description="Number of requests to send. Without a duration, the stage also ends if the server cannot be reached for 30 s.",
+            description="Number of requests to send. With several client processes, a faster one sends more of them, so that all finish together (sequences are divided equally). Without a duration, the stage also ends if the server cannot be reached for 30 s.",
             ge=0,
         ),
     ] = 0
     duration: Annotated[Seconds, Meta(description="How long requests are sent (those in flight are completed).")] = (
         Seconds(0)
     )
-    ramp_up: Annotated[Seconds, Meta(description="Time over which the users start, evenly spread.")] = Seconds(0)
+    ramp_up: Annotated[
+        RampUp,
+        Meta(
+            description="Time over which the users start, evenly spread. `auto`: about the duration of one request, as the probe before the run measured it, at most a quarter of `duration`; "
+            "without a probe, up to 1 s, or until shortly after the first response. `0`: all users start at once."
+        ),
+    ] = RampUp("auto")
     think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
 
 
@@ -360,7 +370,10 @@ class Stages(_Section, tag_field="type", tag="stages"):
     stages: Annotated[list[StageSpec], Meta(description="The loads, each written as if it were alone.", min_length=1)]
     drain: Annotated[
         bool,
-        Meta(description="Start a stage only when every request of the stages before has ended, in all processes."),
+        Meta(
+            description="Start a stage only when every request of the stages before has ended, in all processes. `server.timeouts.total` limits how long that takes. The default is true if the stages come from a "
+            'range such as `rate: "10:50:10"`, beside which it can be set, too.'
+        ),
     ] = False
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from inferometer.engine.dispatcher import Dispatcher
-from inferometer.engine.drivers import driver
+from inferometer.engine.drivers import ClosedLoop, driver
 from inferometer.engine.inflight import Ended, Flight
-from inferometer.store.spool import Control
+from inferometer.store.spool import STAGE_STEP, Control
 from inferometer.types import Plan
 
 
@@ -27,11 +27,12 @@ class Course:
     def start(self, at: int) -> None:
         """Start the next stage. After the last one, call `on_last`."""
         stage = self._state.stage + 1
+        self._control["issued"] = 0
         if stage >= len(self._drivers) or self._state.stopping:
             self._state.stage = len(self._drivers)
             self._on_last()
         elif self._plan.stages[stage].barrier:
-            self._waiting_for = stage
+            self._waiting_for = self._control["reached"] = stage
         else:
             self._begin(stage, at)
 
@@ -40,7 +41,7 @@ class Course:
         self._drivers[stage].start(at, self.start)
 
     def obey(self, is_idle: bool) -> None:
-        """Do what the parent requests: end a stage early, or start the one that waits at a barrier."""
+        """Do what the parent requests: end a stage early, start the one that waits at a barrier, send requests that it deals out."""
         stage = self._state.stage
         if self._state.stopping or not 0 <= stage < len(self._drivers):
             return
@@ -54,6 +55,20 @@ class Course:
                 self._deadlines.at(at, lambda: self._begin(waiting, at))
         elif stage < self._control["past"]:
             self._drivers[stage].end()
+        elif isinstance(loop := self._drivers[stage], ClosedLoop) and loop.issued is not None:
+            self._take_grant(loop, stage)
+
+    def _take_grant(self, loop: ClosedLoop, stage: int) -> None:
+        """Take the requests that the parent has dealt out, and report how many of all have been sent."""
+        control = self._control
+        grant = control["grants"]
+        if grant != control["grants_taken"]:
+            if control["grant_stage"] == stage:
+                ids = range(control["grant_from"], control["grant_to"])
+                loop.grant(ids, is_last=bool(control["grant_is_last"]))
+            control["grants_taken"] = grant
+        if loop.issued is not None:
+            control["issued"] = (stage + 1) * STAGE_STEP + loop.issued
 
     def may_continue(self, flight: Flight) -> bool:
         """Return whether the request's session may continue with its next turn."""

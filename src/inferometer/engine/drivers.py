@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.id_supply import IdSupply
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import NO_USER, Due
 from inferometer.engine.run_state import RunState
 from inferometer.engine.sequences import Sequences
+from inferometer.engine.user_starts import UserStarts
 from inferometer.timing.clock import now
 from inferometer.timing.timer import spin_until
 from inferometer.types import ClosedStage, End, Fail, OpenStage
@@ -155,8 +157,10 @@ class ClosedLoop:
         self._launcher = launcher
         self._index = index
         self._plan = plan
-        self._issued = 0
-        self._limit = plan.requests or 1 << 62
+        self._users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
+        self._starts = UserStarts(plan, self._users)
+        self._ids = IdSupply(plan, reserved=0 if launcher.sequences is not None else self._users)
+        self._waiting: list[Due] = []  # users who wait for the parent to deal out more requests
         self._active = 0
         self._is_over = False
         self._on_over: OnOver = lambda at: None
@@ -165,17 +169,28 @@ class ClosedLoop:
         self._committed = 0  # sequences: requests sent, plus those still to come in open sequences
 
     def start(self, at: int, on_over: OnOver) -> None:
-        plan, deadlines = self._plan, self._launcher.deadlines
+        plan = self._plan
         self._on_over = on_over
         if plan.duration:
-            deadlines.at(at + plan.duration, lambda: self._finish(at + plan.duration))
-        users = min(plan.concurrency, plan.requests) if plan.requests else plan.concurrency
-        if not users:
+            self._launcher.deadlines.at(at + plan.duration, lambda: self._finish(at + plan.duration))
+        self._active = self._users
+        if not self._users:
             self._finish(at)
-        self._active = users
-        for user in range(users):
-            ready = at + plan.ramp_offset + plan.ramp_up * user // plan.concurrency
-            deadlines.at(ready, lambda user=user, ready=ready: self._send([(user, ready)]))  # type: ignore[misc]
+            return
+        self._starts.next_at = at + plan.ramp_offset
+        self._launcher.deadlines.at(self._starts.next_at, self._start_users)
+
+    def _start_users(self) -> None:
+        """Let the users whose start has come send their first requests."""
+        if self._is_ending or not (due := self._starts.due(now())):
+            return  # not due: the ramp-up was shortened, and another callback was quicker
+        if self._starts.is_pending:
+            self._launcher.deadlines.at(self._starts.next_at, self._start_users)
+        if self._launcher.sequences is not None:
+            self._send(due)
+        else:
+            ids = [self._plan.first_id + user * self._plan.id_step for user, _ in due]
+            self._launcher.launch(self._launcher.make(self._index, ids, due))
 
     def end(self) -> None:
         """Let no user send again, and hand over to the next stage now."""
@@ -199,19 +214,32 @@ class ClosedLoop:
 
     def _send(self, due: Sequence[Due]) -> None:
         """Send the next request of each user, as long as the stage continues."""
-        plan, launcher = self._plan, self._launcher
+        launcher = self._launcher
         if launcher.sequences is not None:
             allowed: Sequence[Due] = [each for each in due if self._may_continue_sequence(each[0], launcher.sequences)]
         else:
-            allowed = due[: 0 if launcher.state.stopping or self._is_over else self._limit - self._issued]
+            allowed = [] if self._is_ending else due[: self._ids.left]
         if allowed:
-            first = plan.first_id + self._issued * plan.id_step
-            self._issued += len(allowed)
-            ids = range(first, first + len(allowed) * plan.id_step, plan.id_step)
-            launcher.launch(launcher.make(self._index, ids, allowed))
-        self._active -= len(due) - len(allowed)
+            launcher.launch(launcher.make(self._index, self._ids.take(len(allowed)), allowed))
+        if len(allowed) < len(due):
+            if not self._ids.is_complete and not self._is_ending:
+                self._waiting += due[len(allowed) :]
+                return
+            self._active -= len(due) - len(allowed)
         if not self._active:
             self._finish(now())
+
+    @property
+    def issued(self) -> int | None:
+        """The number of requests sent, or reserved for users who have not started; None if the parent deals out no requests."""
+        return self._ids.used if self._plan.granted and not self._is_over else None
+
+    def grant(self, ids: range, is_last: bool) -> None:
+        """Take requests that the parent has dealt out, and let users send who have waited for them."""
+        self._ids.add(ids, is_last)
+        if self._waiting:
+            due, self._waiting = self._waiting, []
+            self._send(due)
 
     def _may_continue_sequence(self, user: int, sequences: Sequences) -> bool:
         """Return whether the user may send another request: of its sequence (the END, if the run is ending), or of a new one."""
@@ -223,7 +251,7 @@ class ClosedLoop:
                 self._committed -= sequences.close(own)
             return True
         length = sequences.next_length
-        if self._is_ending or self._committed + length > self._limit:
+        if self._is_ending or 0 < self._plan.requests < self._committed + length:
             return False
         self._committed += length
         sequences.begin(own)
@@ -256,6 +284,8 @@ class ClosedLoop:
                 )
             else:
                 self._failures[user] = launcher.state.unreached_since = 0
+                if self._starts.is_pending and self._starts.shorten(flight):
+                    launcher.deadlines.at(self._starts.next_at, self._start_users)
             if sequences is not None:
                 self._committed -= sequences.ended((self._index, user), failed, _may_be_accepted(flight, event))
             if pause and not self._is_ending:

@@ -1,13 +1,13 @@
 """The messages between a parent and a shard, whatever carries them.
 
-The parent sends: start at t=0, release a stage that waits at a barrier, end a stage early, stop. The shard reports that it is ready,
-its progress, and the barrier it waits at; and it hands over its rows and chunks. A shard reads and writes all of that in its own
+The parent sends: start at t=0, release a stage that waits at a barrier, more requests of a closed stage, end a stage early, stop. The
+shard reports that it is ready, its progress, and the barrier it waits at; and it hands over its rows and chunks. A shard reads and writes all of that in its own
 folder (store/spool.py), so its hot path touches only a few numbers in memory. How they get to the parent is up to the transport:
 local.py shares the folder, tcp.py copies it over a socket. The transport also converts instants from the parent's monotonic clock
 to the shard's. A shard does not need to know where its parent is.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -25,6 +25,19 @@ class WorkerResult(msgspec.Struct):
     """The arguments of the UserError."""
 
 
+class Grant(NamedTuple):
+    """Requests of a closed stage that the parent deals out to a shard (dealing.py)."""
+
+    number: int
+    """1 for the shard's first grant, 2 for the next ..."""
+    stage: int
+    first: int
+    end: int
+    """Their ids are first ... end - 1."""
+    is_last: bool
+    """Nothing more will be dealt out in this stage."""
+
+
 class ShardHandle(Protocol):
     """The parent's handle on one shard. Instants are those of the parent's monotonic clock.
 
@@ -36,6 +49,9 @@ class ShardHandle(Protocol):
 
     def release(self, stage: int, at: int) -> None:
         """Start a stage that waits at a barrier, at this instant."""
+
+    def grant(self, grant: Grant) -> None:
+        """Let the shard send these requests. It must have taken the grant before."""
 
     def end_stage(self, stage: int) -> None:
         """End this stage now, if it is still in progress."""

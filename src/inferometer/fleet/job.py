@@ -31,6 +31,7 @@ _MAX_OPENED = 1_024
 """Maximum number of connections opened before t=0 for an open loop, which opens one for every 2 requests per second: some servers keep
 a thread for each idle connection. Over gRPC, where requests share connections, the maximum holds for a closed loop, too."""
 _SEQUENCES_PER_USER = 4
+_SPARE_FROM = 1 << 39
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -58,13 +59,13 @@ class ShardReport(msgspec.Struct, frozen=True):
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     """Return one shard's part of the plan."""
-    return schedule.shard(plan, shard, job.shards, longest_sequence(job.config) or 1)
+    return schedule.shard(plan, shard, job.shards, longest_sequence(job.config))
 
 
 def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
     """Yield what each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
-        part = schedule.shard(plan, shard, shards, longest_sequence(config) or 1)
+        part = schedule.shard(plan, shard, shards, longest_sequence(config))
         sequences = sequences_of(config, part, shard, shards)
         requests = first_requests(config, part, sequences)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
@@ -101,7 +102,18 @@ def _ids(plan: Plan) -> list[int]:
         known = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests
         count = min(known or _DISTINCT_UNKNOWN, MAX_DISTINCT - len(ids))
         ids += range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
+    ids += _spare_ids(plan)[: MAX_DISTINCT - len(ids)]
     return ids or [0]
+
+
+def _spare_ids(plan: Plan) -> range:
+    """Return ids for the requests that a shard sends beyond its share, if the parent deals out requests (fleet/dealing.py).
+
+    A request is made from the next id in this list, whatever its own id is. No stage has these ids, so no prompt is sent twice.
+    """
+    first = plan.stages[0]
+    spare = sum(stage.requests for stage in plan.stages if isinstance(stage, ClosedStage) and stage.granted) // 4
+    return range(_SPARE_FROM + first.first_id, _SPARE_FROM + first.first_id + spare * first.id_step, first.id_step)
 
 
 def prepared_count(plan: Plan, shards: int) -> int:

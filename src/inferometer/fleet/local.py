@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.fleet.control import WorkerResult
+from inferometer.fleet.control import Grant, WorkerResult
 from inferometer.fleet.job import Job
 from inferometer.store.spool import Control
 from inferometer.timing.clock import now
@@ -30,6 +30,9 @@ class _SharedControl:
         self._control["release_at"] = at
         self._control["released"] = stage
 
+    def grant(self, grant: Grant) -> None:
+        put_grant(self._control, grant)
+
     def end_stage(self, stage: int) -> None:
         self._control["past"] = stage + 1
 
@@ -38,6 +41,14 @@ class _SharedControl:
 
     def silence(self) -> int:
         return now() - self._control["heartbeat"]
+
+
+def put_grant(control: Control, grant: Grant) -> None:
+    """Write a grant into the shard's control file, its number last: the shard looks at the others when the number has changed."""
+    control["grant_stage"] = grant.stage
+    control["grant_from"], control["grant_to"] = grant.first, grant.end
+    control["grant_is_last"] = int(grant.is_last)
+    control["grants"] = grant.number
 
 
 class LocalProcess(_SharedControl):

@@ -3,9 +3,10 @@
 The rows have the failure `lost`, so that every planned request is accounted for.
 """
 
-from collections.abc import Container, Iterable
-from itertools import islice
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -15,14 +16,21 @@ from inferometer.store.spool import Control, failures_of, rows_of
 from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
 
 
-def add_lost_rows(folder: Path, shard: int, plan: Plan, ended_early: Container[int] = ()) -> None:
+def add_lost_rows(
+    folder: Path,
+    shard: int,
+    plan: Plan,
+    ended_early: Container[int] = (),
+    granted: Mapping[int, Sequence[range]] = MappingProxyType({}),
+) -> None:
     """Add the rows that are missing from a dead shard's spool. `plan` is the shard's own part of the plan.
 
-    Of stages that `ended_early`, only requests in flight are lost: the others would not have been sent.
+    Of stages that `ended_early`, only requests in flight are lost: the others would not have been sent. `granted` are the ids that
+    the parent has dealt out to the shard, by stage.
     """
     control = Control(folder / f"{shard}.control", create=False)
     recorded = rows_of(folder, shard, control["rows"]) if control["rows"] else np.zeros(0, ROW)
-    missing = list(_missing(plan, recorded, control, ended_early))
+    missing = list(_missing(plan, recorded, control, ended_early, granted))
     if not missing:
         return
     with (folder / f"{shard}.failures").open("ab") as file:
@@ -50,7 +58,11 @@ Missing = tuple[int, int, int]
 
 
 def _missing(
-    plan: Plan, recorded: np.ndarray[tuple[int], np.dtype[np.void]], control: Control, ended_early: Container[int]
+    plan: Plan,
+    recorded: np.ndarray[tuple[int], np.dtype[np.void]],
+    control: Control,
+    ended_early: Container[int],
+    granted: Mapping[int, Sequence[range]],
 ) -> Iterable[Missing]:
     known = set((recorded["id"] % TURN_STEP).tolist())
     start, in_flight = control["t0"], control["in_flight"]
@@ -66,7 +78,8 @@ def _missing(
                 in_flight -= 1
             start += stage.duration
         elif number <= control["stage"]:
-            for id in _in_flight(stage, known, max(in_flight, 0)):
+            issued = chain(_own_ids(stage), *granted.get(number, ()))
+            for id in islice((id for id in issued if id not in known), max(in_flight, 0)):
                 yield id, number, control["heartbeat"]
                 in_flight -= 1
             start = max(start + stage.duration, int(own["done"].max()) if len(own) else 0)
@@ -81,12 +94,7 @@ def _start(stage: OpenStage, own: np.ndarray[tuple[int], np.dtype[np.void]], exp
     return int(first_turns["intended"][0]) - int(stage.instants[index])
 
 
-def _in_flight(stage: ClosedStage, known: set[int], count: int) -> Iterable[int]:
-    """Yield the ids that a closed loop had issued and not recorded: it issues them in order."""
-    id = stage.first_id
-    last = stage.first_id + stage.requests * stage.id_step if stage.requests else 1 << 62
-    while count and id < last:
-        if id not in known:
-            yield id
-            count -= 1
-        id += stage.id_step
+def _own_ids(stage: ClosedStage) -> range:
+    """Return the shard's own ids of a closed stage, in the order in which it issues them."""
+    count = stage.granted or stage.requests or 1 << 40
+    return range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)

@@ -1,4 +1,4 @@
-"""The parent: starts the shards together, watches them, releases barriers, stops them, and handles the loss of one.
+"""The parent: starts the shards together, watches them, releases barriers, deals out requests, stops them, handles the loss of one.
 
 How shards are started and reached is up to the transport (control.py); this file holds the policy.
 """
@@ -11,11 +11,13 @@ import numpy as np
 
 from inferometer.errors import UserError
 from inferometer.fleet.control import ShardHandle, StartShard, WorkerResult
-from inferometer.fleet.job import Job, ShardReport
+from inferometer.fleet.dealing import Dealing
+from inferometer.fleet.job import Job, ShardReport, longest_sequence
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
 from inferometer.store.spool import Control, peeks_of, rows_of
 from inferometer.timing.clock import now
+from inferometer.types import Plan
 from inferometer.units import NS
 
 _START_IN = NS // 10
@@ -32,13 +34,14 @@ _MAX_NEW = 20_000
 class Supervisor:
     """Runs the shards of a job. `errors` says what went wrong with them; `reports` are their reports about themselves."""
 
-    def __init__(self, job: Job, start: StartShard) -> None:
+    def __init__(self, job: Job, start: StartShard, plan: Plan) -> None:
         self._job = job
         self._controls = [Control(job.spool / f"{shard}.control", create=True) for shard in range(job.shards)]
         self._seen = [0] * job.shards
         self._t0 = 0
         self._stop = self._stop_sent = 0
         self._barriers = list(job.barriers)
+        self.dealing = Dealing(plan, job.shards, self._controls, longest_sequence(job.config))
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
         self.reports: list[ShardReport] = []
@@ -104,8 +107,9 @@ class Supervisor:
             self._collect()
             self._start_when_ready()
             self._release_barrier()
+            self.dealing.deal(self._running, now())
             for shard in islice(self._running.values(), 1):
-                shard.wait(0.005 if not self._t0 or self._barriers else 0.05)
+                shard.wait(0.005 if not self._t0 or self._barriers or self.dealing.is_pending else 0.05)
 
     def _start_when_ready(self) -> None:
         is_ready = all(control.state != "starting" for control in self._controls)
@@ -173,9 +177,16 @@ class Supervisor:
             queued=total("queued"),
             stage=self._stage(),
             stopping=self._stop > 0,
+            draining=self._is_draining(),
             t0=self._t0,
             rows=self._new_rows,
             peeks=self._peeks,
+        )
+
+    def _is_draining(self) -> bool:
+        """Return whether a shard has stopped sending and waits, for its own responses or for the other shards, at a barrier."""
+        return bool(self._barriers) and any(
+            self._controls[shard]["reached"] >= self._barriers[0] for shard in self._running
         )
 
     def _stage(self) -> int:

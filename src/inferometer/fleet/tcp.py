@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 
 from inferometer.errors import UserError
-from inferometer.fleet.control import PARENT_GONE, WorkerResult
+from inferometer.fleet.control import PARENT_GONE, Grant, WorkerResult
 from inferometer.fleet.job import Job
-from inferometer.fleet.local import died
+from inferometer.fleet.local import died, put_grant
 from inferometer.fleet.runner import run_shard
 from inferometer.records import ROW
 from inferometer.store.spool import CONTROL, FROM_PARENT, Control
@@ -125,6 +125,9 @@ class TcpShard:
 
     def release(self, stage: int, at: int) -> None:
         self._send("release", stage, at)
+
+    def grant(self, grant: Grant) -> None:
+        self._send("grant", *grant)
 
     def end_stage(self, stage: int) -> None:
         self._send("past", stage + 1)
@@ -290,6 +293,9 @@ class _Parent:
             case "release":
                 self._control["release_at"] = values[1] - self._ahead
                 self._control["released"] = values[0]
+            case "grant":
+                number, stage, first, end, is_last = values
+                put_grant(self._control, Grant(number, stage, first, end, bool(is_last)))
             case "past" | "stop":
                 self._control[kind] = values[0]
 

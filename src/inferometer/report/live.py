@@ -55,6 +55,9 @@ class LiveView:
         self._live: Live | None = None
         self._title = ""
         self._last: Snapshot | None = None
+        self._drained = (
+            0.0  # seconds spent so far on waiting for requests between stages, which the plan does not count
+        )
         self._last_line = 0.0
         self._offered, self._completed, self._history = RecentRate(), RecentRate(), History()
         self._failed: Counter[str] = Counter()
@@ -77,6 +80,8 @@ class LiveView:
     def progress(self, snapshot: Snapshot) -> None:
         """Take note of how the run stands."""
         sent_before = self._last.sent if self._last is not None else 0
+        if snapshot.draining and self._last is not None:
+            self._drained += snapshot.elapsed - self._last.elapsed
         self._last = snapshot
         at, rows = time.monotonic(), snapshot.rows()
         self._recent.add(at, rows)
@@ -117,6 +122,8 @@ class LiveView:
         share, eta = self._share(snapshot)
         if snapshot.stopping:
             left = "stopping; press Ctrl-C again to end now"
+        elif snapshot.draining:
+            left = f"draining: {snapshot.in_flight:,} in flight before the next stage"
         elif share >= 1:
             left = "waiting for the last responses"
         else:
@@ -159,6 +166,7 @@ class LiveView:
         share, _ = self._share(snapshot)
         parts = [f"{snapshot.elapsed:6.1f}s {min(share, 1):4.0%}"]
         parts += [f"{name} {value}" for name, value in self._rates(snapshot).items()]
+        parts += ["draining"] if snapshot.draining else []
         parts += [f"in flight {snapshot.in_flight}", f"ok {snapshot.ok}", f"failed {snapshot.failed}"]
         for name, (low, high) in self._recent.percentiles(snapshot.peeks()).items():
             parts.append(f"{name} p50 {format_seconds(low)} p99 {format_seconds(high)}")
@@ -171,7 +179,7 @@ class LiveView:
         """What the load is meant to be, and what it is. Only an open loop offers a rate of its own."""
         spec = self._specs[snapshot.stage]
         started = sum(self._outline.stage_durations[: snapshot.stage])
-        target = self._outline.rate_at(spec, int(snapshot.elapsed * NS) - started)
+        target = self._outline.rate_at(spec, int(self._planned_time(snapshot) * NS) - started)
         if target is None:
             rates = {"target": f"{spec.concurrency} in flight"}  # type: ignore[union-attr]
         else:
@@ -181,14 +189,18 @@ class LiveView:
     def _share(self, snapshot: Snapshot) -> tuple[float, float | None]:
         """How much of the run is done, and the seconds that are left if that can be estimated."""
         by_count = (snapshot.ok + snapshot.failed) / self._total if self._total else 0.0
-        by_time = snapshot.elapsed * NS / self._duration if self._duration else 0.0
+        by_time = self._planned_time(snapshot) * NS / self._duration if self._duration else 0.0
         ends_by_time = self._duration and any(self._outline.stage_durations)
         share = max(by_count, by_time) if ends_by_time else by_count
         return share, snapshot.elapsed * (1 - share) / share if 0.005 < share < 1 else None
 
+    def _planned_time(self, snapshot: Snapshot) -> float:
+        """How far the plan has advanced, in seconds: the time since t=0 without the time between stages."""
+        return snapshot.elapsed - self._drained
+
     def _note_rates(self, snapshot: Snapshot) -> None:
         """Count until the last send is due: waiting for the last responses must not lower the rates."""
-        at = snapshot.elapsed
+        at = self._planned_time(snapshot)
         if self._duration and not snapshot.queued:
             at = min(at, self._duration / NS)
         self._offered.add(at, snapshot.sent)

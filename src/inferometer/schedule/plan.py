@@ -5,6 +5,10 @@
 
 Ids continue from stage to stage, starting at 0: a request's id is its position in the plan, whichever process sends it. How
 many requests a closed stage sends is up to the server if only its duration ends it; UNBOUNDED ids are reserved for it.
+
+A closed stage that a number of requests ends is not divided completely: each shard owns the same part of the first ids, and the
+parent deals out the others as the shards need them (`dealt_from`), because a fast shard would otherwise finish long before a slow
+one. Which shard sends such a request, and so which prompt it has, depends on the server. Its id does not.
 """
 
 import math
@@ -21,20 +25,31 @@ from inferometer.schedule import process, profile
 from inferometer.schedule.process import Floats, Gaps, Uniforms
 from inferometer.schedule.profile import Profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
-from inferometer.units import NS
+from inferometer.units import NS, parse_seconds
 
 UNBOUNDED = 1 << 32
 LONGEST = 1e9
 """Maximum duration of a stage in seconds: much more would not fit into 64 bits of nanoseconds."""
+_UNKNOWN_RAMP_UP = NS
+"""Maximum ramp-up if the duration of a request is not known."""
+_RAMP_UP_SHARE = 4
+"""`ramp_up: auto` takes at most this fraction of a stage's duration: one in four."""
+_OWN_SHARE = 4
+_OWN_PER_USER = 128
+"""The shards own at most a quarter of a stage's requests, and at most this many per user, before the parent deals out more: they
+last until the parent knows the pace of each shard, even if responses take only a millisecond."""
 
 
-def plan(load: Load, seed: int) -> Plan:
-    """Compute every instant before the first one is due. A stage's instants depend on its spec, the seed and its index."""
+def plan(load: Load, seed: int, e2e_estimate_ns: int = 0) -> Plan:
+    """Compute every instant before the first one is due. A stage's instants depend on its spec, the seed and its index.
+
+    `e2e_estimate_ns` is how long a request takes, for `ramp_up: auto`; 0: not known.
+    """
     stages: list[Stage] = []
     first_id = 0
     for index, spec in enumerate(stages_of(load)):
         stage = (
-            _closed(spec, first_id)
+            _closed(spec, first_id, e2e_estimate_ns)
             if isinstance(spec, Closed)
             else _open(spec, first_id, partial(_uniforms, seed, index))
         )
@@ -45,15 +60,23 @@ def plan(load: Load, seed: int) -> Plan:
     return Plan(tuple(stages))
 
 
-def _closed(spec: Closed, first_id: int) -> ClosedStage:
+def _closed(spec: Closed, first_id: int, e2e: int) -> ClosedStage:
+    ramp_up = _auto_ramp_up(spec, e2e) if spec.ramp_up == "auto" else _ns(parse_seconds(spec.ramp_up))
     return ClosedStage(
         concurrency=spec.concurrency,
         requests=spec.requests,
         duration=_ns(spec.duration),
-        ramp_up=_ns(spec.ramp_up) // spec.concurrency * spec.concurrency,  # whole nanoseconds from user to user
+        ramp_up=ramp_up // spec.concurrency * spec.concurrency,  # whole nanoseconds from user to user
+        ramp_is_limit=spec.ramp_up == "auto" and not e2e,
         think=_ns(spec.think),
         first_id=first_id,
     )
+
+
+def _auto_ramp_up(spec: Closed, e2e: int) -> int:
+    """About the time that a user takes for one request, so that users who started together do not stay in step."""
+    ramp_up = e2e + _ns(spec.think) if e2e else _UNKNOWN_RAMP_UP
+    return min(ramp_up, _ns(spec.duration) // _RAMP_UP_SHARE) if spec.duration else ramp_up
 
 
 # --- open stages -----------------------------------------------------------------------------------------------------
@@ -132,18 +155,31 @@ def _uniforms(seed: int, stage: int, counters: Counters, purpose: str) -> Floats
 # --- shards ----------------------------------------------------------------------------------------------------------
 
 
-def shard(whole: Plan, k: int, shards: int, unit: int = 1) -> Plan:
-    """Shard k of `shards`, counted from 0. Every instant, user, id and unit of the cap belongs to exactly one shard.
+def shard(whole: Plan, k: int, shards: int, sequence: int = 0) -> Plan:
+    """Shard k of `shards`, counted from 0. Every instant, user, id and unit of the cap belongs to exactly one shard, except for
+    the ids of closed stages from `dealt_from` on, which the parent deals out.
 
-    The requests of a closed stage are dealt out in units of `unit`, the length of a sequence, so that no sequence is
-    split; shard 0 also gets the remainder.
+    If requests come in sequences, nothing is dealt out: `sequence` is their length, and the requests of a closed stage are divided
+    so that no sequence is split; shard 0 also gets the remainder.
     """
     if not 0 <= k < shards <= max_shards(whole):
         raise ValueError(f"shard {k} of {shards}: this plan has at most {max_shards(whole)}")
-    return Plan(tuple(_shard(stage, k, shards, unit) for stage in whole.stages))
+    return Plan(tuple(_shard(stage, k, shards, sequence) for stage in whole.stages))
 
 
-def _shard(stage: Stage, k: int, shards: int, unit: int) -> Stage:
+def dealt_from(stage: Stage, shards: int, sequence: int = 0) -> int | None:
+    """The first request of the stage, counted from 0, that the parent deals out during the stage; None: there is none.
+
+    The requests before it belong to the shards from the start: at least one per user, and at most a quarter of all, so that even a
+    shard that is several times as slow as the others does not own more than it can send before the others have finished.
+    """
+    if shards == 1 or sequence or isinstance(stage, OpenStage) or not stage.requests:
+        return None
+    own = max(stage.concurrency, min(stage.requests // _OWN_SHARE, _OWN_PER_USER * stage.concurrency))
+    return own if own < stage.requests else None
+
+
+def _shard(stage: Stage, k: int, shards: int, sequence: int) -> Stage:
     first_id, id_step = stage.first_id + k * stage.id_step, stage.id_step * shards
     if isinstance(stage, OpenStage):
         return msgspec.structs.replace(
@@ -155,10 +191,12 @@ def _shard(stage: Stage, k: int, shards: int, unit: int) -> Stage:
         )
     # User u of the whole plan starts at u * stagger; shard k has the users k, k + shards, k + 2 * shards ...
     concurrency, stagger = _share(stage.concurrency, k, shards), stage.ramp_up // stage.concurrency
+    unit = sequence or 1
     return msgspec.structs.replace(
         stage,
         concurrency=concurrency,
         requests=_share(stage.requests // unit, k, shards) * unit + (0 if k else stage.requests % unit),
+        granted=_share(dealt_from(stage, shards, sequence) or 0, k, shards),
         ramp_up=stagger * shards * concurrency,
         ramp_offset=stage.ramp_offset + k * stagger,
         first_id=first_id,

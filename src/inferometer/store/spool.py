@@ -57,6 +57,11 @@ CONTROL = (
     "past",  # stages before this one must end now
     "released",  # the last stage behind a barrier that may start
     "release_at",  # when that stage starts, monotonic ns
+    "grants",  # how often the parent has dealt out requests of a closed stage to this shard; the last time:
+    "grant_stage",
+    "grant_from",  # the first id
+    "grant_to",  # the id after the last
+    "grant_is_last",  # 1: nothing more will be dealt out in this stage
     # written by the shard
     "state",  # an index into STATES
     "heartbeat",  # monotonic ns of the last sign of life
@@ -71,13 +76,18 @@ CONTROL = (
     "queued",
     "stage",
     "waiting",  # the stage behind a barrier that the shard is ready for: all its earlier requests have ended
+    "reached",  # the stage behind a barrier at which the shard has stopped sending
+    "issued",  # requests sent of the closed stage in progress, if the parent deals them out: plus STAGE_STEP * (1 + stage)
+    "grants_taken",  # the value of `grants` that the shard has seen
     "ended",  # monotonic ns at which the shard had nothing more to do
     "interrupted",
     "disk_full",
     "recounted",  # 1: tokens were counted after the run, which changed rows
 )
-FROM_PARENT = ("t0", "stop", "past", "released", "release_at")
+FROM_PARENT = CONTROL[: CONTROL.index("state")]
 """The numbers that the parent writes; the shard writes the others."""
+STAGE_STEP = 1 << 40
+"""Makes the stage and the number of its requests a single number, which is read and written at once."""
 STATES = ("starting", "ready", "running", "done")
 _INDEX = {name: index for index, name in enumerate(CONTROL)}
 
