@@ -71,6 +71,7 @@ def _config(options: TritonOptions) -> Config:
         "server": server,
         "data": {"type": "tensors", "fill": "zeros"},
         "load": {"type": "closed", "concurrency": 1, "requests": options.warmups + options.iterations},
+        "client": {"probe": False},
         "measure": {"warmup": str(options.warmups)},
     }
     return from_mapping(tree, options.overrides, "command line")
