@@ -290,7 +290,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     chunks_per_second: float | None = None
     """How fast the chunks of one response arrive."""
     cpu: float | None = None
-    """CPU time of the client per request: for sending it, and for receiving and decoding its response."""
+    """CPU time of the client per request, for sending it and for receiving and decoding its response. A run spends less on a
+    stream, because it reads many responses at a time and seldom sleeps."""
     failure: str = ""
     """Why a request failed. The rest was not sent."""
     skipped: str = ""

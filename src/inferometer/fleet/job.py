@@ -60,17 +60,22 @@ def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Port
     for shard in range(shards):
         part = schedule.shard(plan, shard, shards, longest_sequence(config) or 1)
         sequences = sequences_of(config, part, shard, shards)
-        requests = first_requests(config, part, sequences)
+        requests = first_requests(config, part, sequences, shards)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
         in_flight = max(max_in_flight(stage) or expected_in_flight(stage, e2e) for stage in part.stages)
         yield Portion(payloads, in_flight, tuple(map(len, sequences)))
 
 
-def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
-    """Return the requests to make before t=0, for this shard's plan."""
+def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
+    """Return the requests to make before t=0, for this shard's plan.
+
+    The number of distinct random tensors is limited by memory. The shards share it: together they make all of them.
+    """
     in_sequences = [id for sequence in sequences for id in sequence]
-    ids = in_sequences or _ids(plan)[: workload.distinct(config.data)]
-    return workload.build(config.data, config.seed, ids)
+    distinct = workload.distinct(config.data)
+    if distinct is not None and isinstance(config.data, Tensors) and config.data.fill == "random":
+        distinct = -(-distinct // shards)
+    return workload.build(config.data, config.seed, in_sequences or _ids(plan)[:distinct])
 
 
 def longest_sequence(config: Config) -> int:

@@ -73,7 +73,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
-    requests = first_requests(config, plan, sequences)
+    requests = first_requests(config, plan, sequences, job.shards)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     context = msgspec.structs.replace(

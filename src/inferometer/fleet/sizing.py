@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,19 @@ from inferometer.units import NS, format_number, format_seconds
 
 MAX_SHARE = 0.4
 """The share of a core that one process may use. Beyond it, requests that are due at the same time wait for one another."""
-CPU_PER_CHUNK = 10e-6
-"""CPU seconds per chunk, if there was no probe. A response that is not streamed counts as two chunks."""
 _USERS_PER_PROCESS = 512
 """Users of a closed loop per process, however little they do."""
+
+# CPU seconds of the client, measured on a machine on which `_work` takes _REFERENCE.
+_PER_REQUEST = {"http": 30e-6, "grpc": 80e-6}
+_PER_CHUNK = 10e-6
+_PER_BYTE = 0.5e-9
+"""Per byte sent or received: copying it, and the kernel's part."""
+_WAKE_UP = 100e-6
+"""The part of a request's CPU time in the probe that a busy process does not have: waking up for the response, in cold caches."""
+_ROUNDS, _REFERENCE = 5_000, 0.75e-3
+_CHUNKS_UNKNOWN = 128
+"""Chunks per response if neither the probe nor data.output shows them."""
 
 MAX_OPENED = 1_024
 """Maximum number of connections opened before t=0 for an open loop, in all processes together: some servers keep a thread for each
@@ -69,8 +79,8 @@ def process_count(config: Config, plan: Plan, probe: Probe, cores: int | None = 
     if config.client.processes != "auto":
         return max(1, min(config.client.processes, most)), "set by client.processes"
     cores = cores or usable_cores()
-    cpu = probe.cpu or _cpu_unknown(config)
-    rate = max(_rate(stage, probe.e2e_ns) for stage in plan.stages)
+    cpu = cpu_per_request(config, probe, slowness())
+    rate = max(expected_rate(stage, probe.e2e_ns) for stage in plan.stages)
     users = max(stage.concurrency if isinstance(stage, ClosedStage) else 0 for stage in plan.stages)
     count = min(processes_for(rate, cpu, users, cores), most)
     return count, _because(rate, cpu, users, cores, count)
@@ -85,31 +95,60 @@ def processes_for(rate: float, cpu: float, users: int, cores: int) -> int:
     return max(1, min(wanted, cores - 1))
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _rate(stage: OpenStage | ClosedStage, e2e: int) -> float:
-    """Return the requests per second to expect: open loop, in the busiest second; closed loop, if the server does not slow down."""
+def expected_rate(stage: OpenStage | ClosedStage, e2e: int) -> float:
+    """Return the requests per second to expect: open loop, in the busiest second; closed loop, if the server does not slow down
+    under load (0: not known)."""
     if isinstance(stage, ClosedStage):
         return stage.concurrency * NS / (e2e + stage.think) if e2e else 0.0
     span = min(NS, max(stage.duration, 1))
     return _busiest(stage.instants, span) * NS / span
 
 
-def _cpu_unknown(config: Config) -> float:
-    """Return the CPU seconds per request to assume without a probe."""
-    output = 0 if isinstance(config.data, Tensors | Messages) else config.data.output
-    return ((output or 128) + 1 if config.server.stream else 2) * CPU_PER_CHUNK
+def cpu_per_request(config: Config, probe: Probe, slowness: float) -> float:
+    """Return the CPU seconds that a request takes the client: by the size of requests and responses, or what the probe measured if
+    that is more, as with TLS or long JSON. Streams are not measured like that: the probe wakes up for every chunk."""
+    chunks, size = _chunks(config, probe), (probe.request_bytes or 0) + (probe.response_bytes or 0)
+    per_request = _PER_REQUEST[scheme_of(config.server.urls[0])]
+    by_size = (per_request + chunks * _PER_CHUNK + size * _PER_BYTE) * slowness
+    return by_size if chunks or probe.cpu is None else max(by_size, probe.cpu - _WAKE_UP * slowness)
+
+
+def _chunks(config: Config, probe: Probe) -> float:
+    """Return the expected number of chunks per response; 0: it is not streamed."""
+    if probe.chunks is not None:
+        return probe.chunks
+    if probe.chunks_per_second and probe.e2e:
+        return probe.chunks_per_second * probe.e2e
+    if not config.server.stream or isinstance(config.data, Tensors | Messages):
+        return 0
+    return config.data.output or _CHUNKS_UNKNOWN
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slowness() -> float:
+    """Return how long this machine takes for a piece of work, compared to the one on which the constants were measured."""
+    return min(_work() for _ in range(3)) / _REFERENCE
+
+
+def _work() -> float:
+    """Return the CPU seconds of about a millisecond of ordinary Python."""
+    start = time.thread_time()
+    seen: dict[int, bytes] = {}
+    for number in range(_ROUNDS):
+        seen[number % 64] = b"%b%d%b" % (b"head", number, b"tail")
+    return time.thread_time() - start
 
 
 def _because(rate: float, cpu: float, users: int, cores: int, count: int) -> str:
     if not rate:
-        return f"{users} users, at most {_USERS_PER_PROCESS} per process; the rate is not known without a probe"
+        return f"{users} users, at most {_USERS_PER_PROCESS} per process; how fast they send is not known"
     share = rate * cpu
-    text = f"up to {format_number(rate, 3)} requests/s at {format_seconds(cpu)} of CPU each: {format_number(share, 2)} of a core"
+    busy = f"up to {format_number(rate, 3)} requests/s at {format_seconds(cpu)} of CPU each keep {format_number(share, 2)} cores busy"
     wanted = math.ceil(share / MAX_SHARE)
-    if count < wanted:
-        limit = f"{cores} cores" if count >= cores - 1 else "its users or its cap"
-        return f"{text}, which needs {wanted} processes at most {MAX_SHARE:.0%} busy; limited by {limit}"
-    return f"{text}, at most {MAX_SHARE} per process"
+    if count >= wanted:
+        return f"{busy}, at most {MAX_SHARE} per process"
+    limit = "the load has no more users" if count < cores - 1 else f"one of {cores} cores is left to others"
+    return f"{busy}, which needs {wanted} processes, but {limit}"

@@ -145,6 +145,6 @@ def _summary(trials: Sequence[_Trial], requests: int, failure: str) -> Probe:
         chunks=None if is_cut else whole(lambda trial: len(trial.arrivals)),
         chunks_per_second=median(lambda trial: trial.chunks_per_second),
         # The first request runs code for the first time, so the least is closest to what a request takes during the run.
-        cpu=min((trial.instants.cpu / NS * trial.projected / trial.e2e for trial in used), default=None),
+        cpu=None if is_cut else min((trial.instants.cpu / NS for trial in used), default=None),
         failure=failure,
     )
