@@ -121,7 +121,7 @@ def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, S
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
         "load": {"type": "closed", "concurrency": 2, "requests": 6},
-        "client": {"processes": 0} | sections.pop("client", {}),
+        "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
         "output": str(folder),
     }
     return conduct.measure(from_mapping(tree | sections))

@@ -70,7 +70,7 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "server": {"url": url, "api": "completions", "stream": stream},
                     "data": {"type": "synthetic", "input": 64, "output": _CHUNKS},
                     "load": {"duration": seconds} | load,
-                    "client": {"processes": 1},
+                    "client": {"processes": 1, "probe": False},
                     "output": folder,
                 }
             )
@@ -105,6 +105,8 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
 
 class _StopOnInterrupt:
     """A `conduct.Show` that prints nothing. After Ctrl-C an ordinary run ends with a report; here it raises."""
+
+    def probing(self) -> None: ...
 
     def planned(self, *_: Any, **__: Any) -> None: ...
 

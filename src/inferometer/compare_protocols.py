@@ -209,6 +209,7 @@ def _config(options: ComparisonOptions, protocol: str) -> Config:
         },
         "data": {"type": "tensors"},
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
+        "client": {"probe": False},
         "measure": {"warmup": str(options.concurrency)},
     }
     return from_mapping(tree, options.overrides, "command line")

@@ -283,6 +283,40 @@ class Outcome(msgspec.Struct, frozen=True):
     """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the requests before the run showed (probe/estimate.py). None: not known. Times are in seconds, for one request at a time."""
+
+    requests: int = 0
+    """Number of requests sent."""
+    e2e: float | None = None
+    """Median duration of a request, from the send to the end of its response."""
+    is_cut: bool = False
+    """No response was complete when the time was up: `e2e` is an estimate, or a lower bound."""
+    ttft: float | None = None
+    """Median time to the first token."""
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+    """Medians, with headers."""
+    chunks: float | None = None
+    """Median number of chunks per response."""
+    chunks_per_second: float | None = None
+    """How fast the chunks of one response arrive."""
+    cpu: float | None = None
+    """CPU time of the client per request, for sending it and for receiving and decoding its response. A run spends less on a
+    stream, because it reads many responses at a time and seldom sleeps."""
+    failure: str = ""
+    """Why a request failed. The rest was not sent."""
+    skipped: str = ""
+    """Why there was no probe."""
+    processes_because: str = ""
+    """How the number of client processes was chosen."""
+
+    @property
+    def e2e_ns(self) -> int:
+        """The duration of a request in nanoseconds; 0: not known."""
+        return round((self.e2e or 0) * 1e9)
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """manifest.json: everything about a run except its records."""
 
@@ -295,7 +329,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The config as it ran, with secrets removed."""
     plan: tuple[StagePlan, ...]
     workload: dict[str, object]
-    """`distinct`: number of different requests; `digest`: hash of the data's spec, the seed and the files that it uses."""
+    """`distinct`: number of different requests; `digest`: hash of the data's spec, the seed and the files that it uses; `salt`: the
+    word that data.salt must be set to for the same prompts again (synthetic prompts with a salt)."""
+    probe: Probe = Probe()
     clock: dict[str, object]
     """`stamps` (kernel or user), the clock source, its offset ..."""
     seeds: dict[str, int]

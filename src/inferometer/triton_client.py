@@ -107,6 +107,7 @@ def _config(options: TritonOptions, folder: str) -> Config:
             "requests": options.warmups + options.iterations,
             "ramp_up": 0,  # as Triton's client, which sends its first request at once
         },
+        "client": {"probe": False},
         "measure": {"warmup": str(options.warmups)},
         "output": folder,
     }

@@ -2,9 +2,10 @@
 
 import contextlib
 import secrets
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -16,29 +17,34 @@ from inferometer.conduct.observers import observers_of, spool_series, with_obser
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
 from inferometer.config.schema import Config, Tensors
-from inferometer.config.secret import hidden, words
+from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, process_count, shard_plan
+from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
+from inferometer.fleet.sizing import process_count
 from inferometer.fleet.supervisor import Supervisor, check_files
 from inferometer.observe.observer import Observers
 from inferometer.observe.settling import Settling
-from inferometer.probe import reach
-from inferometer.records import Manifest, Outcome, Run, Snapshot, StagePlan
+from inferometer.probe import estimate, reach
+from inferometer.probe.shared_memory import Portion
+from inferometer.records import Manifest, Outcome, Probe, Run, Snapshot, StagePlan
 from inferometer.report.live import Outline
 from inferometer.store import draft as drafts
 from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
+from inferometer.tensors import Tensor
 from inferometer.timing.clock import wall_offset
-from inferometer.types import Plan
+from inferometer.types import Plan, Request
 from inferometer.wire.context import SharedRefs
 from inferometer.workload import tensors
 
 
 class Show(Protocol):
     """Shows how a run goes (report/live.py)."""
+
+    def probing(self) -> None: ...
 
     def planned(self, outline: Outline) -> None: ...
 
@@ -54,17 +60,43 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     """
     _check_sessions(config)
     reached = reach.reach(config.server)
+    tag = secrets.token_hex(4)
     config = _completed(config, reached)
-    plan = schedule.plan(config.load, config.seed)
-    shards = process_count(config, plan)
+    probe = probed(config, reached, tag, show)
+    plan = schedule.plan(config.load, config.seed, probe.e2e_ns)
+    shards, because = process_count(config, plan, probe)
+    probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
         with hidden(words(config.server, reached.secrets)):
-            shared = held.enter_context(_shared(config, reached, plan, shards))
+            shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        job = Job(config, reached, shards, folder / SPOOL, secrets.token_hex(4), shared, barriers)
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe)
         return _measure(job, plan, folder, show, start, held)
+
+
+def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None = None) -> Probe:
+    """Send a few requests of the workload, to know what the start of the run needs (probe/estimate.py)."""
+    if not config.client.probe:
+        return Probe(skipped="client.probe is false")
+    if longest_sequence(config):
+        return Probe(skipped="a sequence would change the state of the model")
+    requests = workload.probe_requests(config.data, config.seed, estimate.REQUESTS, f"probe {tag}")
+    if show:
+        show.probing()
+    try:
+        with _shared(config, reached, lambda: [_portion(requests)]) as refs:
+            return estimate.estimate(config.server, reached, requests, f"{tag}-probe", *refs)
+    except UserError as error:  # the shared memory could not be set up: the run reports it
+        return Probe(failure=hide(error.what, words(config.server, reached.secrets)))
+    finally:
+        if show:
+            show.over()
+
+
+def _portion(requests: list[Request]) -> Portion:
+    return Portion(cast("list[tuple[Tensor, ...]]", [request.payload for request in requests]), 1)
 
 
 def _transport(config: Config, shards: int) -> StartShard:
@@ -79,7 +111,7 @@ def _measure(
 ) -> tuple[Run, Summary]:
     config, reached, shards = job.config, job.reached, job.shards
     try:
-        draft = _draft(config, reached, plan, shards)
+        draft = _draft(job, plan)
         with disk_errors(folder):
             job.spool.mkdir()
             draft_file = held.enter_context(drafts.begin(job.spool / DRAFT, draft))
@@ -181,20 +213,22 @@ def _settling(job: Job, plans: tuple[StagePlan, ...]) -> Settling | None:
 
 
 def _shared(
-    config: Config, reached: reach.Reached, plan: Plan, shards: int
+    config: Config, reached: reach.Reached, portions: Callable[[], Iterable[Portion]]
 ) -> contextlib.AbstractContextManager[tuple[SharedRefs, ...]]:
-    """Put what each shard will send into shared memory, if the config asks for it."""
+    """Put what is sent into shared memory, if the config says so."""
     if not config.server.shared_memory:
         return contextlib.nullcontext(())
     from inferometer.probe import shared_memory  # noqa: PLC0415 - few runs need it
 
     assert reached.facts is not None
     served = shared_memory.Served(*reach.peers_of(config.server, reached), config.server, reached.model, reached.facts)
-    return shared_memory.shared(served, portions(config, plan, shards))
+    return shared_memory.shared(served, portions())
 
 
-def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> Draft:
+def _draft(job: Job, plan: Plan) -> Draft:
+    config, reached, shards = job.config, job.reached, job.shards
     made = prepared_count(plan, shards)
+    salt = workload.salt_of(workload.salted(config.data, job.tag))
     return Draft(
         Manifest(
             inferometer=__version__,
@@ -205,7 +239,9 @@ def _draft(config: Config, reached: reach.Reached, plan: Plan, shards: int) -> D
             workload={
                 "digest": workload.digest(config.data, config.seed),
                 "distinct": min(workload.distinct(config.data) or made, made),
-            },
+            }
+            | ({"salt": salt} if salt else {}),
+            probe=job.probe,
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},
             versions=manifest.versions(),

@@ -153,6 +153,13 @@ class Synthetic(_Section, tag_field="type", tag="synthetic"):
             description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
         ),
     ] = None
+    salt: Annotated[
+        str,
+        Meta(
+            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
+            min_length=1,
+        ),
+    ] = "run"
 
 
 class Prompts(_Section, tag_field="type", tag="prompts"):
@@ -392,15 +399,21 @@ class Client(_Section):
     processes: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Number of client processes. `auto`: as many as the load needs, at most one less than there are cores. 0: in this process."
+            description="Number of client processes. `auto`: as many as keep each below 40 % of a core, by the rate and the CPU time of a request in the probe, at most one less than there are cores. 0: in this process."
         ),
     ] = "auto"
     connections: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Connections to open before t=0. `auto`: the concurrency, or 1 for every 2 requests per second, at most 1,024."
+            description="Connections to open before t=0. `auto`: the concurrency of a closed loop; in open loop, the number of requests in flight to expect by Little's law (the rate times the duration of a request in the probe) plus three times its square root, at least 4 and at most 1,024. More are opened during the run when they are needed."
         ),
     ] = "auto"
+    probe: Annotated[
+        bool,
+        Meta(
+            description="Send up to 3 requests one after the other before the run, for at most 2 s, to find out how many connections and processes the load needs. They are not part of the results."
+        ),
+    ] = True
     warm: Annotated[
         bool,
         Meta(

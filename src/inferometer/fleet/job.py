@@ -1,7 +1,5 @@
 """What every shard is given, and what follows from it for each: its part of the plan, its requests, its connections."""
 
-import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -9,13 +7,13 @@ from typing import cast
 import msgspec
 
 from inferometer import schedule, workload
-from inferometer.apis import scheme_of
-from inferometer.config.schema import Config, Messages, Tensors
+from inferometer.config.schema import Config, Tensors
+from inferometer.fleet.sizing import expected_in_flight
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion
+from inferometer.records import Probe
 from inferometer.tensors import Tensor
 from inferometer.types import ClosedStage, OpenStage, Plan, Request
-from inferometer.units import NS
 from inferometer.wire.context import SharedRefs
 from inferometer.workload import tensors
 
@@ -24,12 +22,6 @@ MAX_DISTINCT = 20_000
 _DISTINCT_UNKNOWN = 4_096
 """The number made for a closed loop that ends by time, since it is not known how many will be sent."""
 
-_CHUNKS_PER_PROCESS = 40_000
-_USERS_PER_PROCESS = 512
-"""The load of one process before another is started; about half of what it can handle."""
-_MAX_OPENED = 1_024
-"""Maximum number of connections opened before t=0 for an open loop, which opens one for every 2 requests per second: some servers keep
-a thread for each idle connection. Over gRPC, where requests share connections, the maximum holds for a closed loop, too."""
 _SEQUENCES_PER_USER = 4
 _SPARE_FROM = 1 << 39
 
@@ -40,11 +32,13 @@ class Job(msgspec.Struct, frozen=True):
     shards: int
     spool: Path
     tag: str
-    """The prefix of every request's X-Request-Id, before the request's id."""
+    """The run's own word: the prefix of every request's X-Request-Id, and the salt of synthetic prompts (data.salt: run)."""
     shared: tuple[SharedRefs, ...] = ()
     """KServe: where the tensors of each shard's requests are in shared memory, which the parent has set up."""
     barriers: tuple[int, ...] = ()
     """Stages that start only when all shards have finished the stages before."""
+    probe: Probe = Probe()
+    """What the requests before the run showed."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -62,22 +56,27 @@ def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     return schedule.shard(plan, shard, job.shards, longest_sequence(job.config))
 
 
-def portions(config: Config, plan: Plan, shards: int) -> Iterator[Portion]:
+def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Portion]:
     """Yield what each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
         part = schedule.shard(plan, shard, shards, longest_sequence(config))
         sequences = sequences_of(config, part, shard, shards)
-        requests = first_requests(config, part, sequences)
+        requests = first_requests(config, part, sequences, shards)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
-        in_flight = max(max_in_flight(stage) or _connections_for(stage) for stage in part.stages)
+        in_flight = max(max_in_flight(stage) or expected_in_flight(stage, e2e) for stage in part.stages)
         yield Portion(payloads, in_flight, tuple(map(len, sequences)))
 
 
-def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]]) -> list[Request]:
-    """Return the requests to make before t=0, for this shard's plan."""
+def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
+    """Return the requests to make before t=0, for this shard's plan.
+
+    The number of distinct random tensors is limited by memory. The shards share it: together they make all of them.
+    """
     in_sequences = [id for sequence in sequences for id in sequence]
-    ids = in_sequences or _ids(plan)[: workload.distinct(config.data)]
-    return workload.build(config.data, config.seed, ids)
+    distinct = workload.distinct(config.data)
+    if distinct is not None and isinstance(config.data, Tensors) and config.data.fill == "random":
+        distinct = -(-distinct // shards)
+    return workload.build(config.data, config.seed, in_sequences or _ids(plan)[:distinct])
 
 
 def longest_sequence(config: Config) -> int:
@@ -121,39 +120,5 @@ def prepared_count(plan: Plan, shards: int) -> int:
     return sum(len(_ids(schedule.shard(plan, shard, shards))) for shard in range(shards))
 
 
-def connections_to_open(plan: Plan, config: Config) -> int:
-    """Return how many connections to open before t=0 for this plan, which may be a shard's or the whole."""
-    if config.client.connections != "auto":
-        return config.client.connections
-    most = max(_connections_for(stage) for stage in plan.stages)
-    return min(most, _MAX_OPENED) if scheme_of(config.server.urls[0]) == "grpc" else most
-
-
-def _connections_for(stage: OpenStage | ClosedStage) -> int:
-    if isinstance(stage, ClosedStage):
-        return min(stage.concurrency, stage.requests) if stage.requests else stage.concurrency
-    rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
-    return max(1, min(math.ceil(rate / 2), len(stage.instants), _MAX_OPENED, stage.cap or _MAX_OPENED))
-
-
 def max_in_flight(stage: OpenStage | ClosedStage) -> int:
     return stage.concurrency if isinstance(stage, ClosedStage) else stage.cap
-
-
-def process_count(config: Config, plan: Plan) -> int:
-    """Return the number of processes for this load: as many as it needs, at most the cores less one, and at most its concurrency."""
-    if config.client.processes == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = min(max(_processes_for(stage, config) for stage in plan.stages), max(cores - 1, 1))
-    else:
-        wanted = config.client.processes
-    return max(1, min(wanted, schedule.max_shards(plan)))
-
-
-def _processes_for(stage: OpenStage | ClosedStage, config: Config) -> int:
-    if isinstance(stage, ClosedStage):
-        return math.ceil(stage.concurrency / _USERS_PER_PROCESS)
-    rate = len(stage.instants) / max(stage.duration / NS, 1e-9)
-    output = 0 if isinstance(config.data, Tensors | Messages) else config.data.output
-    chunks = (output or 128) + 1 if config.server.stream else 2
-    return math.ceil(rate * chunks / _CHUNKS_PER_PROCESS)

@@ -17,12 +17,12 @@ from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
     Job,
     ShardReport,
-    connections_to_open,
     first_requests,
     max_in_flight,
     sequences_of,
     shard_plan,
 )
+from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
 from inferometer.records import COUNTED_BY
 from inferometer.timing import loop as event_loop
@@ -67,17 +67,18 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 @memory.enough_for("data")
 def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
-    plan = shard_plan(job, schedule.plan(config.load, config.seed), shard)
+    config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
+    plan = shard_plan(job, schedule.plan(config.load, config.seed, job.probe.e2e_ns), shard)
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
-    requests = first_requests(config, plan, sequences)
+    requests = first_requests(config, plan, sequences, job.shards)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     context = msgspec.structs.replace(
         reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
     )
-    connections = connections_to_open(plan, config)
+    connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)

@@ -1,6 +1,7 @@
 """Blocking requests to a server before and after a run: none of this is on the hot path.
 
 reach.py          resolve URLs, check TLS and keys, find the model
+estimate.py       a few requests before the run: how long one takes, and how much CPU time
 scheme.py         find out what a port speaks
 openai.py         the first model that an OpenAI-style server lists
 reflect.py        the definition of a gRPC method

@@ -7,6 +7,7 @@ the caller as they arrive (`OnEvents`). Raises UserError if there is no response
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -49,6 +50,8 @@ class Instants(msgspec.Struct):
     bytes_out: int = 0
     bytes_in: int = 0
     tls: bool = False
+    cpu: int = 0
+    """CPU time of this thread from `connected` to `done`, ns."""
     by_kernel: bool = False
     """Arrivals are timestamped by the kernel; otherwise when they are read."""
 
@@ -71,7 +74,7 @@ def _connected(peer: Peer) -> Iterator["_Wire"]:
         offset = clock.wall_offset()
         instants = Instants(tls=peer.target.tls, connect_from=now())
         sock = opened.enter_context(connect(peer)[0])
-        instants.connected = now()
+        instants.connected, instants.cpu = now(), -time.thread_time_ns()
         sock.settimeout(peer.timeout or None)
         if primed is not None:
             clock.enable_stamps(sock)
@@ -158,6 +161,7 @@ class _Wire:
         found.first_byte = found.first_byte or at
         found.written = min(found.written or found.first_byte, found.first_byte)
         found.done = at
+        found.cpu += time.thread_time_ns()
         return found
 
     def _limit_wait(self) -> None:
@@ -184,22 +188,21 @@ def _ending(events: Sequence[Event]) -> End | Fail | None:
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-def over_http(peer: Peer, request: bytes, decoder: Decoder, on_events: OnEvents) -> tuple[Instants, Fail | None]:
-    """Send a request and feed the decoder until the response ends; return its failure, if it is one."""
+def over_http(
+    peer: Peer, request: bytes, decoder: Decoder, on_events: OnEvents, deadline: float = 0
+) -> tuple[Instants, Fail | None]:
+    """Send a request and feed the decoder until the response ends; return its failure, if it is one.
+
+    `deadline`: seconds from the send after which the request is given up with the failure `total_timeout`; 0: no limit.
+    """
     with _connected(peer) as wire:
-        wire.write(request)
-        wire.all_written()
-        start = b""
-        ending: End | Fail | None = None
-        while ending is None:
-            data, at = wire.read()
-            if data:
-                wire.instants.first_byte = wire.instants.first_byte or at
-            if len(start) < FRAME_HEAD:
-                start += data[:FRAME_HEAD]
-            events = decoder.feed(data) if data else decoder.eof()
-            on_events(at, events)
-            ending = _ending(events)
+        wire.until = wire.instants.sent + int(deadline * NS) if deadline else 0
+        try:
+            wire.write(request)
+            wire.all_written()
+            at, ending, start = _receive_http(wire, decoder, on_events)
+        except _DeadlinePassed:
+            return wire.ended(now()), Fail("total_timeout", "")
         if not isinstance(ending, Fail):
             return wire.ended(at), None
         if is_http2(start):
@@ -207,6 +210,22 @@ def over_http(peer: Peer, request: bytes, decoder: Decoder, on_events: OnEvents)
         if is_tls(start) and not peer.target.tls:
             raise UserError(f"{peer.target.url}: {TLS}", _with_tls(peer.target))
         return wire.ended(at), ending
+
+
+def _receive_http(wire: _Wire, decoder: Decoder, on_events: OnEvents) -> tuple[int, End | Fail, bytes]:
+    """Read until the response ends; return when and how it did, and its first bytes."""
+    start = b""
+    while True:
+        data, at = wire.read()
+        if data:
+            wire.instants.first_byte = wire.instants.first_byte or at
+        if len(start) < FRAME_HEAD:
+            start += data[:FRAME_HEAD]
+        events = decoder.feed(data) if data else decoder.eof()
+        on_events(at, events)
+        ending = _ending(events)
+        if ending is not None:
+            return at, ending, start
 
 
 def _speaks_http2(target: Target) -> OtherProtocol:

@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -48,11 +50,12 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class LiveView:
-    """Shows one run. conduct/ calls `planned`, `progress` and `over`."""
+    """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `progress` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
+        self._is_probing = False
         self._title = ""
         self._last: Snapshot | None = None
         self._drained = (
@@ -61,6 +64,12 @@ class LiveView:
         self._last_line = 0.0
         self._offered, self._completed, self._history = RecentRate(), RecentRate(), History()
         self._failed: Counter[str] = Counter()
+
+    def probing(self) -> None:
+        """Show that the server is probed, on a line that `over` removes."""
+        if self._console.is_terminal:
+            self._console.print("probing the server with a few requests ...", style="dim", end="\r")
+            self._is_probing = True
 
     def planned(self, outline: Outline) -> None:
         """Start the view: the server was reached, and the load is planned."""
@@ -95,6 +104,9 @@ class LiveView:
 
     def over(self) -> None:
         """End the view."""
+        if self._is_probing:
+            self._console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+            self._is_probing = False
         if self._live is not None:
             self._live.stop()
             self._live = None

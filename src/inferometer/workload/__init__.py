@@ -45,6 +45,28 @@ def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     return requests
 
 
+def salted(spec: Data, word: str) -> Data:
+    """Replace `salt: run` by the run's own word. Only synthetic prompts have a salt."""
+    return msgspec.structs.replace(spec, salt=word) if isinstance(spec, Synthetic) and spec.salt == "run" else spec
+
+
+def salt_of(spec: Data) -> str | None:
+    """The salt of the prompts, after `salted`; None if they have none."""
+    return spec.salt if isinstance(spec, Synthetic) and spec.salt != "none" else None
+
+
+def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request]:
+    """Build requests like those of the run for the probe before it.
+
+    Synthetic prompts get a salt of their own, so that they do not fill the server's prefix cache with prompts of the run. Of a
+    list or a file, the last entries are used: a run may not get that far.
+    """
+    if isinstance(spec, Synthetic):
+        return build(msgspec.structs.replace(spec, salt=word), seed, range(count))
+    last = distinct(spec) or count
+    return build(spec, seed, range(max(last - count, 0), max(last, count)))
+
+
 def has_sessions(spec: Data) -> bool:
     """Whether requests are the turns of sessions."""
     return isinstance(spec, Jsonl) and jsonl.has_sessions(spec)
@@ -65,9 +87,13 @@ def distinct(spec: Data) -> int | None:
 def digest(spec: Data, seed: int) -> str:
     """Identify the workload: a different spec, seed, tokenizer, file content or algorithm gives a different digest.
 
-    The content of files is included but their paths are not, so that the same run has the same digest on another machine.
+    The content of files is included but their paths are not, so that the same run has the same digest on another machine. The
+    salt is not included either, because it makes runs of the same workload differ only in the first words of their prompts.
     """
+    if isinstance(spec, Synthetic):
+        spec = msgspec.structs.replace(spec, salt="none")
     settings = msgspec.to_builtins(spec)
+    settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
     sample = _SAMPLE

@@ -6,6 +6,9 @@ does not speed it up; text of the corpus, starting at some sentence; and words o
     lantern orchard velvet The captain repaired the rusty anchor at the harbour. Most sailors are
     [ head               ] [ corpus, from the start of a sentence                              ] [ filling ]
 
+The words of the head depend on the id, the seed and the salt of the run (data.salt). Another salt gives other words in the
+same number, so it does not change the length of a prompt. A prompt shorter than the head has fewer words to tell runs apart by.
+
 How many tokens a word adds is measured once for each word of the corpus. The tokens of a prompt are then a sum, and the
 point at which to cut the corpus is found by bisection, for all prompts at once. With a tokenizer whose tokens span words
 the sum is wrong. So prompts for any tokenizer but the built-in one are counted as a whole afterwards, and those of the
@@ -35,8 +38,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 def build(spec: Synthetic, seed: int, ids: Sequence[int]) -> list[Request]:
     tokenizer = tokenizers.load(spec.tokenizer)
-    texts = prompts(tokenizer, spec.input, seed, ids)
+    texts = prompts(tokenizer, spec.input, seed, ids, _salt(spec))
     return [Request(id, text, spec.input, spec.output) for id, text in zip(ids, texts, strict=True)]
+
+
+def _salt(spec: Synthetic) -> str:
+    """The salt of the heads; empty: none. `run` has no effect until it is replaced by the run's own word (workload.salted)."""
+    return "" if spec.salt in ("none", "run") else spec.salt
 
 
 def distinct(spec: Synthetic) -> None:
@@ -48,15 +56,15 @@ def content(spec: Synthetic) -> bytes:
     return tokenizers.prose().encode()
 
 
-def prompts(tokenizer: Tokenizer, n: int, seed: int, ids: Sequence[int]) -> list[str]:
+def prompts(tokenizer: Tokenizer, n: int, seed: int, ids: Sequence[int], salt: str = "") -> list[str]:
     """Generate one prompt of n tokens for each id."""
     numbers = np.array(ids, dtype=np.uint64)
-    texts = _compose(_material(tokenizer, n), n, seed, numbers)
+    texts = _compose(_material(tokenizer, n), n, seed, numbers, salt)
     if tokenizer.path.parent != tokenizers.BUILTIN:  # the built-in one's counts add up, see tokenizer.words
         counts = tokenizer.count_batch(texts)
         for i, count in enumerate(counts):
             if count != n:
-                texts[i] = _cut_to_length(tokenizer, n, seed, numbers[i : i + 1])
+                texts[i] = _cut_to_length(tokenizer, n, seed, numbers[i : i + 1], salt)
     return texts
 
 
@@ -156,9 +164,9 @@ def _material(tokenizer: Tokenizer, n: int) -> _Material:
 # --- composing prompts -----------------------------------------------------------------------------------------------
 
 
-def _compose(material: _Material, n: int, seed: int, ids: NDArray[np.uint64]) -> list[str]:
+def _compose(material: _Material, n: int, seed: int, ids: NDArray[np.uint64], salt: str) -> list[str]:
     """Prompts whose words have n tokens in total."""
-    heads, used = _heads(material, min(HEAD, n), seed, ids)
+    heads, used = _heads(material, min(HEAD, n), seed, ids, salt)
     budget = np.maximum(n - used, 0)
     first = material.sentences[random_bits(seed, ids, "body") % np.uint64(len(material.sentences))]
     last = np.searchsorted(material.tokens, material.tokens[first] + budget, side="right") - 1
@@ -172,12 +180,15 @@ def _compose(material: _Material, n: int, seed: int, ids: NDArray[np.uint64]) ->
     ]  # fmt: skip
 
 
-def _heads(material: _Material, words: int, seed: int, ids: NDArray[np.uint64]) -> tuple[list[str], NDArray[np.int64]]:
+def _heads(
+    material: _Material, words: int, seed: int, ids: NDArray[np.uint64], salt: str
+) -> tuple[list[str], NDArray[np.int64]]:
     """The first words of each prompt, and how many tokens they have.
 
     They are the id, written with words as digits and the least significant digit first. So consecutive requests differ in
     their first word, and no two requests have the same head until the digits run out (with the built-in tokenizer, after
-    billions of requests). The previous digit is added to each digit, so that the more significant ones vary too.
+    billions of requests). The previous digit is added to each digit, so that the more significant ones vary too. The seed and
+    the salt decide which word stands for which digit.
     """
     digits, digit = [], np.zeros(len(ids), dtype=np.uint64)
     tokens = np.zeros(len(ids), dtype=np.int64)
@@ -188,7 +199,7 @@ def _heads(material: _Material, words: int, seed: int, ids: NDArray[np.uint64]) 
         )
         digit = (rest + digit) % np.uint64(len(choices))
         rest = rest // np.uint64(len(choices))
-        chosen = shuffled(seed, len(choices), f"word {position}")[digit]
+        chosen = shuffled(seed, len(choices), f"word {position} {salt}".rstrip())[digit]
         digits.append([choices[i] for i in chosen.tolist()])
         tokens += counts[chosen]
     return [" ".join(row) for row in zip(*digits, strict=True)], tokens
@@ -197,10 +208,10 @@ def _heads(material: _Material, words: int, seed: int, ids: NDArray[np.uint64]) 
 # --- tokenizers whose tokens span words ------------------------------------------------------------------------------
 
 
-def _cut_to_length(tokenizer: Tokenizer, n: int, seed: int, id: NDArray[np.uint64]) -> str:
+def _cut_to_length(tokenizer: Tokenizer, n: int, seed: int, id: NDArray[np.uint64], salt: str) -> str:
     """Generate the same prompt with more tokens and cut it near the end of its nth, with another ending if necessary."""
     for longer in (2 * n + 16, 8 * n + 64):
-        text = _compose(_material(tokenizer, longer), longer, seed, id)[0]
+        text = _compose(_material(tokenizer, longer), longer, seed, id, salt)[0]
         ends = tokenizer.ends(text)
         if len(ends) < n:
             continue

@@ -18,7 +18,7 @@ from inferometer.types import Request
 from inferometer.workload import tensor_files
 
 _ROOM = 256 << 20
-"""Maximum total size in bytes of the distinct random requests of a process, which are all built before t=0."""
+"""Maximum total size in bytes of the distinct random requests of a run, which are all built before t=0."""
 _MOST = 20_000
 """Maximum number of distinct random requests."""
 
