@@ -15,6 +15,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run, StagePlan
 from inferometer.report import formatting
 from inferometer.report.histogram import histograms
+from inferometer.report.slo import objectives
 from inferometer.report.width import WIDTH, bare, fitted
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -86,6 +87,8 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_stages(run, summary, width))
     if explain:
         parts.append(_definitions(summary))
+    if summary.slos:
+        parts.append(objectives(summary, width))
     return parts
 
 
