@@ -69,7 +69,7 @@ def needed(share: float, p: float) -> float | None:
 def _root(rising: Callable[[float], float]) -> float:
     """Where a function that rises with p is 0, between 0 and 1, to about nine digits."""
     low, high = 0.0, 1.0
-    while high - low > 1e-9 * high:
+    while high - low > max(1e-9 * high, 1e-15):
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) > 0 else (middle, high)
     return high

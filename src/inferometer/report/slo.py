@@ -27,7 +27,7 @@ def objectives(summary: Summary, width: int) -> RenderableType:
 
 
 def _table(summary: Summary, width: int) -> Table:
-    """One row per objective, with the reason in its last column, or below it if that is too narrow."""
+    """One row per objective, with the reason at its end, or below it if there is no room."""
     rows = []
     for result in summary.slos:
         value = "" if result.value is None else parse(result.slo).amount(result.value)
@@ -40,13 +40,11 @@ def _table(summary: Summary, width: int) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
     for result, value, reason in rows:
         sign, style = _SIGNS[result.status]
-        status = Text(f"{sign} {result.status}", style=f"bold {style}")
-        below = Text(result.slo) if is_wide else Text(f"{result.slo}\n").append(reason, "dim")
-        table.add_row(status, below, Text(value, style="bold"), reason if is_wide else "")
+        figures = Text(result.slo.ljust(longest[0] + 2)).append(value.rjust(longest[1]), "bold")
+        figures.append(f"  {reason}" if is_wide else f"\n{reason}", "" if is_wide else "dim")
+        table.add_row(Text(f"{sign} {result.status}", style=f"bold {style}"), figures)
     return table
 
 
