@@ -30,8 +30,8 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def can_fail(self) -> bool:
-        """Whether a failed request may count as +inf: true for the latencies of a request."""
-        return self.name in ("ttft", "ttft_service", "tpot", "e2e", "e2e_service", "ntpot")
+        """Whether a failed request may count as +inf: its first token and its last byte never came."""
+        return self.name in ("ttft", "ttft_service", "ttft_content", "e2e", "e2e_service")
 
 
 def _since(later: NDArray[np.int64], earlier: NDArray[np.int64]) -> Column:

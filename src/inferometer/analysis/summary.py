@@ -11,7 +11,7 @@ from inferometer.analysis import settings, slo, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
-from inferometer.analysis.distributions import distributions
+from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage, itl_of_all
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
@@ -91,7 +91,8 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     settled = stability.of_run(rows, plans)
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
-    stages = tuple(_stage(run, stage, gaps, as_inf, settled) for stage in range(len(plans)))
+    itl = itl_by_stage(run, gaps)
+    stages = tuple(_stage(run, stage, itl.get(stage, NO_GAPS), as_inf, settled) for stage in range(len(plans)))
     several = len(stages) > 1
     evidence = _evidence(run, steady, gaps, stages)
     checks = examine(evidence)
@@ -101,7 +102,7 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     if several:
         window, rates = together(window, [(stage.window, stage.throughput) for stage in stages])
         if _same_load(plans):
-            metrics = distributions(run, everything, gaps.values, as_inf)
+            metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
@@ -126,11 +127,10 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     )
 
 
-def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> StageSummary:
+def _stage(run: Run, stage: int, itl: Distribution, as_inf: bool, settled: Settled) -> StageSummary:
     mask: Mask = run.records.rows["stage"] == stage
     plan = run.manifest.plan[stage]
     window, rates = throughput(run, mask, range(stage, stage + 1), settled)
-    own = gaps.values[gaps.stages.get(stage, slice(0, 0))]
     good = mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0)
     return StageSummary(
         stage,
@@ -138,7 +138,7 @@ def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> 
         window,
         _counts(run, mask),
         rates,
-        distributions(run, mask, own, as_inf),
+        distributions(run, mask, itl, as_inf),
         overload(run.records.rows[mask], plan),
         **_split(split(run, good, stage)),
     )
