@@ -20,6 +20,12 @@ def limits(manifest: Manifest) -> Limits:
     return _section(manifest.config.get("limits"), Limits)
 
 
+def slos(manifest: Manifest) -> list[str]:
+    """The service level objectives, as they were written."""
+    found = manifest.config.get("slo") or []
+    return [str(slo) for slo in found] if isinstance(found, list | tuple) else [str(found)]
+
+
 def text(manifest: Manifest, section: str, key: str) -> object:
     """One value of the config, unconverted; None if it is not set."""
     part = manifest.config.get(section)

@@ -1,12 +1,13 @@
 """Summarise a run: statistics, checks and verdict. The structs define the layout of summary.json."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import settings, stability
+from inferometer.analysis import settings, slo, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
@@ -15,6 +16,8 @@ from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.throughput import MeasuredWindow, Settled, Throughput, throughput, together
 from inferometer.analysis.window import STEADY
 from inferometer.records import COUNTED_BY, DROPPED, Run, StagePlan
@@ -42,6 +45,8 @@ class StageSummary(msgspec.Struct, frozen=True):
     overload: Overload
     quotable: dict[str, bool] = {}
     """Whether its figures of each kind (FIGURES) may be quoted: no check that concerns them failed."""
+    slos: tuple[SloResult, ...] = ()
+    goodput: Goodput | None = None
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
@@ -67,12 +72,18 @@ class Summary(msgspec.Struct, frozen=True):
     started: str
     inferometer: str
     definitions: dict[str, str]
+    slos: tuple[SloResult, ...] = ()
+    """Each service level objective; with several stages, as in the stage where it did worst."""
+    goodput: Goodput | None = None
+    """None without objectives for single requests, or if there are several stages."""
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
 
 
-def summarise(run: Run) -> Summary:
+def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
+    """Summarise a run; `slos` are objectives to judge it by instead of its own."""
+    objectives = parse_all(settings.slos(run.manifest) if slos is None else slos)
     rows, plans = run.records.rows, run.manifest.plan
     steady: Mask = run.records.phase == STEADY
     good = rows["failure"] == 0
@@ -83,7 +94,9 @@ def summarise(run: Run) -> Summary:
     itl = itl_by_stage(run, gaps)
     stages = tuple(_stage(run, stage, itl.get(stage, NO_GAPS), as_inf, settled) for stage in range(len(plans)))
     several = len(stages) > 1
-    checks = examine(_evidence(run, steady, gaps, stages))
+    evidence = _evidence(run, steady, gaps, stages)
+    checks = examine(evidence)
+    stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     window, rates = throughput(run, everything, range(len(plans)), settled)
     metrics = stages[0].metrics if not several else {}
     if several:
@@ -108,6 +121,8 @@ def summarise(run: Run) -> Summary:
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
         definitions=_definitions(checks, isinstance(parts, Breakdown)),
+        slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
+        goodput=None if several else stages[0].goodput,
         **_split(parts),
     )
 
@@ -126,6 +141,17 @@ def _stage(run: Run, stage: int, itl: Distribution, as_inf: bool, settled: Settl
         distributions(run, mask, itl, as_inf),
         overload(run.records.rows[mask], plan),
         **_split(split(run, good, stage)),
+    )
+
+
+def _judged(run: Run, stage: StageSummary, evidence: StageEvidence, objectives: tuple[Slo, ...]) -> StageSummary:
+    """The stage with its service level objectives."""
+    if not objectives:
+        return stage
+    return msgspec.structs.replace(
+        stage,
+        slos=slo.judge(run, evidence, objectives),
+        goodput=slo.goodput(run, evidence, objectives),
     )
 
 

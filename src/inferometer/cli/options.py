@@ -1,4 +1,4 @@
-"""Options that several commands share: `--set` for the server's section of the config, and the exports."""
+"""Options that several commands share: the exports, objectives, and `--set` for the server's section of the config."""
 
 import functools
 from collections.abc import Callable
@@ -30,6 +30,24 @@ def export_options(function: Command) -> Command:
 
 def _parameter(name: str) -> str:
     return f"export_{name.replace('-', '_')}"
+
+
+def slo_options(function: Command) -> Command:
+    """Add `--slo` and `--allow-undecided`; the command gets `slos` and `allow_undecided`."""
+    undecided = click.option(
+        "--allow-undecided",
+        is_flag=True,
+        help="Exit with status 0 if the run is too short to decide an objective, as long as none is missed.",
+    )
+    slo = click.option(
+        "--slo",
+        "slos",
+        multiple=True,
+        metavar="OBJECTIVE",
+        help="Judge the run by this service level objective, such as 'ttft.p99 < 500ms' or 'failure_rate < 0.1%', instead "
+        "of those of the config (`slo`). Can be repeated. docs/reference/slo.md has the grammar.",
+    )
+    return slo(undecided(function))
 
 
 def server_settings(*own: str) -> Callable[[Command], Command]:

@@ -5,15 +5,23 @@ A complete folder is not changed. A run that did not end is completed from what 
 
 import click
 
-from inferometer.cli.options import export_options
+from inferometer.cli.options import export_options, slo_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", metavar="RUN_DIR")
+@slo_options
 @export_options
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check.")
-def command(run_dir: str, exports: dict[str, str], histogram: bool, explain: bool) -> int:
+def command(
+    run_dir: str,
+    slos: tuple[str, ...],
+    allow_undecided: bool,
+    exports: dict[str, str],
+    histogram: bool,
+    explain: bool,
+) -> int:
     """Print the report of the run in the folder RUN_DIR again, or export it.
 
     \b
@@ -21,19 +29,22 @@ def command(run_dir: str, exports: dict[str, str], histogram: bool, explain: boo
     inferometer report runs/LATEST --explain        with all definitions
     inferometer report runs/LATEST --csv out.csv    one row per request
     inferometer report runs/LATEST --json - | jq .throughput
+    inferometer report runs/LATEST --slo 'tpot.p95 < 50ms'   by other objectives
 
-    The report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
+    Without --slo, the report is the same, byte for byte, as the one at the end of the run. If the run was killed, the report is made from
     what had been recorded until then.
 
-    Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input, 3 internal error.
+    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
+    input, 3 internal error.
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     check_exports(exports)
+    conduct.parse_slos(slos, "--slo")
     try:
-        run, summary = conduct.open_run(run_dir)
+        run, summary = conduct.open_run(run_dir, slos or None)
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram)
         raise
-    return deliver(run, summary, exports, explain, histogram)
+    return deliver(run, summary, exports, explain, histogram, allow_undecided)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import export_options
+from inferometer.cli.options import export_options, slo_options
 from inferometer.errors import UserError, named
 
 _NAMES = {"output": "--set output=DIR (`output` in the file)", "server.model": "--model NAME"}
@@ -68,6 +68,7 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
     metavar="TEXT",
     help="Send this prompt instead of synthetic ones. Can be repeated: the prompts are sent in turn.",
 )
+@slo_options
 @export_options
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
 @click.option("--explain", is_flag=True, help="Add the definition of every metric and check to the report.")
@@ -83,6 +84,8 @@ def command(
     input_tokens: int | None,
     output_tokens: int | None,
     prompts: tuple[str, ...],
+    slos: tuple[str, ...],
+    allow_undecided: bool,
     exports: dict[str, str],
     histogram: bool,
     explain: bool,
@@ -100,13 +103,16 @@ def command(
     A tensor server (Triton, KServe v2), over gRPC or HTTP
       inferometer run grpc://127.0.0.1:8001 --model resnet
       inferometer run http://127.0.0.1:8000 --set server.api=kserve
+    Whether it is fast enough: exit status 1 if not
+      inferometer run http://127.0.0.1:8000 --rate 20 --slo 'ttft.p99 < 500ms'
     A file, with one key changed, and the figures as JSON
       inferometer run bench.yaml --set load.rate=50 --json out.json
 
     Each run is stored in a folder of its own under runs/; `inferometer report runs/LATEST` prints the report again. The first
     Ctrl-C stops sending, waits for the responses in flight and reports what was measured; the second does not wait.
 
-    Exit status: 0 the run is VALID, 1 it is INVALID, 2 bad input, 3 internal error, 130 interrupted before it started.
+    Exit status: 0 the run is VALID and meets its objectives, 1 it is INVALID, or an objective is missed or undecided, 2 bad
+    input, 3 internal error, 130 interrupted before it started.
     """
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
@@ -123,6 +129,9 @@ def command(
         _section(tree, "server")["model"] = model
     origin = "command line" if is_url else source
     check_exports(exports)
+    if slos:
+        conduct.parse_slos(slos, "--slo")
+        tree["slo"] = list(slos)
     try:
         with named(_NAMES, origin):
             config = from_mapping(tree, overrides, origin, with_scheme)
@@ -130,7 +139,7 @@ def command(
     except conduct.UnsavedError as error:
         deliver(error.run, error.summary, exports, explain, histogram)
         raise
-    return deliver(run, summary, exports, explain, histogram)
+    return deliver(run, summary, exports, explain, histogram, allow_undecided)
 
 
 def _is_url(source: str) -> bool:

@@ -10,7 +10,8 @@ saving.py      from the shards' spool to the run's folder, also for a run that n
 interrupts.py  Ctrl-C and SIGTERM
 """
 
+from inferometer.analysis.slo_expression import parse_all as parse_slos
 from inferometer.conduct.measuring import Show, measure
 from inferometer.conduct.saving import UnsavedError, open_run
 
-__all__ = ["Show", "UnsavedError", "measure", "open_run"]
+__all__ = ["Show", "UnsavedError", "measure", "open_run", "parse_slos"]

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 import msgspec
 
 from inferometer import __version__, manifest, schedule, store, workload
+from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
 from inferometer.conduct.interrupts import stop_on_ctrl_c
@@ -58,6 +59,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
+    parse_all(config.slos)  # an error in an objective must not show only after the run
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +24,16 @@ SPOOL = "spool"
 DRAFT = "draft.json"
 
 
-def open_run(folder: str) -> tuple[Run, Summary]:
-    """Open a stored run. One that never ended is put together from what it had recorded, and stored."""
+def open_run(folder: str, slos: Sequence[str] | None = None) -> tuple[Run, Summary]:
+    """Open a stored run. One that never ended is put together from what it had recorded, and stored.
+
+    `slos` are objectives to judge it by instead of its own; they are not stored.
+    """
     path = Path(folder).resolve()
     draft_file = path / SPOOL / DRAFT
     if not draft_file.exists() or (path / "manifest.json").exists():
         run = store.read(folder)
-        return run, summarise(run)
+        return run, summarise(run, slos)
     draft = drafts.read(draft_file)
     unfinished = draft.manifest
     if not unfinished.started:
@@ -42,7 +46,8 @@ def open_run(folder: str) -> tuple[Run, Summary]:
         raise UserError(
             f"{path / SPOOL}: cannot be read: {error}", "report it with the version that recorded it, or run again"
         ) from None
-    return save(path, run)
+    run, summary = save(path, run)
+    return run, summary if slos is None else summarise(run, slos)
 
 
 class UnsavedError(UserError):

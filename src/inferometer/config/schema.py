@@ -474,5 +474,15 @@ class Config(_Section):
     limits: Annotated[Limits, Meta(description="Limits that a run must not exceed to be VALID.")] = field(
         default_factory=Limits
     )
+    slo: Annotated[
+        str | list[str],
+        Meta(
+            description="Service level objectives, such as `ttft.p99 < 500ms`; docs/reference/slo.md has the grammar. One that is missed or undecided gives exit status 1."
+        ),
+    ] = field(default_factory=list)
     seed: Annotated[int, Meta(description="Seed of everything random in the plan and the prompts.", ge=0)] = 0
     output: Annotated[str, Meta(description="Folder in which each run creates its own folder.")] = "runs"
+
+    @property
+    def slos(self) -> list[str]:
+        return [self.slo] if isinstance(self.slo, str) else self.slo

@@ -14,6 +14,7 @@ from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
+from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
 from inferometer.report.verdict import verdict
 from inferometer.report.width import WIDTH, fitted
@@ -77,6 +78,8 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(stages(run, summary, width))
     if explain:
         parts.append(_definitions(summary))
+    if summary.slos:
+        parts.append(objectives(summary, width))
     return parts
 
 

@@ -9,6 +9,7 @@ from typing import IO
 
 import click
 
+from inferometer.analysis.slo import is_passed
 from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.records import Run
@@ -42,16 +43,25 @@ def check_exports(exports: Mapping[str, str]) -> None:
 
 
 def deliver(
-    run: Run, summary: Summary, exports: Mapping[str, str], explain: bool = False, histogram: bool = False
+    run: Run,
+    summary: Summary,
+    exports: Mapping[str, str],
+    explain: bool = False,
+    histogram: bool = False,
+    allow_undecided: bool = False,
 ) -> int:
-    """Print the report, write the exports, and return the exit status: 0 for a VALID run, 1 for an INVALID one."""
+    """Print the report, write the exports, and return the exit status.
+
+    It is 0 for a VALID run that meets all of its service level objectives, and 1 otherwise. `allow_undecided` accepts objectives
+    that the run is too short to decide.
+    """
     if "-" not in exports.values():
         text = console.render(run, summary, explain, wants_color(), columns(), histogram)
         click.echo(text, nl=False, color=True)
     for name, path in exports.items():
         write_file(path, lambda file, write=EXPORTERS[name].write: write(run, summary, file))  # type: ignore[misc]
     gc.freeze()  # the process ends here: without this, Python would search all it has imported for garbage, for 50 ms
-    return 0 if summary.verdict == "VALID" else 1
+    return 0 if summary.verdict == "VALID" and is_passed(summary.slos, allow_undecided) else 1
 
 
 def wants_color() -> bool:
