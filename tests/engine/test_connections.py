@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import NO_USAGE, Client, http_response, measure, polite, scripted
+from helpers import NO_USAGE, STREAM, Client, http_response, measure, polite, scripted
 
 from inferometer.analysis.attempts import retried
 from inferometer.engine import http1_connection
@@ -299,6 +299,24 @@ def test_large_request_is_sent_completely_to_a_server_that_reads_slowly(tmp_path
         _, summary = measure(tmp_path, url, server=server, load={"type": "closed", "concurrency": 1, "requests": 2})
     assert summary.counts.ok == 2
     assert min(sizes) > 12_000_000
+
+
+def test_first_content_is_recorded_apart_from_the_first_token_of_reasoning(tmp_path: Path) -> None:
+    thought = b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
+
+    def script(client: Client) -> None:
+        while client.request():
+            response = http_response(thought + STREAM)
+            head = response.index(thought) + len(thought)
+            client.send(response[:head])
+            time.sleep(0.02)
+            client.send(response[head:])
+
+    with scripted(script) as url:
+        run, _ = measure(tmp_path, url, load={"type": "closed", "concurrency": 1, "requests": 2})
+    rows = run.records.rows
+    assert (rows["first_content"] - rows["first_token"] >= 15_000_000).all()
+    assert (rows["first_content"] <= rows["last_token"]).all()
 
 
 def without_usage(client: Client) -> None:
