@@ -40,6 +40,8 @@ class Watched:
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
 
+    def probing(self) -> None: ...
+
     def planned(self, outline: Outline) -> None: ...
 
     def progress(self, snapshot: Snapshot) -> None:
@@ -54,7 +56,7 @@ def measure(
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"},
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-        "client": {"processes": shards, "grace": "1s"},
+        "client": {"processes": shards, "grace": "1s", "probe": False},
         "output": str(folder),
     }
     return conduct.measure(from_mapping(tree | sections), show, TRANSPORTS[transport])

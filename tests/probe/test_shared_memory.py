@@ -341,7 +341,7 @@ def process_of(folder: Path, url: str) -> Iterator[subprocess.Popen[str]]:
     config = {
         "server": {"url": url, "model": "m", "api": "kserve", "shared_memory": True},
         "load": {"type": "closed", "concurrency": 2, "duration": "60s"},
-        "client": {"processes": 1, "grace": "100ms"},
+        "client": {"processes": 1, "grace": "100ms", "probe": False},
     }
     (folder / "run.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "inferometer", "run", "run.yaml", "--quiet"]
@@ -495,7 +495,7 @@ def test_portions_are_what_the_shards_send() -> None:
     load = {"type": "closed", "concurrency": 5, "requests": 9}
     config = from_mapping({"server": {"url": "grpc://localhost"}, "data": data, "load": load})
     plan = schedule.plan(config.load, config.seed)
-    (first, second) = list(job.portions(config, plan, 2))
+    (first, second) = list(job.portions(config, plan, 2, 0))
     whole = workload.build(config.data, config.seed, range(9))
     assert [*first.payloads] == [request.payload for request in whole[::2]]
     assert [*second.payloads] == [request.payload for request in whole[1::2]]
