@@ -465,10 +465,7 @@ def first_read_late(merged: int, by: int, **about: object) -> Summary:
 
 
 def test_read_delay_fails_if_merged_first_tokens_raise_the_p99_of_ttft() -> None:
-    true, reported = (
-        opened().metrics["ttft"].value("p99") or 0,
-        first_read_late(9, 17 * MS).metrics["ttft"].value("p99") or 0,
-    )
+    true, reported = opened().metrics["ttft"].value("p99") or 0, first_read_late(9, 17 * MS).metrics["ttft"].value("p99") or 0
     assert reported > 1.05 * true
     summary = first_read_late(9, 17 * MS)  # 7 ms of read delay, below the gap of 10 ms
     found = check(summary, "read_delay")
