@@ -43,7 +43,9 @@ def slos(draw: st.DrawFn) -> Slo:
     if kind == "failure_rate":
         return Slo(kind, draw(SIGNS["<"]), share)
     threshold = draw(st.just(share) | st.builds(Threshold, NUMBERS, st.sampled_from(["", "/s"])))
-    return Slo(kind, draw(SIGNS[">"]), threshold, conditions=tuple(draw(st.lists(conditions(), min_size=1, max_size=3))))
+    return Slo(
+        kind, draw(SIGNS[">"]), threshold, conditions=tuple(draw(st.lists(conditions(), min_size=1, max_size=3)))
+    )
 
 
 @given(slos())

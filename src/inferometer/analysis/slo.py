@@ -28,6 +28,7 @@ from inferometer.analysis.checks.evidence import StageEvidence
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.percentiles import PERCENTILES
 from inferometer.analysis.slo_expression import Condition, Mask, Slo, holds, met
+from inferometer.analysis.throughput import Throughput
 from inferometer.records import CANCELLED, LOST, MISSING, Run
 from inferometer.units import NS, format_number, format_seconds
 
@@ -35,10 +36,11 @@ Status = Literal["met", "missed", "undecided"]
 _WORST: tuple[Status, ...] = ("missed", "undecided", "met")
 _FAILURES_VIOLATE = ("ttft", "ttft_service", "tpot", "e2e", "e2e_service", "ntpot")
 """Latencies of a request: one that failed violates any limit on them."""
-_EFFECTS = ("p50", "p90", "p99")
 _RAISED = (1.7291 / 1.6449) ** 2
 """(95 % quantile of Student's t with BLOCKS - 1 degrees of freedom / that of the normal distribution)^2."""
 assert BLOCKS == 20
+_PER_REQUEST = ("input_tokens", "total_tokens", "inferences")
+"""Rates without an interval of their own: requests per second times what is in a request."""
 Bounds = tuple[float | None, float | None]
 
 
@@ -139,7 +141,6 @@ class _Counted:
         self.failed: Mask = self.rows["failure"] != 0
         self.stage = stage
         self.values = lru_cache(self._values)
-        self.effect = lru_cache(self._effect)
 
     @cached_property
     def window(self) -> tuple[int, int]:
@@ -169,14 +170,9 @@ class _Counted:
         """Whether no request that succeeded has a value, although some succeeded."""
         return bool(np.isnan(self.values(metric)[~self.failed]).all() and not self.failed.all())
 
-    def _effect(self, metric: str) -> float:
-        """The largest design effect of the metric's p50, p90 and p99."""
-        values = self.values(metric)
-        known = ~np.isnan(values)
-        values, at = values[known], self.at[known]
-        figures = (self.stage.metrics[metric].value(name) for name in _EFFECTS)
-        effects = (proportion(values > one, at, *self.window).design_effect for one in figures if one is not None)
-        return max((effect for effect in effects if effect is not None), default=1.0)
+    def effect(self, metric: str) -> float:
+        """The largest design effect of the metric's percentiles up to the p99."""
+        return self.stage.metrics[metric].design_effect.get("p99", 1.0)
 
     def share(self, hit: Mask, conditions: Iterable[Condition], of: Mask | slice = slice(None)) -> Proportion:
         """The share of requests (`of` these) that are `hit`, with a design effect that suits the conditions' metrics."""
@@ -296,7 +292,8 @@ def _by_interval(counted: _Counted, slo: Slo) -> SloResult:
     """Judge a mean, a rate or a percentile of the gaps: met if all of its confidence interval is on the right side."""
     value, ci, needs = _measured(counted, slo)
     if value is None:
-        return _result(slo, "undecided", f"{slo.subject} could not be measured")
+        why = getattr(counted.stage.throughput, "reason", "") if slo.kind == "throughput" else ""
+        return _result(slo, "undecided", why or f"{slo.subject} could not be measured")
     limit, is_upper = slo.threshold.value, slo.sign[0] == "<"
     best, worst = ci if is_upper else ci[::-1]
     status: Status = "undecided"
@@ -326,13 +323,25 @@ def _measured(counted: _Counted, slo: Slo) -> tuple[float | None, Bounds, float 
     """The value, its interval, and how much longer to run if the interval has no end because there are too few values."""
     if slo.kind == "throughput":
         rates = counted.stage.throughput
-        intervals: dict[str, Bounds] = getattr(rates, "ci", {})
-        return getattr(rates, slo.name), intervals.get(slo.name, (None, None)), None
+        return getattr(rates, slo.name), _interval_of_rate(rates, slo.name), None
     figures = counted.stage.metrics[slo.name]
-    value = figures.value(slo.statistic)
     short = figures.unsupported.get(slo.statistic)
-    more = _seconds((short.needs / figures.count - 1) * counted.span) if short and figures.count else None
-    return value, figures.ci.get(slo.statistic, (None, None)), more
+    interval = figures.ci.get(slo.statistic, (None, None))
+    return figures.value(slo.statistic), interval, short.more_seconds if short else None
+
+
+def _interval_of_rate(rates: Throughput, name: str) -> Bounds:
+    """The confidence interval of a rate. One that follows from the number of requests has their relative width."""
+    intervals: dict[str, Bounds] = getattr(rates, "ci", {})
+    value = getattr(rates, name)
+    if name == "offered":  # it was chosen, not sampled
+        return value, value
+    if name in intervals or name not in _PER_REQUEST or not rates.requests or value is None:
+        return intervals.get(name, (None, None))
+    low, high = (
+        None if end is None else value * end / rates.requests for end in intervals.get("requests", (None, None))
+    )
+    return low, high
 
 
 def _more_for_interval(value: float, limit: float, end: float, span: float) -> float | None:

@@ -29,7 +29,7 @@ def milliseconds(seconds: float | None, decimals: int | None = None) -> str:
 def decimals_for(value: float | None) -> int:
     """Return how many decimals make about four digits."""
     size = abs(value or 0)
-    return next(places for below, places in ((9.9995, 3), (99.995, 2), (999.95, 1), (math.inf, 0)) if size < below)
+    return next((places for below, places in ((9.9995, 3), (99.995, 2), (999.95, 1)) if size < below), 0)
 
 
 def count(value: float | None) -> str:

@@ -1,0 +1,339 @@
+"""Judging objectives: against simulated runs whose truth is known, for every kind of objective, and for several stages."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import synthetic_run as made
+from synthetic_run import MS, SECOND
+
+from inferometer.analysis import blocks, slo
+from inferometer.analysis.checks.evidence import StageEvidence
+from inferometer.analysis.distributions import NO_GAPS, distributions
+from inferometer.analysis.metrics import ttft
+from inferometer.analysis.overload import Overload
+from inferometer.analysis.percentiles import Distribution, distribution
+from inferometer.analysis.slo import Goodput, SloResult
+from inferometer.analysis.slo_expression import parse_all
+from inferometer.analysis.summary import Summary, summarise
+from inferometer.analysis.throughput import Throughput
+from inferometer.records import CANCELLED, DROPPED, LOST, Failure, Run
+
+P99 = math.log(100)
+"""The p99 of an exponential distribution with mean 1."""
+
+
+# --- simulated servers -----------------------------------------------------------------------------------------------
+
+
+def independent(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Instants of 100 requests per second, and exponential times with mean 1."""
+    return np.sort(rng.uniform(0, count / 100, count)), rng.exponential(1, count)
+
+
+def queue(rng: np.random.Generator, count: int, load: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """An M/M/1 queue in its steady state: the times in the system are exponential too, here with mean 1."""
+    arrivals = np.cumsum(rng.exponential(1 / load, count))
+    service = rng.exponential(1, count)
+    steps = np.concatenate([[0], np.cumsum(service[:-1] - np.diff(arrivals))])
+    first = rng.exponential(1 / (1 - load)) if rng.random() < load else 0.0
+    waiting = steps + np.maximum(first, -np.minimum.accumulate(steps))
+    return arrivals / 50, (waiting + service) * (1 - load)
+
+
+Server = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+
+def run_of(at: np.ndarray, ttft: np.ndarray, failed: np.ndarray | None = None, code: str = "http_503") -> Run:
+    """An open loop whose requests were intended at `at` and had these times to first token, in seconds."""
+    rows = made.blank(len(at))
+    rows["intended"] = rows["sent"] = np.round(at * SECOND)
+    rows["first_token"] = rows["last_token"] = rows["done"] = rows["intended"] + np.round(ttft * SECOND).astype(
+        np.int64
+    )
+    rows["open_loop"], rows["n_out"], rows["n_in"] = 1, 1, 1
+    if failed is not None:
+        rows["failure"][failed], rows["first_token"][failed] = 1, made.MISSING
+    return made.run(rows, failures=(Failure(code, ""),), plan=(msgspec.structs.replace(made.OPEN, type="ramp"),))
+
+
+def evidence(run: Run, **changes: object) -> StageEvidence:
+    everything = np.ones(len(run.records.rows), np.bool_)
+    metrics = changes.pop("metrics", None) or distributions(run, everything, NO_GAPS, as_inf=True)
+    given = StageEvidence(0, "", everything, metrics, np.zeros(0), Throughput(), Overload("steady"))  # type: ignore[arg-type]
+    return msgspec.structs.replace(given, **changes)
+
+
+def ttft_alone(run: Run) -> dict[str, Distribution]:
+    """The statistics of the only metric that a simulation needs: to compute all of them takes ten times as long."""
+    at = run.records.rows["intended"]
+    placed = blocks.Placed(blocks.index(at, int(at[0]), int(at[-1])), np.zeros(0, np.intp), 1.0)
+    return {"ttft": distribution(ttft(run.records.rows), "s", placed=placed)}
+
+
+def judge(run: Run, *slos: str, **changes: object) -> tuple[SloResult, ...]:
+    return slo.judge(run, evidence(run, **changes), parse_all(slos))
+
+
+def statuses(server: Server, count: int, limit: float, runs: int = 120) -> Counter[str]:
+    """How often `ttft.p99 < limit` was met, missed or undecided."""
+    rng = np.random.default_rng(7)
+    made = (run_of(*server(rng, count)) for _ in range(runs))
+    return Counter(judge(run, f"ttft.p99 < {limit}s", metrics=ttft_alone(run))[0].status for run in made)
+
+
+@pytest.mark.parametrize("server", [independent, queue])
+@pytest.mark.parametrize("count", [500, 2000])
+def test_a_limit_that_just_does_not_hold_is_met_in_at_most_5_percent_of_runs(server: Server, count: int) -> None:
+    found = statuses(server, count, P99)
+    assert found["met"] <= 0.05 * found.total()
+    assert found["missed"] <= 0.05 * found.total()
+
+
+@pytest.mark.parametrize(("server", "count"), [(independent, 1000), (queue, 10_000)])
+def test_a_clear_case_is_decided(server: Server, count: int) -> None:
+    assert statuses(server, count, 2 * P99, 40)["met"] >= 36
+    assert statuses(server, count, 0.5 * P99, 40)["missed"] >= 36
+
+
+def test_the_projected_time_is_about_right() -> None:
+    """Run longer by what a short run says, it is usually decided; with twice as much, nearly always."""
+    rng = np.random.default_rng(3)
+    decided = []
+    for _ in range(20):
+        at, times = independent(rng, 20_000)
+        limit = f"ttft.p99 < {1.4 * P99}s"
+        (short,) = judge(run_of(at[:500], times[:500]), limit)
+        if short.status == "undecided" and short.more_seconds is not None:
+            assert f"run about {short.more_seconds:.2g}" in short.reason
+            enough = at <= at[499] + 2 * short.more_seconds
+            decided.append(judge(run_of(at[enough], times[enough]), limit)[0].status == "met")
+    assert len(decided) >= 5
+    assert sum(decided) >= 0.7 * len(decided)
+
+
+def test_no_violation_in_too_few_requests_is_undecided() -> None:
+    """299 independent requests without a violation show a p99; blocks of equal values have no design effect."""
+    at, times = np.arange(200) / 10, np.full(200, 0.1)
+    (result,) = judge(run_of(at, times), "ttft.p99 < 500ms")
+    assert (result.status, result.violations, result.allowed) == ("undecided", 0.0, 0.01)
+    assert result.more_seconds == pytest.approx((299 * 1.105 - 200) / 10, rel=0.1)
+    (longer,) = judge(run_of(np.arange(340) / 10, np.full(340, 0.1)), "ttft.p99 < 500ms")
+    assert longer.status == "met"
+    assert longer.more_seconds is None
+
+
+# --- what counts as a violation --------------------------------------------------------------------------------------
+
+
+def run_with_failures(code: str, share: float = 0.05, count: int = 2000) -> Run:
+    failed = np.arange(count) % round(1 / share) == 0
+    return run_of(np.arange(count) / 100, np.full(count, 0.1), failed, code)
+
+
+@pytest.mark.parametrize("code", ["http_503", DROPPED])
+def test_failed_requests_violate_a_latency_objective(code: str) -> None:
+    """A server that refuses its slowest requests does not meet its p99 by doing so."""
+    latency, failures = judge(run_with_failures(code), "ttft.p99 < 500ms", "failure_rate < 1%")
+    assert (latency.status, latency.violations) == ("missed", 0.05)
+    assert "(100 of them failed)" in latency.reason
+    assert (failures.status, failures.value) == ("missed", 0.05)
+
+
+@pytest.mark.parametrize("code", [CANCELLED, LOST])
+def test_requests_that_the_client_ended_do_not_count(code: str) -> None:
+    latency, failures = judge(run_with_failures(code), "ttft.p99 < 500ms", "failure_rate < 1%")
+    assert (latency.status, latency.violations) == ("met", 0.0)
+    assert (failures.status, failures.value) == ("met", 0.0)
+    assert "of 1,900 requests" in failures.reason
+
+
+def test_limit_itself_violates_less_than_and_not_at_most() -> None:
+    run = run_of(np.arange(1000) / 100, np.full(1000, 0.5))
+    assert [result.status for result in judge(run, "ttft.p99 < 500ms", "ttft.p99 <= 500ms")] == ["missed", "met"]
+
+
+def test_a_metric_that_no_response_has_is_undecided() -> None:
+    results = judge(run_with_failures("http_503"), "queue.p99 < 5ms", "goodput(ttft<1s & tpot<5ms) > 90%")
+    assert [result.status for result in results] == ["undecided", "undecided"]
+    assert results[0].reason == "queue could not be measured: no response has a value"
+
+
+def test_tokens_can_have_a_lower_limit() -> None:
+    run = run_of(np.arange(1000) / 100, np.full(1000, 0.1))
+    run.records.rows["n_out"][:600] = 200
+    results = judge(run, "output_tokens.p50 >= 100", "output_tokens.p90 < 100", "output_tokens.p90 >= 201")
+    assert [result.status for result in results] == [
+        "undecided",
+        "missed",
+        "missed",
+    ]  # a block of 600 in a row: no steady mix
+
+
+# --- other kinds of objectives ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "more"),
+    [
+        ("< 400ms", "met", None),
+        ("< 200ms", "missed", None),
+        ("< 320ms", "undecided", 250.0),
+    ],
+)
+def test_a_mean_is_judged_by_its_interval(limit: str, status: str, more: float | None) -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    figures = Distribution(unit="s", count=1000, mean=0.3, ci={"mean": (0.27, 0.337)})
+    (result,) = judge(run, f"ttft.mean {limit}", metrics={"ttft": figures})
+    assert result.status == status
+    assert result.more_seconds == (None if more is None else pytest.approx(more, rel=0.05))
+
+
+def test_gaps_are_judged_by_the_interval_of_their_percentile() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    figures = {"itl": Distribution(unit="s", count=1000, p99=0.03, ci={"p99": (0.025, 0.04)})}
+    results = judge(run, "itl.p99 < 50ms", "itl.p99 < 20ms", "itl.p99 < 35ms", metrics=figures)
+    assert [result.status for result in results] == ["met", "missed", "undecided"]
+    assert results[0].reason == "95 % confidence interval 25 ms .. 40 ms"
+
+
+def test_a_percentile_without_an_upper_bound_is_not_met() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    figures = {"itl": Distribution(unit="s", count=1000, p99=0.03, ci={"p99": (0.025, None)})}
+    results = judge(run, "itl.p99 < 50ms", "itl.p99 < 20ms", metrics=figures)
+    assert [result.status for result in results] == ["undecided", "missed"]
+
+
+def test_rates() -> None:
+    known = {"requests": 20.0, "input_tokens": 2000.0, "output_tokens": None, "offered": 21.0}
+    rates = SimpleNamespace(**known, ci={"requests": (19.0, 21.0)}, reason="")
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    texts = {
+        "throughput.requests > 18": "met",
+        "throughput.requests > 19.5": "undecided",
+        "throughput.requests > 22/s": "missed",
+        "throughput.input_tokens > 1800": "met",
+        "throughput.input_tokens > 1950": "undecided",
+        "throughput.offered >= 21": "met",
+        "throughput.output_tokens > 5": "undecided",
+    }
+    results = judge(run, *texts, throughput=rates)
+    assert [result.status for result in results] == list(texts.values())
+
+
+def test_overloaded_stages_miss_latency_objectives_but_have_a_throughput() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    given = {"overload": Overload("overloaded", growth=10.0), "throughput": Throughput(offered=100.0)}
+    texts = ("ttft.p99 < 1s", "ttft.mean < 1s", "goodput(ttft<1s) > 90%", "throughput.offered > 9", "failure_rate < 1%")
+    results = judge(run, *texts, **given)
+    assert [result.status for result in results] == ["missed", "missed", "missed", "met", "met"]
+    assert results[0].reason == "overloaded: no steady value, the queue grew by 10 requests/s"
+
+
+def test_stages_that_are_too_short_are_undecided() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    (result,) = judge(run, "ttft.p99 < 1s", overload=Overload("too_short", "a response takes 5 s"))
+    assert (result.status, result.reason) == ("undecided", "the stage is too short to tell: a response takes 5 s")
+
+
+# --- goodput ---------------------------------------------------------------------------------------------------------
+
+
+def goodput_of(run: Run, *slos: str) -> Goodput | None:
+    return slo.goodput(run, evidence(run), parse_all(slos))
+
+
+def test_goodput_is_the_rate_of_requests_that_meet_every_limit() -> None:
+    """Of 2,000 requests at 100/s, 5 % fail and another 10 % are slow."""
+    run = run_with_failures("http_503")
+    slow = np.arange(2000) % 10 == 1
+    run.records.rows["first_token"][slow] += 900 * MS
+    found = goodput_of(run, "ttft.p99 < 500ms", "e2e.p99 < 2s", "throughput.requests > 5", "ttft.mean < 1s")
+    assert found is not None
+    assert found.attainment == 0.85
+    assert found.rate == pytest.approx(85)
+    assert found.slos == ("ttft<500ms", "e2e<2s")
+    (low, high), (slowest, fastest) = found.ci["attainment"], found.ci["rate"]
+    assert low is not None and high is not None and slowest is not None and fastest is not None
+    assert low < 0.85 < high
+    assert slowest < 85 < fastest
+
+
+def test_goodput_does_not_depend_on_how_long_the_last_responses_take() -> None:
+    """It counts by intended instants: a drain of 5 s after 20 s of requests does not lower the rate."""
+    run = run_of(np.arange(2000) / 100, np.full(2000, 5.0))
+    found = goodput_of(run, "ttft.p99 < 6s")
+    assert found is not None
+    assert found.rate == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "slos", [(), ("throughput.requests > 5",), ("ttft.mean < 1s", "itl.p99 < 1s"), ("queue.p99 < 1s",)]
+)
+def test_there_is_no_goodput_without_limits_for_single_requests(slos: tuple[str, ...]) -> None:
+    assert goodput_of(run_of(np.arange(100) / 100, np.full(100, 0.1)), *slos) is None
+
+
+def test_goodput_is_judged_as_a_share_or_as_a_rate() -> None:
+    run = run_with_failures("http_503")  # 95 % of 100/s
+    texts = ("goodput(ttft<1s) > 90%", "goodput(ttft<1s) > 98%", "goodput(ttft<1s) > 90", "goodput(ttft<1s) >= 98/s")
+    results = judge(run, *texts, "goodput(ttft<1s) > 120")
+    assert [result.status for result in results] == ["met", "missed", "met", "missed", "missed"]
+    assert results[0].value == pytest.approx(0.95)
+    assert results[2].value == pytest.approx(95, rel=0.01)
+    assert results[4].reason == "only 100 requests/s were intended"
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def summary_of(own: object = None, stages: int = 1, slos: list[str] | None = None) -> Summary:
+    rows, chunks = made.open_rows(1200)
+    rows["stage"] = np.arange(1200) * stages // 1200
+    rows["first_token"][rows["stage"] == 1] -= 60 * MS  # the second stage: before the limit, in any case
+    plan = msgspec.structs.replace(made.OPEN, type="ramp")
+    config = made.manifest().config | ({} if own is None else {"slo": own})
+    return summarise(made.run(rows, chunks, plan=(plan,) * stages, config=config), slos)
+
+
+def test_a_run_is_judged_by_its_own_objectives_or_by_others() -> None:
+    assert [result.slo for result in summary_of(["ttft.p99<1s"]).slos] == ["ttft.p99 < 1s"]
+    assert [result.slo for result in summary_of("ttft.p99<1s").slos] == ["ttft.p99 < 1s"]
+    other = summary_of(["ttft.p99<1s"], slos=["tpot.p95 < 20ms"])
+    assert [result.slo for result in other.slos] == ["tpot.p95 < 20ms"]
+    assert other.goodput is not None
+    assert other.goodput.slos == ("tpot<20ms",)
+
+
+def test_a_run_without_objectives_has_neither_results_nor_goodput() -> None:
+    summary = summary_of()
+    assert summary.slos == ()
+    assert summary.goodput is None
+
+
+def test_of_several_stages_the_worst_counts() -> None:
+    summary = summary_of(["ttft.p99 < 30ms", "ttft.p50 < 200ms"], stages=2)
+    assert [[result.status for result in stage.slos] for stage in summary.stages] == [["missed", "met"], ["met", "met"]]
+    assert [(result.status, result.stages) for result in summary.slos] == [("missed", (0,)), ("met", (0, 1))]
+    assert summary.goodput is None
+    assert all(stage.goodput is not None for stage in summary.stages)
+
+
+@pytest.mark.parametrize(
+    ("found", "passed", "allowed"),
+    [
+        ((), True, True),
+        (("met",), True, True),
+        (("met", "undecided"), False, True),
+        (("undecided", "missed"), False, False),
+    ],
+)
+def test_undecided_objectives_pass_only_if_that_is_allowed(
+    found: tuple[slo.Status, ...], passed: bool, allowed: bool
+) -> None:
+    results = [SloResult(slo="", status=status, reason="", limit=1.0) for status in found]
+    assert (slo.is_passed(results), slo.is_passed(results, allow_undecided=True)) == (passed, allowed)
