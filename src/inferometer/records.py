@@ -28,9 +28,10 @@ ROW = np.dtype(
         ("id", "<i8"),  # position in the plan, counted from 0 over all stages
         # Times
         ("intended", "<i8"),  # when the plan wanted it sent; closed loop: when its user was ready to send it
-        ("sent", "<i8"),  # just before the first byte was handed to the kernel
+        ("sent", "<i8"),  # just before the first byte was handed to the kernel, on the first attempt
         ("first_byte", "<i8"),  # arrival of the first byte of the response
         ("first_token", "<i8"),  # arrival of the first chunk that carries a token
+        ("first_content", "<i8"),  # arrival of the first chunk that carries content or a tool call, not only reasoning
         ("last_token", "<i8"),  # arrival of the last chunk that carries a token
         ("done", "<i8"),  # arrival of the last byte of the response, or when the request failed
         # Durations in nanoseconds
@@ -49,6 +50,8 @@ ROW = np.dtype(
         ("n_want", "<i4"),  # output tokens that were requested; 0: left to the server
         ("cached", "<i4"),  # input tokens that the server took from its cache; -1: not reported
         ("reasoning", "<i4"),  # how many of n_out are reasoning tokens; -1: not reported
+        ("first_tokens", "<i4"),  # output tokens in the first chunk; -1: not known
+        ("streamed_tokens", "<i4"),  # output tokens in all chunks; -1: not known how many each chunk carries
         # Origin and outcome
         ("turn", "<i4"),  # its turn in the session, from 0; -1: no session
         ("stage", "<i2"),  # index of the stage in the plan
@@ -68,7 +71,12 @@ ROW_STRUCT = struct.Struct(
 assert ROW_STRUCT.size == ROW.itemsize
 
 NAMES: tuple[str, ...] = ROW.names or ()
-TIMES = ("intended", "sent", "first_byte", "first_token", "last_token", "done")
+TIMES = ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done")
+UNKNOWN = (
+    *("read_delay", "queue", "compute", "session", "n_in", "n_out", "cached", "reasoning"),
+    *("first_tokens", "streamed_tokens", "turn"),
+)
+"""Columns in which -1 means `not known`; on disk that is null."""
 COUNTED_BY = ("nobody", "server", "tokenizer")
 """Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
 

@@ -110,9 +110,12 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     """A chunk arrived that carries `n` tokens of content, reasoning or a tool call."""
 
     n: int
+    is_content: bool = True
+    """False if the chunk carries nothing but reasoning."""
 
 
 ONE_TOKEN = Tokens(1)
+ONE_REASONING_TOKEN = Tokens(1, False)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +125,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     n_out: int
     cached: int = -1
     reasoning: int = -1
+    is_per_chunk: bool = False
+    """The server has counted the tokens of every chunk so far (`continuous_usage_stats`)."""
+    is_stopped: bool = False
+    """The response ended with a stop token, which counts as an output token and is never sent."""
 
 
 class ServerTiming(msgspec.Struct, frozen=True, gc=False):
@@ -221,8 +228,8 @@ class Calls(msgspec.Struct, frozen=True):
     sequences: tuple[int, ...] = ()
     """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence
     from its first request to its last; to close it early, it skips to the last."""
-    is_text: bool = True
-    """Responses are text, whose tokens the client counts if the server does not report them."""
+    counts_tokens: bool = True
+    """The client counts the tokens of responses for which the server does not report them."""
     sessions: tuple[Callable[[], Session], ...] = ()
     """Parallel to the tails, each of which is then the first turn of a session: starts the session that yields it."""
     encode: Callable[[Request], bytes] | None = None

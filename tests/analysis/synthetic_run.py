@@ -51,9 +51,9 @@ def blank(count: int) -> np.ndarray:
     """Rows of successful requests; set whatever else a test needs."""
     rows = np.zeros(count, ROW)
     rows["id"] = np.arange(count)
-    for name in ("first_byte", "first_token", "last_token"):
+    for name in ("first_byte", "first_token", "first_content", "last_token"):
         rows[name] = MISSING
-    for name in ("cached", "reasoning", "read_delay", "queue", "compute"):
+    for name in ("cached", "reasoning", "first_tokens", "streamed_tokens", "read_delay", "queue", "compute"):
         rows[name] = -1
     rows["status"], rows["counted_by"] = 200, 1
     return rows
@@ -74,8 +74,9 @@ def closed_rows(count: int = 600, users: int = 8, chunks: int = 10, seed: int = 
         rows["done"][n] = free[user]
     arrival = (rows["sent"] + ttft)[:, None] + np.concatenate([np.zeros((count, 1), np.int64), gaps.cumsum(1)], 1)
     rows["first_token"], rows["last_token"] = arrival[:, 0], arrival[:, -1]
-    rows["first_byte"] = rows["first_token"]
+    rows["first_byte"] = rows["first_content"] = rows["first_token"]
     rows["n_in"], rows["n_out"], rows["n_want"] = 64, chunks, chunks
+    rows["first_tokens"], rows["streamed_tokens"] = 1, chunks
     rows["chunk_start"], rows["chunk_count"] = np.arange(count) * chunks, chunks
     rows["bytes_out"], rows["bytes_in"] = 400, 200 * chunks
     rows["read_delay"] = 60_000
@@ -88,7 +89,7 @@ def open_rows(count: int = 600, rate: float = 100.0, seed: int = 1) -> tuple[np.
     rows, chunks = closed_rows(count, seed=seed)
     instants = np.sort(rng.uniform(0, count / rate, count) * SECOND).astype(np.int64)
     move = instants + 100_000 - rows["sent"]
-    for name in ("sent", "first_byte", "first_token", "last_token", "done"):
+    for name in ("sent", "first_byte", "first_token", "first_content", "last_token", "done"):
         rows[name] += move
     rows["intended"], rows["open_loop"] = instants, 1
     return rows, Chunks(chunks.arrival + np.repeat(move, rows["chunk_count"]), chunks.tokens)

@@ -502,19 +502,24 @@ def test_read_delay_does_not_apply_to_user_stamps() -> None:
 # --- sample ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("who", "words"), [(2, "tokenizer"), (0, "not known")])
-def test_tokens_not_counted_by_the_server_warn(who: int, words: str) -> None:
-    def other(rows: np.ndarray) -> None:
-        rows["counted_by"][:60] = who
-
-    found = check(closed(other), "token_source")
-    assert (found.status, found.value) == ("warn", 0.1) and words in found.message
+def test_tokens_that_nobody_counted_warn() -> None:
+    found = check(closed(lambda rows: rows["counted_by"][:60].fill(0)), "token_source")
+    assert (found.status, found.value) == ("warn", 0.1) and "not known for 10%" in found.message
 
 
-def test_token_source_suggests_the_tokenizer_if_the_server_cannot_count() -> None:
-    found = closed(lambda rows: rows["counted_by"].fill(2), config=config(server={"api": "generate"}))
-    message = check(found, "token_source").message
-    assert "data.tokenizer" in message and "usage" not in message
+def test_tokens_counted_by_the_tokenizer_of_the_model_pass() -> None:
+    found = check(closed(lambda rows: rows["counted_by"][:60].fill(2)), "token_source")
+    assert found.status == "pass" and "data.tokenizer counted the output tokens of 10%" in found.message
+
+
+def test_token_source_suggests_what_can_count() -> None:
+    def message(**server: object) -> str:
+        found = closed(lambda rows: rows["counted_by"].fill(0), config=config(server=server))
+        return check(found, "token_source").message
+
+    assert "data.tokenizer" in message(api="generate") and "usage" not in message(api="generate")
+    assert "data.tokenizer" in message(api="chat", usage=True) and "server.usage" not in message(api="chat", usage=True)
+    assert "server.usage" in message(api="chat", usage=False)
 
 
 def test_wrong_length_counted_by_the_client_suggests_the_tokenizer() -> None:

@@ -44,6 +44,7 @@ IN_A_STREAM = {
     "reset": ("reset", ""),
     "error_body": ("error_body", FAILED),
     "html": ("not_json", "It works!"),
+    "empty": ("empty", "finish_reason length, completion_tokens 0"),
     "abort": ("reset", ""),
     "cut": ("cut_short", ""),
     "truncate": ("truncated", ""),
@@ -55,6 +56,7 @@ IN_ONE_PIECE = {
     "reset": ("reset", ""),
     "error_body": ("error_body", FAILED),
     "html": ("not_json", "It works!"),
+    "empty": ("empty", "finish_reason length, completion_tokens 0"),
     "abort": ("reset", ""),
     "cut": ("cut_short", ""),
     "truncate": ("malformed_json", ""),
@@ -81,6 +83,14 @@ def test_fault_in_a_response_that_is_not_streamed(
 ) -> None:
     run, summary = run_with_fault(tmp_path, sim, fault, server)
     assert_all_failed(run, summary, code, message)
+
+
+@pytest.mark.parametrize("server", [STREAMED_CHAT, UNSTREAMED_CHAT], ids=["streamed", "whole"])
+def test_responses_without_a_token_make_the_run_invalid(tmp_path: Path, sim: str, server: dict[str, Any]) -> None:
+    """A server that responds with [DONE] and no token generates nothing, and must not pass as a fast one."""
+    run, summary = run_with_fault(tmp_path, sim, "empty", server | {"usage": False})
+    assert_all_failed(run, summary, "empty", "finish_reason length")
+    assert set(run.records.rows["status"]) == {200}
 
 
 def assert_all_failed(run: Run, summary: Summary, code: str, message: str) -> None:

@@ -81,7 +81,7 @@ def test_more_connections_are_opened_if_the_server_allows_few_streams(tmp_path: 
     assert len(peers) >= 4
     rows = done.records.rows
     assert (rows["held"] > 0).sum() >= 9
-    assert (rows["held"][rows["attempts"] == 2] > 0).all()  # grpcio still counts a stream for a moment after its end
+    assert rows["attempts"].max() <= 2  # grpcio still counts a stream for a moment after its end
 
 
 def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> tuple[list[int], int]:

@@ -147,6 +147,18 @@ def test_error_body_is_200_with_an_error(client: RawClient):
     assert "error" in response.json
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_empty_is_a_complete_response_without_a_token(client: RawClient, stream: bool):
+    response = send(client, "empty", stream=stream)
+    assert response.status == 200
+    if stream:
+        assert response.events[-1] == "[DONE]"
+        assert tokens_in(response) == 0
+    else:
+        assert response.json["choices"][0]["text"] == ""
+    assert client.request("/health").status == 200
+
+
 def test_html_is_200_with_a_page(client: RawClient):
     response = send(client, "html")
     assert response.status == 200

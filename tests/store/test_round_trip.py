@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferometer import store
 from inferometer.analysis.summary import summarise
-from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, Chunks, Failure, Run
+from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, UNKNOWN, Chunks, Failure, Run
 from inferometer.report import json
 from inferometer.store import writing
 
@@ -63,7 +63,7 @@ def any_number(name: str) -> st.SearchStrategy[int]:
     if name in FEW:
         return FEW[name]
     edges = np.iinfo(ROW[name])
-    least = -1 if name in writing.UNKNOWN else int(edges.min) + (name in TIMES)
+    least = -1 if name in UNKNOWN else int(edges.min) + (name in TIMES)
     numbers = st.sampled_from([least, -1, 0, int(edges.max)]) | st.integers(least, int(edges.max))
     return numbers | st.just(MISSING) if name in TIMES else numbers
 
@@ -104,7 +104,7 @@ def test_the_summary_of_a_stored_run_is_that_of_the_run(
     made.fail(rows, data.draw(which), 3)
     made.fail(rows, data.draw(which), 4)
     made.never_sent(rows, data.draw(which), 2)
-    for name in writing.UNKNOWN:
+    for name in UNKNOWN:
         rows[name][data.draw(which)] = -1
     phase = np.ones(len(rows), np.int8)
     phase[data.draw(which)] = 0
@@ -173,3 +173,15 @@ def test_a_folder_called_latest_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "LATEST").mkdir()
     store.point_latest(folder)
     assert not (tmp_path / "LATEST").is_symlink()
+
+
+def test_a_run_without_the_newer_columns_is_read_with_unknown_values(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, [chunks])
+    newer = ["session", "turn", "first_content", "first_tokens", "streamed_tokens"]
+    path = tmp_path / "requests.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(newer), path)
+    rows = store.read(tmp_path).records.rows
+    assert set(rows["first_content"]) == {MISSING}
+    assert {value for name in newer if name != "first_content" for value in rows[name]} == {-1}
+    assert (rows["first_token"] == run.records.rows["first_token"]).all()

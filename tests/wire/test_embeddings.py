@@ -104,7 +104,7 @@ def test_a_vector_of_anything_else_is_an_error(embedding: object) -> None:
 def encoded(payload: object, **more: Any) -> tuple[str, dict[str, Any]]:
     context = CallContext(api="embeddings", model="m", targets=(parse("http://x/v1"),), tag="t", **more)
     made = calls.encode(context, [Request(0, payload, 3, 128)])  # type: ignore[arg-type]
-    assert (made.n_in, made.n_out, made.is_text) == ((3,), (0,), False)
+    assert (made.n_in, made.n_out, made.counts_tokens) == ((3,), (0,), False)
     head, _, body = (made.heads[0] + b"0" + made.tails[0]).partition(b"\r\n\r\n")
     return head.decode().partition("\r\n")[0], json.loads(body)
 

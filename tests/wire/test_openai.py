@@ -55,7 +55,7 @@ GOOD = {
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_response_decodes_the_same_at_every_split(name: str) -> None:
     response, stream, eof = GOOD[name]
-    usage = Usage(7, 3, 4, 1)
+    usage = Usage(7, 3, 4, 1, is_stopped=stream)
     expected = [Tokens(3 if stream else 0), usage, End(keep_alive=not eof)]
     assert joined(decode(response, stream, eof)) == expected
     for cut in range(1, len(response)):
@@ -117,6 +117,23 @@ BAD = {
     "frame that is not JSON": (http(sse(chunk("a"), "{oops"), chunked=True), True, False, "malformed_json", "oops"),
     "frame of the wrong type": (http(sse('{"choices": 5}'), chunked=True), True, False, "malformed_json", "choices"),
     "body that is not JSON": (http(b'{"choices": [}'), False, False, "malformed_json", ""),
+    "only [DONE]": (http(sse()), True, False, "empty", "finish_reason missing, no usage"),
+    "only a finish reason": (http(sse(chunk(finish="stop"))), True, False, "empty", "finish_reason stop, no usage"),
+    "a role and usage": (
+        http(sse(chunk("", "length"), {"choices": [], "usage": {"completion_tokens": 0}}), chunked=True),
+        True,
+        False,
+        "empty",
+        "finish_reason length, completion_tokens 0",
+    ),
+    "empty message": (
+        http(json.dumps({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}).encode()),
+        False,
+        False,
+        "empty",
+        "finish_reason stop, no usage",
+    ),
+    "empty text": (http(b'{"choices": [{"text": ""}]}'), False, False, "empty", "finish_reason missing"),
     "body without choices": (http(b"{}"), False, False, "malformed_json", "no choices"),
     "not HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", True, False, "malformed_http", "SSH"),
     "TLS": (b"\x15\x03\x03\x00\x02\x02\x46", True, False, "malformed_http", "speaks TLS"),
@@ -185,7 +202,46 @@ def test_continuous_usage_tells_how_many_tokens_a_chunk_has() -> None:
     frames = [chunk(f"t{n}", usage={"prompt_tokens": 5, "completion_tokens": n}) for n in (1, 4, 6)]
     events = decode(http(sse(*frames, chunk(finish="stop", usage={"prompt_tokens": 5, "completion_tokens": 6}))))
     assert [event.n for event in events if isinstance(event, Tokens)] == [1, 3, 2]
-    assert events[-2] == Usage(5, 6)
+    assert events[-2] == Usage(5, 6, is_per_chunk=True, is_stopped=True)
+
+
+def test_usage_in_the_last_chunk_alone_does_not_count_its_tokens() -> None:
+    events = decode(http(sse(chunk("a"), chunk("b", "length", usage={"prompt_tokens": 5, "completion_tokens": 6}))))
+    assert [event.n for event in events if isinstance(event, Tokens)] == [1, 1]
+    assert events[-2] == Usage(5, 6, is_per_chunk=False, is_stopped=False)
+
+
+def reasoning(**delta: object) -> dict[str, object]:
+    return {"choices": [{"delta": delta}]}
+
+
+@pytest.mark.parametrize(
+    "chunk_of_reasoning",
+    [
+        reasoning(reasoning_content="hm"),
+        reasoning(reasoning="hm", content=""),
+        reasoning(reasoning="hm", content=None),
+        reasoning(content=[{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]),
+    ],
+)
+def test_reasoning_chunks_before_the_first_content_are_marked(chunk_of_reasoning: dict[str, object]) -> None:
+    def kinds(*frames: object) -> list[bool]:
+        return [event.is_content for event in decode(http(sse(*frames))) if isinstance(event, Tokens)]
+
+    call = reasoning(tool_calls=[{"index": 0, "function": {"arguments": "{"}}])
+    assert kinds(chunk_of_reasoning, chunk_of_reasoning, chunk("a"), chunk("b")) == [False, False, True, True]
+    assert kinds(chunk_of_reasoning, call) == [False, True]
+    assert kinds(chunk_of_reasoning) == [False]
+    assert kinds({"choices": [{"text": "a"}]}) == [True]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tokens_that_the_server_counts_and_does_not_show_are_not_an_empty_response(stream: bool) -> None:
+    usage = {"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 5}}
+    choice = {"message": {"content": None}, "finish_reason": "length"}
+    streamed = sse(chunk(finish="length"), {"choices": [], "usage": usage})
+    body = streamed if stream else json.dumps({"choices": [choice], "usage": usage}).encode()
+    assert decode(http(body), stream)[-1] == End(True)
 
 
 def test_usage_may_be_missing_null_or_partial() -> None:

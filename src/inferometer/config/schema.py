@@ -138,7 +138,10 @@ class Synthetic(_Section, tag_field="type", tag="synthetic"):
     input: Annotated[Count, Meta(description="Tokens in each prompt.")] = 256
     output: Annotated[Count, Meta(description="Tokens requested per response.")] = 128
     tokenizer: Annotated[
-        str | None, Meta(description="Folder with a `tokenizer.json`, or that file. Default: the built-in one.")
+        str | None,
+        Meta(
+            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
+        ),
     ] = None
 
 
@@ -148,7 +151,10 @@ class Prompts(_Section, tag_field="type", tag="prompts"):
     prompts: Annotated[list[str], Meta(description="The prompts.", min_length=1)]
     output: Annotated[int, Meta(description="Tokens requested per response; 0 leaves it to the server.", ge=0)] = 128
     tokenizer: Annotated[
-        str | None, Meta(description="Counts tokens if the server does not. Default: the built-in one.")
+        str | None,
+        Meta(
+            description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
+        ),
     ] = None
 
 
@@ -161,7 +167,10 @@ class Jsonl(_Section, tag_field="type", tag="jsonl"):
         Meta(description="Tokens requested per response, for lines without `output`; 0 leaves it to the server.", ge=0),
     ] = 128
     tokenizer: Annotated[
-        str | None, Meta(description="Counts tokens if the server does not. Default: the built-in one.")
+        str | None,
+        Meta(
+            description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
+        ),
     ] = None
 
 

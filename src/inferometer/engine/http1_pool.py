@@ -5,7 +5,7 @@ from typing import Protocol
 
 from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_connection import Http1Connection
-from inferometer.engine.inflight import Flight
+from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
 from inferometer.types import Decoder, End, Fail
 
@@ -180,7 +180,7 @@ class Http1Pool:
         self._stale_in_a_row += 1
         if self._stale_in_a_row >= _MAX_STALE_IN_A_ROW:
             self._reuse = False
-        flight.held += now() - flight.sent
+        keep_first_attempt(flight)
         self._open(flight)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_pool import NEVER, Connection, OnEnded
 from inferometer.engine.http2_connection import Http2Connection
-from inferometer.engine.inflight import Flight
+from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamResponse
 from inferometer.units import NS
@@ -163,9 +163,8 @@ class Http2Pool:
         self._on_ended(flight, at, event, response)
 
     def refused(self, connection: Http2Connection, flight: Flight) -> None:
-        at = now()
-        flight.held += at - flight.sent
-        self._refused.append((flight, at))
+        keep_first_attempt(flight)
+        self._refused.append((flight, now()))
         self._connector.loop.call_soon(self._open_another)  # once the connection's own state is settled
 
     def has_room_again(self, connection: Http2Connection) -> None:

@@ -16,6 +16,7 @@ class Flight(msgspec.Struct, gc=False):
     sent: int = 0
     first_byte: int = 0
     first_token: int = 0
+    first_content: int = 0
     last_token: int = 0
     done: int = 0
     held: int = 0
@@ -32,6 +33,8 @@ class Flight(msgspec.Struct, gc=False):
     n_want: int = 0
     cached: int = -1
     reasoning: int = -1
+    first_tokens: int = -1
+    streamed_tokens: int = -1
     turn: int = -1
     stage: int = 0
     shard: int = 0
@@ -49,6 +52,10 @@ class Flight(msgspec.Struct, gc=False):
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []
+    usage: Usage | None = None
+    """The server's latest token counts."""
+    first_attempt: tuple[int, int] | None = None
+    """`sent` and `held` of the first attempt, if there is another one."""
 
 
 Ended = tuple[Flight, End | Fail, str | None]
@@ -65,8 +72,10 @@ def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail
         if kind is Tokens:
             flight.arrivals.append(at)
             flight.counts.append(event.n)  # type: ignore[union-attr]
+            if not flight.first_content and event.is_content:  # type: ignore[union-attr]
+                flight.first_content = at
         elif kind is Usage:
-            _count_tokens(flight, event)  # type: ignore[arg-type]
+            flight.usage = event  # type: ignore[assignment]
         elif kind is ServerTiming:
             flight.queue, flight.compute = event.queue, event.compute  # type: ignore[union-attr]
         else:
@@ -74,12 +83,36 @@ def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail
     return None
 
 
+def keep_first_attempt(flight: Flight) -> None:
+    """Note when a request was first sent, because it will be sent again: `sent` and `held` are now those of each attempt."""
+    flight.first_attempt = flight.first_attempt or (flight.sent, flight.held)
+
+
+def finish(flight: Flight, at: int) -> None:
+    """Complete the row of a request that ended. A retry is part of its latency, so it counts from its first attempt."""
+    flight.done = at
+    if flight.first_attempt is not None:
+        flight.sent, flight.held = flight.first_attempt
+    if flight.usage is not None:
+        _count_tokens(flight, flight.usage)
+
+
 def _count_tokens(flight: Flight, usage: Usage) -> None:
-    """Take over the server's own counts."""
+    """Take over the server's own counts when the response has ended, and count the tokens of its chunks.
+
+    A chunk counts as one token unless the server reports more. Those counts are known to be right if the server reports the
+    tokens of every chunk, or if they add up to the tokens that were sent: all of them, without hidden reasoning, and without the
+    token that ended the response.
+    """
     if usage.n_in >= 0:
         flight.n_in = usage.n_in
-    if usage.n_out >= 0:
-        flight.n_out = usage.n_out
-        flight.counted_by = _BY_SERVER
-    flight.cached = usage.cached
-    flight.reasoning = usage.reasoning
+    flight.cached, flight.reasoning = usage.cached, usage.reasoning
+    if usage.n_out < 0:
+        return
+    flight.n_out, flight.counted_by = usage.n_out, _BY_SERVER
+    if flight.counts:
+        streamed = sum(flight.counts)
+        unsent = usage.n_out - streamed
+        hidden = max(usage.reasoning, 0)
+        if usage.is_per_chunk or unsent in (0, hidden) or (usage.is_stopped and unsent in (1, hidden + 1)):
+            flight.first_tokens, flight.streamed_tokens = flight.counts[0], streamed

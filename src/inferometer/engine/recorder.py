@@ -10,13 +10,17 @@ from inferometer.types import Fail
 
 
 class Recorder:
-    """`texts` are responses without usage from the server, with their request ids: their tokens are counted after the run."""
+    """`texts` are responses without usage from the server, with their request ids: their tokens are counted after the run.
+    It stays empty unless the recorder `keeps_texts`."""
 
-    def __init__(self, spool: Spool, state: RunState, on_disk_full: Callable[[], None]) -> None:
+    def __init__(
+        self, spool: Spool, state: RunState, on_disk_full: Callable[[], None], keeps_texts: bool = False
+    ) -> None:
         self._spool = spool
         self._spool.failure(CANCELLED, "")  # written now, so that rows can refer to it even on a full disk
         self._state = state
         self._on_disk_full = on_disk_full
+        self._keeps_texts = keeps_texts
         self.texts: list[tuple[int, str]] = []
 
     def record(self, ended: Sequence[Ended]) -> None:
@@ -32,7 +36,7 @@ class Recorder:
                     continue
             else:
                 state.ok += 1
-                if text is not None and not flight.counted_by:
+                if self._keeps_texts and text is not None and not flight.counted_by:
                     self.texts.append((flight.id, text))
             flights.append(flight)
         try:

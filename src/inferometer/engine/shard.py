@@ -21,7 +21,7 @@ from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.dispatcher import Dispatcher
 from inferometer.engine.http1_pool import Http1Pool, Pool, ResponseState
 from inferometer.engine.http2_pool import Http2Pool
-from inferometer.engine.inflight import Ended, Flight
+from inferometer.engine.inflight import Ended, Flight, finish
 from inferometer.engine.reader import Reader, StampClock
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Requests
@@ -73,7 +73,7 @@ class Shard:
         # The spool comes first: the disk may be full, and nothing else is open yet.
         self._spool = Spool(task.spool, task.shard, *_expected(task.plan, task.calls), task.secrets)
         self.state = RunState(given_up=[])
-        self.recorder = Recorder(self._spool, self.state, self._stop_now)
+        self.recorder = Recorder(self._spool, self.state, self._stop_now, task.calls.counts_tokens)
         self._primed = timing.prime() if task.kernel_stamps else None
         self._clock = StampClock(timing.wall_offset(), self._primed is not None)
         self.deadlines = Deadlines(loop)
@@ -191,13 +191,13 @@ class Shard:
 
     def _on_ended(self, flight: Flight, at: int, event: End | Fail, response: ResponseState) -> None:
         """Note that a response is complete, or failed. It is settled once everything that was read is decoded (reader.py)."""
-        flight.done = at
+        finish(flight, at)
         text = None
         if event.__class__ is Fail:
             flight.status = response.status
         else:
             flight.status = 200
-            if self._sessions is not None or (self._task.calls.is_text and not flight.counted_by):
+            if self._sessions is not None or (self._task.calls.counts_tokens and not flight.counted_by):
                 text = response.text
         if not self._ended and not self._reader.is_decoding:
             self._loop.call_soon(self._settle)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from inferometer.records import LOST, ROW, Failure
+from inferometer.records import LOST, ROW, UNKNOWN, Failure
 from inferometer.store.spool import Control, failures_of, rows_of
 from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
 
@@ -29,7 +29,7 @@ def add_lost_rows(folder: Path, shard: int, plan: Plan, ended_early: Container[i
         file.write(msgspec.json.encode(Failure(LOST, "")) + b"\n")
     failure = len(failures_of(folder, shard))
     rows = np.zeros(len(missing), ROW)
-    for name in ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "session", "turn"):
+    for name in UNKNOWN:
         rows[name] = -1
     rows["id"] = [id for id, _, _ in missing]
     rows["stage"] = [stage for _, stage, _ in missing]

@@ -11,7 +11,7 @@ import msgspec
 
 from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
-from inferometer.config.schema import Messages, Tensors
+from inferometer.config.schema import Data, Messages, Tensors
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
@@ -51,8 +51,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         finally:
             shard.close()
         if texts := shard.recorder.texts:
-            assert not isinstance(config.data, Tensors | Messages)
-            counter = tokenizer.load(config.data.tokenizer)
+            counter = tokenizer.load(model_tokenizer(config.data))
             counts = counter.count_batch([text for _, text in texts])
             shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
     finally:
@@ -82,6 +81,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)
+    if model_tokenizer(config.data) is None:  # another vocabulary would give other counts
+        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
     if sessions := workload.sessions(config.data, requests):
         encode = partial(_encode_turn, context)
         encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
@@ -103,6 +104,11 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def model_tokenizer(data: Data) -> str | None:
+    """Return the path of the model's own tokenizer; None if the user gave none, and tokens can only be counted by the server."""
+    return None if isinstance(data, Tensors | Messages) else data.tokenizer
 
 
 def _encode_turn(context: CallContext, request: Request) -> bytes:

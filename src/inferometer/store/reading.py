@@ -18,6 +18,7 @@ from inferometer.records import (
     PHASES,
     ROW,
     TIMES,
+    UNKNOWN,
     Chunks,
     Columns,
     Failure,
@@ -30,12 +31,12 @@ from inferometer.series import TimeSeries
 from inferometer.store import arrow
 from inferometer.store import series as series_file
 from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES
-from inferometer.store.writing import CHUNK_SCHEMA, UNKNOWN
+from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
-_ADDED = ("session", "turn")
-"""Columns that older runs lack: their requests belong to no session."""
+_ADDED = ("session", "turn", "first_content", "first_tokens", "streamed_tokens")
+"""Columns that older runs lack: their requests belong to no session, and the rest is not known."""
 
 
 def read(folder: str | Path) -> Run:
@@ -94,7 +95,7 @@ def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
         try:
             table = file.read(columns=[*known, "message", "phase"])
             columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
-            columns |= {name: np.full(len(table), -1, ROW[name]) for name in NAMES if name not in known}
+            columns |= {name: np.full(len(table), _unknown(name), ROW[name]) for name in NAMES if name not in known}
             columns["counted_by"] = _indices(table["counted_by"], COUNTED_BY)
             columns["failure"], failures = _failures(table["failure"], table["message"])
             phase = _indices(table["phase"], PHASES)
@@ -106,10 +107,15 @@ def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
 def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
     """A column of ROW; null becomes MISSING or -1."""
     if column.null_count and (name in TIMES or name in UNKNOWN):
-        values = arrow.filled(arrow.joined(column), MISSING if name in TIMES else -1)
+        values = arrow.filled(arrow.joined(column), _unknown(name))
     else:
         values = column.to_numpy()
     return values.astype(ROW[name], casting="same_kind", copy=False)
+
+
+def _unknown(name: str) -> int:
+    """The value of a column that stands for a time that is missing or a number that is not known."""
+    return MISSING if name in TIMES else -1
 
 
 def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:

@@ -244,8 +244,10 @@ class Spool:
         """Set the output tokens of requests, by request id, that were counted after the run."""
         view = np.frombuffer(self._rows.map, ROW, count=self.rows)
         counted = [(row, counts[id]) for row, id in enumerate(view["id"].tolist()) if id in counts]
-        rows = [row for row, _ in counted]
-        view["n_out"][rows], view["counted_by"][rows] = [count for _, count in counted], counted_by
+        rows, tokens = np.array(counted, np.int64).reshape(-1, 2).T
+        view["n_out"][rows], view["counted_by"][rows] = tokens, counted_by
+        one_each = (view["chunk_count"][rows] == tokens) & (tokens > 0)  # otherwise the tokens of a chunk are not known
+        view["first_tokens"][rows[one_each]], view["streamed_tokens"][rows[one_each]] = 1, tokens[one_each]
         del view
         self.control["recounted"] = 1
 

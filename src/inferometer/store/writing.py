@@ -19,7 +19,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from inferometer.records import COUNTED_BY, MISSING, NAMES, PHASES, ROW, TIMES, Chunks, Manifest, Records, Sample
+from inferometer.records import (
+    COUNTED_BY,
+    MISSING,
+    NAMES,
+    PHASES,
+    ROW,
+    TIMES,
+    UNKNOWN,
+    Chunks,
+    Manifest,
+    Records,
+    Sample,
+)
 from inferometer.series import TimeSeries
 from inferometer.store import arrow
 from inferometer.store import series as series_file
@@ -27,9 +39,6 @@ from inferometer.store.folder import CHUNKS, MANIFEST, REQUESTS, SAMPLES, SERIES
 
 GROUP = 1 << 20
 """Rows per row group: 1 M chunks take 10 MB of memory."""
-
-UNKNOWN = ("read_delay", "queue", "compute", "n_in", "n_out", "cached", "reasoning", "session", "turn")
-"""Columns in which -1 means `not known`; on disk that is null."""
 
 _NULLABLE = {*TIMES, *UNKNOWN, "failure", "message"}
 

@@ -28,7 +28,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
         n_in=tuple(request.n_in or -1 for request in requests),
         n_out=(0,) * len(tails),
         decoder=lambda: ResponseDecoder(EmbeddingsResponse()),
-        is_text=False,
+        counts_tokens=False,
     )
 
 

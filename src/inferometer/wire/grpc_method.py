@@ -23,7 +23,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
         response=lambda: grpc.GrpcResponse(streamed),
-        is_text=False,
+        counts_tokens=False,
     )
 
 

@@ -2,7 +2,13 @@
 
 A token is content, reasoning or a tool call; an empty role chunk is not one. A chunk counts as one token unless the server
 reports more (`continuous_usage_stats`: the growth of usage.completion_tokens). The total is the usage of the last chunk. For
-servers that report no usage, `text` keeps the response, whose tokens are counted after the run.
+servers that report no usage, `text` keeps the response, so that the model's tokenizer can count its tokens after the run.
+
+Reasoning is what arrives as such (`reasoning_content`, `reasoning`, or a content part of type `thinking`). Text between <think>
+tags is content, because the server presents it as content.
+
+A complete response without any token is the failure `empty`, unless the server's usage says that it generated some: a model may
+end at once, or spend all tokens on reasoning that the server does not show.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +18,7 @@ from typing import Any
 import msgspec
 
 from inferometer.apis import APIS
-from inferometer.types import ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
+from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
 from inferometer.wire.context import USER_AGENT, CallContext
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, numbered
@@ -130,13 +136,15 @@ _decode = msgspec.json.Decoder(_ResponseJson).decode
 _MAX_IN_CHUNK = 65_535
 
 
-def _usage(usage: _Usage) -> Usage:
+def _usage(usage: _Usage, is_per_chunk: bool = False, is_stopped: bool = False) -> Usage:
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     return Usage(
         -1 if usage.prompt_tokens is None else usage.prompt_tokens,
         -1 if usage.completion_tokens is None else usage.completion_tokens,
         -1 if prompt is None or prompt.cached_tokens is None else prompt.cached_tokens,
         -1 if completion is None or completion.reasoning_tokens is None else completion.reasoning_tokens,
+        is_per_chunk,
+        is_stopped,
     )
 
 
@@ -154,13 +162,36 @@ def _content(choice: _Choice) -> str:
     return text or ("+" if delta.tool_calls or delta.function_call else "")
 
 
+def _is_content(choice: _Choice) -> bool:
+    """Whether a choice that carries a token carries more than reasoning."""
+    delta = choice.delta or choice.message
+    if delta is None:
+        return True
+    content = delta.content
+    if content.__class__ is list:
+        content = [part for part in content or () if not isinstance(part, dict) or part.get("type") != "thinking"]
+    return bool(content or delta.tool_calls or delta.function_call or delta.refusal)
+
+
+def _empty(finish_reason: str | None, usage: _Usage | None) -> Fail | None:
+    """The failure of a complete response without a token, unless the server counted some."""
+    generated = None if usage is None else usage.completion_tokens
+    if generated:
+        return None
+    reported = "no usage" if generated is None else f"completion_tokens {generated}"
+    return Fail("empty", bounded(f"finish_reason {finish_reason or 'missing'}, {reported}"))
+
+
 # --- the two kinds of response -----------------------------------------------------------------------------------------
 
 
 class StreamedResponse:
     """The body of a streamed response."""
 
-    __slots__ = ("_counted", "_ended", "_head", "_messages", "_stream", "_texts")
+    __slots__ = (
+        *("_counted", "_ended", "_finish_reason", "_has_content", "_head", "_is_per_chunk", "_messages", "_stream"),
+        *("_texts", "_usage"),
+    )
 
     def __init__(self) -> None:
         self._stream = EventStream()
@@ -169,8 +200,12 @@ class StreamedResponse:
     def reset(self) -> None:
         self._stream.reset()
         self._texts: list[str] = []
+        self._has_content = False  # a chunk has arrived that carries more than reasoning
         self._counted = 0  # tokens so far, by the server's continuous usage
+        self._is_per_chunk = True  # the server has reported the tokens of every chunk so far
+        self._usage: _Usage | None = None
         self._ended = False  # [DONE] or a finish reason has arrived
+        self._finish_reason: str | None = None
         self._messages = 0
         self._head = b""  # the start of a body that is not an event stream, for the error message
 
@@ -193,13 +228,18 @@ class StreamedResponse:
             self._message(name, data, events)
         if events and isinstance(events[-1], Fail):
             return events.pop()  # type: ignore[return-value]
-        return self._incomplete()
+        fail = self._incomplete()
+        return fail if fail is not None or self._texts else self._empty()
 
     def _incomplete(self) -> Fail | None:
         """The failure of a stream that ended before the response was complete, if it did."""
         if self._ended:
             return None
         return Fail("truncated", "") if self._messages else _not_a_stream(self._head)
+
+    def _empty(self) -> Fail | None:
+        """The failure of a complete response that carried no token, if it is one."""
+        return _empty(self._finish_reason, self._usage)
 
     def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
         self._messages += 1
@@ -220,22 +260,31 @@ class StreamedResponse:
             if text:
                 self._texts.append(text)
                 tokens = True
+                if not self._has_content:
+                    self._has_content = _is_content(choice)
             if choice.finish_reason is not None:
                 self._ended = True
+                self._finish_reason = choice.finish_reason
         usage = response.usage
         if usage is not None:
             self._with_usage(tokens, usage, events)
         elif tokens:
-            events.append(ONE_TOKEN)
+            self._is_per_chunk = False
+            events.append(ONE_TOKEN if self._has_content else ONE_REASONING_TOKEN)
         elif response.error is not None:
             events.append(Fail("error_frame", error_message(data)))
 
     def _with_usage(self, tokens: bool, usage: _Usage, events: list[Event]) -> None:
+        self._usage = usage
         if tokens:
-            grown = min(max((usage.completion_tokens or 0) - self._counted, 1), _MAX_IN_CHUNK)
+            grown = (usage.completion_tokens or 0) - self._counted
+            self._is_per_chunk = self._is_per_chunk and 0 < grown <= _MAX_IN_CHUNK
+            if not self._is_per_chunk:  # the growth is not that of this chunk alone
+                grown = 1
             self._counted += grown
-            events.append(Tokens(grown))
-        events.append(_usage(usage))
+            events.append(Tokens(grown, self._has_content))
+        is_stopped = self._finish_reason is not None and self._finish_reason != "length"
+        events.append(_usage(usage, self._is_per_chunk, is_stopped))
 
 
 class UnstreamedResponse:
@@ -270,7 +319,9 @@ class UnstreamedResponse:
         self._response = response
         if response.usage is not None:
             events.append(_usage(response.usage))
-        return None
+        if any(map(_content, response.choices)):
+            return None
+        return _empty(response.choices[0].finish_reason, response.usage)
 
 
 def _not_a_stream(head: bytes) -> Fail:

@@ -51,11 +51,9 @@ GOOD = {
     "stream, chunked": (http(TRITON, chunked=True), True, False, 3, "Hello wörld again"),
     "stream, until closed": (http(TRITON, length=False), True, True, 3, "Hello wörld again"),
     "stream with empty and odd messages": (http(OTHER, chunked=True), True, False, 2, "abc"),
-    "stream that says nothing": (http(sse(message("")), chunked=True), True, False, 0, ""),
     "stream whose last blank line is missing": (http(TRITON[:-1], chunked=True), True, False, 3, "Hello wörld again"),
     "whole": (http(json.dumps(message("Hello wörld")).encode()), False, False, 0, "Hello wörld"),
     "whole, a list": (http(json.dumps(message(["a", "b"])).encode(), chunked=True), False, False, 0, "ab"),
-    "whole, empty text": (http(json.dumps(message("")).encode()), False, False, 0, ""),
 }
 
 
@@ -77,6 +75,8 @@ BAD = {
     "error event": (http(b'event: error\ndata: {"message": "gone"}\n\n'), True, "error_frame", "gone"),
     "error body for a stream": (http(json.dumps(ERROR).encode()), True, "error_body", "out of blocks"),
     "error body": (http(json.dumps(ERROR).encode()), False, "error_body", "out of blocks"),
+    "stream without text": (http(sse(message("")), chunked=True), True, "empty", "messages: 1"),
+    "whole, empty text": (http(json.dumps(message("")).encode()), False, "empty", "text_output is empty"),
     "no message": (http(b""), True, "truncated", "empty"),
     "only a comment": (http(b": hello\n\n"), True, "not_json", "hello"),
     "no body": (http(b""), False, "truncated", "empty"),

@@ -5,8 +5,8 @@ import numpy as np
 from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import api, number, receives_text, sends_text
-from inferometer.records import COUNTED_BY, MISSING
+from inferometer.analysis.settings import api, number, receives_text, sends_text, text
+from inferometer.records import COUNTED_BY, MISSING, Manifest
 
 SHORT = 0.01
 """Share of responses that may be shorter or longer than requested before there is a warning."""
@@ -19,20 +19,29 @@ def token_source(evidence: Evidence) -> Check | None:
     sources = rows["counted_by"][evidence.steady & (rows["failure"] == 0)]
     if not len(sources):
         return None
-    other = sources != COUNTED_BY.index("server")
-    share = float(np.count_nonzero(other) / len(other))
-    if not share:
-        return Check("token_source", "pass", 0.0, 0.0, "the server counted the output tokens")
-    remedy = (
-        "Request usage (server.usage), or set data.tokenizer."
-        if api(evidence.run.manifest).reports_usage
-        else "Set data.tokenizer to the model's."
+    unknown = sources == COUNTED_BY.index("nobody")
+    share = float(np.count_nonzero(unknown) / len(unknown))
+    if share:
+        bad = (
+            f"The number of tokens is not known for {share:.0%} of the responses, so figures per token leave them out, token rates "
+            f"are missing, and gaps are those between chunks. {_remedy(evidence.run.manifest)}"
+        )
+        return Check("token_source", "warn", share, 0.0, bad)
+    by_client = float(np.count_nonzero(sources == COUNTED_BY.index("tokenizer")) / len(sources))
+    good = (
+        f"data.tokenizer counted the output tokens of {by_client:.0%} of the responses"
+        if by_client
+        else "the server counted the output tokens"
     )
-    if (sources == COUNTED_BY.index("tokenizer")).any():
-        bad = f"The client's tokenizer, which may not be the model's, counted the tokens of {share:.0%} of the responses. {remedy}"
-    else:
-        bad = f"The number of tokens is not known for {share:.0%} of the responses. {remedy}"
-    return Check("token_source", "warn", share, 0.0, bad)
+    return Check("token_source", "pass", 0.0, 0.0, good)
+
+
+def _remedy(manifest: Manifest) -> str:
+    """Say how the output tokens can be counted."""
+    tokenizer = "data.tokenizer to the folder of the model's tokenizer.json"
+    if not api(manifest).reports_usage or text(manifest, "server", "usage") is not False:
+        return f"The server did not report them: set {tokenizer}."
+    return f"Request them from the server (server.usage), or set {tokenizer}."
 
 
 def answers(evidence: Evidence) -> Check | None:

@@ -77,7 +77,7 @@ class Simulator:
             for after, ns in self._faults.freezes():
                 self.clockwork.at(request.arrived + after, partial(self._freeze, ns))
         fault = self._fault_of(request)
-        if fault is not None and self._fails_at_once(connection, request, fault, n_in):
+        if fault is not None and self._fails_at_once(connection, request, ask, fault, n_in):
             return
         timing = self.settings.timing
         keys: tuple[int, ...] = ()
@@ -139,7 +139,9 @@ class Simulator:
                 raise Refusal(400, str(error), "invalid_fault") from None
         return self._faults.pick(self._n, request.arrived)
 
-    def _fails_at_once(self, connection: Connection, request: Request, fault: Fault, n_in: int) -> bool:
+    def _fails_at_once(
+        self, connection: Connection, request: Request, ask: CompletionRequest, fault: Fault, n_in: int
+    ) -> bool:
         """Carry out a fault that comes before any token; return False for other faults."""
         if fault.kind == "freeze":
             self._freeze(fault.arg)
@@ -152,12 +154,30 @@ class Simulator:
         elif fault.kind == "error_body":
             body = frames.error_body("injected fault: request failed", "server_error", "injected")
             self._respond(connection, request, 200, body)
+        elif fault.kind == "empty" and not ask.dimensions:
+            self._respond_without_tokens(connection, request, ask, n_in)
         elif fault.kind == "html":
             self._respond(connection, request, 200, _HTML, content_type=b"text/html; charset=utf-8")
         else:
             return False
         self._log_unanswered(request, n_in, fault.kind)
         return True
+
+    def _respond_without_tokens(
+        self, connection: Connection, request: Request, ask: CompletionRequest, n_in: int
+    ) -> None:
+        """Send what surrounds the tokens of a response, without any."""
+        style, usage = self.styles[ask.chat], frames.usage(n_in, 0, 0)
+        if not ask.stream:
+            self._respond(
+                connection, request, 200, style.whole(self.settings.model, self._n, self.created(), b"", usage)
+            )
+            return
+        prefix = style.prefix(self._n, self.created())
+        role = style.role(prefix) if ask.chat else b""
+        head = answers.stream_head(request.keep_alive, False)
+        connection.write(head + role + style.finish(prefix, usage if ask.usage else None))
+        connection.finish(request.keep_alive)
 
     def _freeze(self, ns: int) -> None:
         """Freeze the whole server: no socket is read and no token is written."""

@@ -65,7 +65,7 @@ def _tensor_calls(
         tails=tails,
         n_in=(-1,) * len(tails),
         n_out=(0,) * len(tails),
-        is_text=False,
+        counts_tokens=False,
         sequences=context.sequenced.lengths,
         **create,  # type: ignore[arg-type]
     )

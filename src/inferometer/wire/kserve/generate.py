@@ -2,7 +2,8 @@
 
 A message with text counts as a chunk of one token; models send an empty message at the end. There is no [DONE]: the stream
 ends with the body. After the first message, the server can report an error only inside the stream. The server does not
-count tokens: `text` keeps the generated text, so that they can be counted after the run.
+count tokens: `text` keeps the generated text, so that the model's tokenizer can count them after the run. A complete response
+without any text is the failure `empty`.
 """
 
 from collections.abc import Mapping
@@ -56,6 +57,9 @@ class StreamedText(StreamedResponse):
     def _incomplete(self) -> Fail | None:
         return None if self._messages else _not_a_stream(self._head)
 
+    def _empty(self) -> Fail | None:
+        return Fail("empty", f"messages: {self._messages}, none of them with text")
+
     def _message(self, name: bytes, data: bytes, events: list[Event]) -> None:
         self._messages += 1
         if name == b"error":
@@ -107,7 +111,7 @@ class UnstreamedText:
         if response.text_output is None:
             return not_json(body, "no text_output")
         self._text = _text(response.text_output)
-        return None
+        return None if self._text else Fail("empty", "text_output is empty")
 
 
 def _not_a_stream(head: bytes) -> Fail:
