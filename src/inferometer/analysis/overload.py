@@ -27,12 +27,14 @@ FEWEST = 20
 LIMIT = 0.02
 _FILLED = 0.9
 """The percentile of their time; with the median, the pipeline would not be full when times vary."""
+_HALF = 0.501
+"""The largest share of a stage that the pipeline may take to fill; a little more than half, so that rounding does not decide."""
 _STEPS = 20
 _T = 1.73
 """The 95th percentile of Student's t with 19 degrees of freedom."""
 _SETTLING = 0.1
 """Share of a stage that is not looked at, even if the pipeline fills faster."""
-_FLOOD, _FLOODED, _QUICK = 100, 0.5, 0.2
+FLOOD, _FLOODED, _QUICK = 100, 0.5, 0.2
 """Far above its capacity, a server is so late with the first tenth of the requests that the stage looks too short. It is overloaded if
 the first hundredth took less than a fifth of the stage, and the number in flight then grew by half of the arrivals."""
 _ENOUGH, _FILLING = 4, 0.3
@@ -72,14 +74,15 @@ def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT) -> Overload:
     fill = fill_time(rows, EARLY)
     if fill is None or not length:
         return Overload("not_applicable", "no request was sent" if fill is None else "all requests arrived at once")
-    is_short = 2 * fill > length
+    start, is_short = fill, fill > _HALF * length
     if is_short:
-        quick = fill_time(rows, _FLOOD)
-        fill, limit = fill if quick is None or quick > _QUICK * length else quick, max(limit, _FLOODED)
-    if 2 * fill <= length:
-        result = _drift(intended, done, rows["failure"] == 0, first + max(round(_SETTLING * length), fill), last, limit)
-        may_be_filling = _ENOUGH * fill > length and (result.share or 0.0) <= _FILLING
-        if result.status == "overloaded" and not may_be_filling or result.status != "overloaded" and not is_short:
+        start, limit = min(fill_time(rows, FLOOD) or fill, fill), max(limit, _FLOODED)
+    if not is_short or start <= _QUICK * length:
+        begin = first + max(round(_SETTLING * length), start)
+        result = _drift(intended, done, rows["failure"] == 0, begin, last, limit)
+        if result.status == "overloaded":
+            is_short = _ENOUGH * start > length and (result.share or 0.0) <= _FILLING
+        if not is_short or (result.status == "overloaded" and start < fill):
             return result
     reason = f"a response takes {format_seconds(fill / NS)}, and the stage lasts {format_seconds(length / NS)}"
     return Overload("too_short", reason, needs=_ENOUGH * fill / NS)

@@ -15,7 +15,7 @@ from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
-from inferometer.analysis.throughput import MeasuredWindow, Settled, Throughput, throughput, together
+from inferometer.analysis.throughput import MeasuredWindow, Throughput, stage_rates, together
 from inferometer.analysis.window import STEADY
 from inferometer.records import COUNTED_BY, DROPPED, Run, StagePlan
 
@@ -80,15 +80,16 @@ def summarise(run: Run) -> Summary:
     settled = stability.of_run(rows, plans)
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
-    stages = tuple(_stage(run, stage, gaps, as_inf, settled) for stage in range(len(plans)))
+    limit = settings.limits(run.manifest).overload
+    overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
+    each = stage_rates(run, settled, overloads)
+    stages = tuple(_stage(run, stage, gaps, as_inf, each[stage], overloads[stage]) for stage in range(len(plans)))
     several = len(stages) > 1
     checks = examine(_evidence(run, steady, gaps, stages))
-    window, rates = throughput(run, everything, range(len(plans)), settled)
+    window, rates = together(each)
     metrics = stages[0].metrics if not several else {}
-    if several:
-        window, rates = together(window, [(stage.window, stage.throughput) for stage in stages])
-        if _same_load(plans):
-            metrics = distributions(run, everything, gaps.values, as_inf)
+    if several and _same_load(plans):
+        metrics = distributions(run, everything, gaps.values, as_inf)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
@@ -111,20 +112,21 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _stage(run: Run, stage: int, gaps: Gaps, as_inf: bool, settled: Settled) -> StageSummary:
+def _stage(
+    run: Run, stage: int, gaps: Gaps, as_inf: bool, measured: tuple[MeasuredWindow, Throughput], overload: Overload
+) -> StageSummary:
     mask: Mask = run.records.rows["stage"] == stage
     plan = run.manifest.plan[stage]
-    window, rates = throughput(run, mask, range(stage, stage + 1), settled)
     own = gaps.values[gaps.stages.get(stage, slice(0, 0))]
     good = mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0)
     return StageSummary(
         stage,
         plan.name or plan.type,
-        window,
+        measured[0],
         _counts(run, mask),
-        rates,
+        measured[1],
         distributions(run, mask, own, as_inf),
-        overload(run.records.rows[mask], plan),
+        overload,
         **_split(split(run, good, stage)),
     )
 
