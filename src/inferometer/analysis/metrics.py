@@ -81,7 +81,7 @@ def decoded_tokens(rows: Columns) -> Column:
     """
     chunks = _at_least(rows["chunk_count"], 2)
     counted = _known(rows["streamed_tokens"]) - _known(rows["first_tokens"])
-    tokens = np.where(_chunks_are_unknown(rows), _known(rows["n_out"]) * (1 - 1 / chunks), counted)
+    tokens = np.where(_chunks_are_unknown(rows), _at_least(rows["n_out"], 2) * (1 - 1 / chunks), counted)
     return np.where((tokens > 0) & ~np.isnan(chunks), tokens, np.nan)
 
 
@@ -190,15 +190,16 @@ less than half of the stage remains. Closed loop: from when all users have start
 it was stable, its stable part counts."""
 
 OTHER_TOOLS = (
-    ("ttft", "-", "-", "-", "-"),
-    ("ttft_service", "TTFT", "Time to First Token", "Time to First Token", "TTFT"),
+    ("ttft", "-", "-", "-", "TTFT (Server scenario)"),
+    ("ttft_service", "TTFT", "Time to First Token", "Time to First Token", "-"),
     ("ttft_content", "-", "Time to First Output Token", "-", "-"),
-    ("itl", "ITL, which also counts the chunk with only the role", "Inter-Chunk Latency", "-", "-"),
-    ("tpot", "TPOT, which divides by tokens - 1", "Inter-Token Latency", "Inter-Token Latency", "TPOT"),
+    ("itl", "ITL, with the gap after the chunk that has only the role", "Inter Chunk Latency", "-", "-"),
+    ("tpot", "TPOT, which divides by tokens - 1", "Inter Token Latency, likewise", "Inter Token Latency, likewise", "TPOT, likewise"),
     ("tps_user", "-", "Output Token Throughput Per User", "Output Token Throughput Per User", "-"),
-    ("e2e", "-", "-", "-", "-"),
-    ("e2e_service", "E2EL, until the last chunk with choices", "Request Latency, until the last content", "Request Latency", "sample latency"),
-    ("throughput.requests", "Request throughput, over the whole run", "Request Throughput", "Request Throughput", "samples per second"),
-    ("throughput.output_tokens", "Output token throughput, over the whole run", "Output Token Throughput", "Output Token Throughput", "tokens per second"),
+    ("e2e", "-", "-", "-", "sample latency (Server scenario)"),
+    ("e2e_service", "E2EL, until the last chunk with choices", "Request Latency, until the last content", "Request Latency, likewise", "-"),
+    ("throughput.offered", "Request rate configured", "-", "-", "Scheduled samples per second"),
+    ("throughput.requests", "Request throughput, with fill and drain", "Request Throughput, likewise", "Request Throughput, likewise", "Completed samples per second, likewise"),
+    ("throughput.output_tokens", "Output token throughput, likewise", "Output Token Throughput, likewise", "Output Token Throughput, likewise", "Completed tokens per second, likewise"),
 )  # fmt: skip
-"""Names that other tools have for these figures: ours, vLLM's (`vllm bench serve`), AIPerf's, GenAI-Perf's, MLPerf Inference's."""
+"""What other tools call these figures: our name, then vLLM's (`vllm bench serve`), AIPerf's, GenAI-Perf's and MLPerf Inference's."""

@@ -20,7 +20,7 @@ from inferometer.units import NS, format_seconds
 
 CONSTANT_RATE = ("constant", "poisson", "gamma")
 """Types of stages whose rate does not change."""
-EARLY = 10
+EARLY = 0.1
 """The first tenth of the requests shows how long the pipeline takes to fill."""
 FEWEST = 20
 """With fewer arrivals the number in flight says nothing."""
@@ -34,7 +34,7 @@ _T = 1.73
 """The 95th percentile of Student's t with 19 degrees of freedom."""
 _SETTLING = 0.1
 """Share of a stage that is not looked at, even if the pipeline fills faster."""
-FLOOD, _FLOODED, _QUICK = 100, 0.5, 0.2
+FLOOD, _FLOODED, _QUICK = 0.01, 0.5, 0.2
 """Far above its capacity, a server is so late with the first tenth of the requests that the stage looks too short. It is overloaded if
 the first hundredth took less than a fifth of the stage, and the number in flight then grew by half of the arrivals."""
 _ENOUGH, _FILLING = 4, 0.3
@@ -71,7 +71,7 @@ def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT) -> Overload:
         return Overload("not_applicable", f"{count} requests are too few to tell, {FEWEST} are needed")
     first, last = int(intended.min()), int(intended.max())
     length = stage_length(first, last, count)
-    fill = fill_time(rows, EARLY)
+    fill = fill_time(rows)
     if fill is None or not length:
         return Overload("not_applicable", "no request was sent" if fill is None else "all requests arrived at once")
     start, is_short = fill, fill > _HALF * length
@@ -122,8 +122,8 @@ def stage_length(first: int, last: int, count: int) -> float:
     return (last - first) * count / (count - 1) if count > 1 else 0.0
 
 
-def fill_time(rows: Columns, part: int) -> int | None:
-    """How long the pipeline takes to fill: the p90 of the end-to-end time of the first `1 / part` of the requests sent, in ns.
+def fill_time(rows: Columns, share: float = EARLY) -> int | None:
+    """How long the pipeline takes to fill: the p90 of the end-to-end time of the first requests sent, a share of all; in ns.
 
     None if no request was sent.
     """
@@ -131,7 +131,7 @@ def fill_time(rows: Columns, part: int) -> int | None:
     known = np.flatnonzero((sent != MISSING) & (rows["done"] != MISSING))
     if not len(known):
         return None
-    count = max(len(known) // part, 1)
+    count = max(round(share * len(known)), 1)
     early = known[np.argpartition(sent[known], count - 1)[:count]]
     start = np.where(rows["open_loop"][early] != 0, rows["intended"][early], sent[early])
     times = rows["done"][early] - start

@@ -6,10 +6,11 @@ Dividing by all of that time would report fewer requests per second than the ser
 Open loop: completions from the first send plus the p90 of the end-to-end time of the first tenth of the requests (by then the
 pipeline is full) to the last send. If less than half of the stage remains, there are no rates.
 
-Closed loop: from when all users have started to the last send, all users are busy. A request that crosses an edge of that
-time counts by the share of its own time that is within: users may complete their requests at the same moments, and whether
-such a moment is just inside or just outside must not matter. (In open loop this would be wrong: the requests in a growing
-queue would count as partly done.)
+Closed loop: from when all users have started to the last send, all users are busy. The rates count over that time, without
+the p90 of the users' first end-to-end times if at least half of it remains: at first, only the shortest of the requests have
+ended. A request that crosses an edge counts by the share of its own time that is within: users may complete their requests
+at the same moments, and whether such a moment is just inside or just outside must not matter. (In open loop this would be
+wrong: the requests in a growing queue would count as partly done.)
 
 A stage that ended when it was stable: completions in its stable windows, as perf_analyzer counts them.
 
@@ -155,7 +156,7 @@ def _span(
         return _Span(*stable.settled)
     if plan.open:
         return _open_span(rows, sent, start, end, overload)
-    return _closed_span(sent, plan, start, end)
+    return _closed_span(rows, sent, plan, start, end)
 
 
 def _open_span(rows: Columns, sent: NDArray[np.int64], start: int, end: int, overload: Overload) -> _Span:
@@ -163,9 +164,9 @@ def _open_span(rows: Columns, sent: NDArray[np.int64], start: int, end: int, ove
     count = int(np.count_nonzero((sent >= begin) & (sent <= finish)))
     length = stage_length(begin, finish, count)
     good = rows[rows["failure"] == 0]
-    fill = fill_time(good, EARLY) or 0
-    for part in (EARLY, FLOOD) if overload.status == "overloaded" else (EARLY,):
-        full = max(begin, first + (fill_time(good, part) or 0))
+    fill = fill_time(good) or 0
+    for share in (EARLY, FLOOD) if overload.status == "overloaded" else (EARLY,):
+        full = max(begin, first + (fill_time(good, share) or 0))
         if finish > full and finish - full + length - (finish - begin) >= _HALF * length:
             return _Span(full, finish)
     if not length:
@@ -177,16 +178,19 @@ def _open_span(rows: Columns, sent: NDArray[np.int64], start: int, end: int, ove
     )
 
 
-def _closed_span(sent: NDArray[np.int64], plan: StagePlan, start: int, end: int) -> _Span:
-    busy = busy_span(sent, plan)
-    few = f"fewer than two responses per user after all of them had started: use at least {4 * plan.concurrency:,} requests"
-    if busy is None:
-        return _Span(reason=few)
+def _closed_span(rows: Columns, sent: NDArray[np.int64], plan: StagePlan, start: int, end: int) -> _Span:
+    busy = busy_span(sent, plan) or (0, 0)
     begin, finish = max(busy[0], start), min(busy[1], end)
-    # Each send within the span follows a response; without a response of every user, those users count who were quick.
-    if np.count_nonzero((sent > begin) & (sent <= finish)) < plan.concurrency:
-        return _Span(reason=few)
-    return _Span(begin, finish, partly=True)
+    fill = fill_time(rows, plan.concurrency / len(rows)) or 0
+    # Each send within the span follows a response. With fewer of them than users, only those count who were quick.
+    for full in (max(begin, busy[0] + fill), begin):
+        responses = np.count_nonzero((sent > full) & (sent <= finish))
+        if responses >= plan.concurrency and finish - full >= _HALF * (finish - begin):
+            return _Span(full, finish, partly=True)
+    return _Span(
+        reason="fewer than two responses per user after all users had started: "
+        f"use at least {4 * plan.concurrency:,} requests"
+    )
 
 
 def busy_span(sent: NDArray[np.int64], plan: StagePlan) -> tuple[int, int] | None:

@@ -124,6 +124,38 @@ def _kept_up(stages: list[StageEvidence]) -> str:
     return "; ".join([*words, *(f"not applicable: {reason}" for reason in reasons)])
 
 
+LITTLE = 0.05
+"""By how much the number in flight may differ from Little's law. Simulated queues up to a load of 0.95 differ by at most 0.03."""
+_FEWEST, _LONGEST = 500, 0.05
+"""Requests that the law needs, and the share of the time that one may take: else the edges make too much of a difference."""
+
+
+def littles_law(evidence: Evidence) -> Check | None:
+    """Check that the printed throughput, mean latency and number in flight agree, in stages that are long and steady enough."""
+    off = {}
+    for stage in evidence.stages:
+        rates, latency = stage.throughput, stage.metrics["e2e_service"]
+        if rates.little is None or rates.span is None or rates.requests is None or latency.mean is None:
+            continue
+        is_steady = stage.overload.status == "steady" or not evidence.run.manifest.plan[stage.stage].open
+        if is_steady and rates.requests * rates.span >= _FEWEST and latency.mean <= _LONGEST * rates.span:
+            off[stage.stage] = rates.little
+    if not off:
+        return None
+    worst = max(off, key=lambda stage: abs(off[stage] - 1))
+    value = abs(off[worst] - 1)
+    if value <= LITTLE:
+        return Check(
+            "littles_law", "pass", value, LITTLE, f"in flight / (requests/s x mean latency) is {off[worst]:.3f}"
+        )
+    bad = (
+        f"The mean number in flight{evidence.stages[worst].label} is {off[worst]:.2f} times requests/s x mean latency, and by "
+        "Little's law should equal it: the figures do not describe the same steady state. Run longer, and look for requests "
+        "without a row (the check workers) and for a load that changes."
+    )
+    return Check("littles_law", "warn", value, LITTLE, bad, stages=(worst,))
+
+
 # --- stability and drift ---------------------------------------------------------------------------------------------
 
 
