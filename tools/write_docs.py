@@ -4,7 +4,7 @@ from pathlib import Path
 
 from inferometer.analysis.breakdown import PARTS
 from inferometer.analysis.checks import CHECKS
-from inferometer.analysis.metrics import METRICS, RATES
+from inferometer.analysis.metrics import METRICS, OTHER_TOOLS, RATES
 from inferometer.config.reference import markdown
 from inferometer.wire.failures import CODES
 
@@ -16,6 +16,7 @@ def metrics() -> str:
     rates = [f"| `throughput.{name}` | {definition} |" for name, definition in RATES.items()]
     parts = [f"| `breakdown.{name}` | {definition} |" for name, definition in PARTS.items()]
     checks = [f"| `{rule.name}` | {rule.definition} |" for rule in CHECKS.values()]
+    others = [f"| `{name}` | {' | '.join(names)} |" for name, *names in OTHER_TOOLS]
     failures = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
     return "\n".join(
         [
@@ -27,6 +28,12 @@ def metrics() -> str:
             *rows,
             "\n## Rates\n\n| name | definition |\n|---|---|",
             *rates,
+            "\n## What other tools call them\n\nFigures compare only if their definitions agree. In open loop, `ttft` and `e2e` count from the instant at\n"
+            "which the plan intended to send a request, so they include the time that it waited; most other tools count from the send, as\n"
+            "`ttft_service` and `e2e_service` do. `itl` is a gap between chunks; what AIPerf and GenAI-Perf call inter-token latency is `tpot`.\n"
+            "A dash means that the tool does not report the figure.\n\n"
+            "| here | vLLM (`vllm bench serve`) | AIPerf | GenAI-Perf | MLPerf Inference |\n|---|---|---|---|---|",
+            *others,
             "\n## Where the time went\n\nMeans, for servers that report their own times: see\n"
             "[where the time went](../how-to/kserve-server.md#where-the-time-went).\n\n| name | definition |\n|---|---|",
             *parts,

@@ -47,7 +47,7 @@ def config(**sections: object) -> dict[str, object]:
 
 def test_good_runs_pass_every_check_that_applies() -> None:
     stable = msgspec.structs.replace(made.CLOSED, stable=0.2, window=1.0)
-    found = (closed(plan=(stable,)), opened())
+    found = (closed(plan=(stable,)), opened(config=config(measure={"warmup": "auto"})))
     for summary in found:
         assert summary.verdict == "VALID" and {check.status for check in summary.checks} == {"pass"}
     assert {check.name for summary in found for check in summary.checks} == set(CHECKS)

@@ -21,12 +21,14 @@ Column = NDArray[np.float64]
 
 class Metric(msgspec.Struct, frozen=True):
     name: str
-    unit: Literal["s", "tokens", "tokens/chunk"]
+    unit: Literal["s", "tokens", "tokens/chunk", "tokens/s"]
     definition: str
     values: Callable[[Columns], Column] | None
     """Compute one value per row, NaN if it is not known. None for `itl`, which has one value per gap: see gaps.py."""
     of: Literal["ok", "sent"] = "ok"
     """Which requests count: those that succeeded, or all that were sent."""
+    estimated: Callable[[Columns], NDArray[np.bool_]] | None = None
+    """Select the rows whose value is an estimate. None: no value is."""
 
     @property
     def can_fail(self) -> bool:
@@ -67,8 +69,35 @@ def ttft_service(rows: Columns) -> Column:
     return _since(rows["first_token"], rows["sent"])
 
 
+def ttft_content(rows: Columns) -> Column:
+    return _since(rows["first_content"], start(rows))
+
+
+def decoded_tokens(rows: Columns) -> Column:
+    """Output tokens that were streamed after the first chunk; NaN if there is one chunk, or if the number is not known.
+
+    Tokens that were never streamed, such as hidden reasoning, do not count. If the tokens of the chunks are not known, the first
+    chunk is taken to have as many as the average chunk.
+    """
+    chunks = _at_least(rows["chunk_count"], 2)
+    counted = _known(rows["streamed_tokens"]) - _known(rows["first_tokens"])
+    tokens = np.where(_chunks_are_unknown(rows), _at_least(rows["n_out"], 2) * (1 - 1 / chunks), counted)
+    return np.where((tokens > 0) & ~np.isnan(chunks), tokens, np.nan)
+
+
+def _chunks_are_unknown(rows: Columns) -> NDArray[np.bool_]:
+    """Whether it is not known how many tokens the first chunk has, and all of them."""
+    unknown: NDArray[np.bool_] = (rows["streamed_tokens"] < 0) | (rows["first_tokens"] < 0)
+    return unknown
+
+
 def tpot(rows: Columns) -> Column:
-    return _since(rows["last_token"], rows["first_token"]) / (_at_least(rows["n_out"], 2) - 1)
+    return _since(rows["last_token"], rows["first_token"]) / decoded_tokens(rows)
+
+
+def tps_user(rows: Columns) -> Column:
+    time = _since(rows["last_token"], rows["first_token"])
+    return decoded_tokens(rows) / np.where(time > 0, time, np.nan)
 
 
 def e2e(rows: Columns) -> Column:
@@ -120,8 +149,10 @@ METRICS = {
     for metric in (
         Metric("ttft", "s", "time to first token: first token - intended (closed loop: - sent)", ttft),
         Metric("ttft_service", "s", "time to first token from the send: first token - sent", ttft_service),
+        Metric("ttft_content", "s", "time to the first token of the response itself, after any reasoning: first content or tool call - intended (closed loop: - sent)", ttft_content),
         Metric("itl", "s", "inter-token latency: each gap between consecutive chunks of a response", None),
-        Metric("tpot", "s", "time per output token after the first: (last token - first token) / (tokens - 1)", tpot),
+        Metric("tpot", "s", "time per output token after the first chunk: (last token - first token) / (streamed tokens - tokens of the first chunk); nothing for a response in one chunk; estimated with tokens / chunks as the tokens of the first chunk if they are not known", tpot, estimated=_chunks_are_unknown),
+        Metric("tps_user", "tokens/s", "output tokens per second that a user sees while a response is streamed: 1 / tpot", tps_user, estimated=_chunks_are_unknown),
         Metric("e2e", "s", "end-to-end latency: last byte of the response - intended (closed loop: - sent)", e2e),
         Metric("e2e_service", "s", "end-to-end latency from the send: last byte of the response - sent", e2e_service),
         Metric("ntpot", "s", "normalised time per output token: e2e / tokens", ntpot),
@@ -141,14 +172,34 @@ METRICS = {
 """In the order in which reports print them."""
 
 RATES = {
-    "requests": "requests completed per second within the window; in open loop from when the first responses have come until the last send",
-    "output_tokens": "output tokens of the requests completed within the window, per second",
-    "input_tokens": "prompt tokens of the requests completed within the window, per second",
-    "total_tokens": "prompt and output tokens of the requests completed within the window, per second",
-    "inferences": "requests completed within the window x batch size, per second; null if requests carry no batches",
+    "requests": "requests completed per second, without the edges of the stage; in closed loop a request that crosses an edge counts by the share of its time within",
+    "output_tokens": "output tokens that arrived per second, in the same time (by the arrival of their chunk)",
+    "input_tokens": "prompt tokens of the requests completed in that time, per second",
+    "total_tokens": "input_tokens + output_tokens",
+    "inferences": "requests completed per second x batch size; null if requests carry no batches",
     "offered": "requests sent per second, from the first send within the window to the last",
+    "in_flight": "mean number of requests in flight, in the same time as requests",
+    "little": "in_flight / (requests x mean e2e_service), of successful requests: by Little's law 1 in a steady state",
+    "decode": "output tokens per second of decoding, per request: tokens after the first chunk / (last token - first token), summed over all responses",
+    "span": "seconds that these rates count over",
 }
 """The window starts at its first intended instant (at t=0 if there is no warm-up) and ends when its last response ends (with a
-cool-down: at the first intended instant of that). If a stage ended because it was stable, its window is its stable part. In
-open loop the rates leave out the edges: they count from the first send plus the p90 of the end-to-end time of the first tenth
-of the requests until the last send, if that is at least half of the time in which requests were sent."""
+cool-down: at the first intended instant of that). The rates leave out the edges of a stage. Open loop: they count from the first
+send plus the p90 of the end-to-end time of the first tenth of the requests until the last send, and are null, with a reason, if
+less than half of the stage remains. Closed loop: from when all users have started until the last send. If a stage ended because
+it was stable, its stable part counts."""
+
+OTHER_TOOLS = (
+    ("ttft", "-", "-", "-", "TTFT (Server scenario)"),
+    ("ttft_service", "TTFT", "Time to First Token", "Time to First Token", "-"),
+    ("ttft_content", "-", "Time to First Output Token", "-", "-"),
+    ("itl", "ITL, with the gap after the chunk that has only the role", "Inter Chunk Latency", "-", "-"),
+    ("tpot", "TPOT, which divides by tokens - 1", "Inter Token Latency, likewise", "Inter Token Latency, likewise", "TPOT, likewise"),
+    ("tps_user", "-", "Output Token Throughput Per User", "Output Token Throughput Per User", "-"),
+    ("e2e", "-", "-", "-", "sample latency (Server scenario)"),
+    ("e2e_service", "E2EL, until the last chunk with choices", "Request Latency, until the last content", "Request Latency, likewise", "-"),
+    ("throughput.offered", "Request rate configured", "-", "-", "Scheduled samples per second"),
+    ("throughput.requests", "Request throughput, with fill and drain", "Request Throughput, likewise", "Request Throughput, likewise", "Completed samples per second, likewise"),
+    ("throughput.output_tokens", "Output token throughput, likewise", "Output Token Throughput, likewise", "Output Token Throughput, likewise", "Completed tokens per second, likewise"),
+)  # fmt: skip
+"""What other tools call these figures: our name, then vLLM's (`vllm bench serve`), AIPerf's, GenAI-Perf's and MLPerf Inference's."""

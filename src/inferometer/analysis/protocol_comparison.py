@@ -151,7 +151,8 @@ def _reasons(summary: Summary) -> list[str]:
 
 
 def _rate(summaries: Sequence[Summary]) -> float | None:
-    known = [(one.throughput.requests, one.window.span) for one in summaries if one.throughput.requests is not None]
+    rates = [one.throughput for one in summaries]
+    known = [(one.requests, one.span) for one in rates if one.requests is not None and one.span is not None]
     span = math.fsum(seconds for _, seconds in known)
     return math.fsum(rate * seconds for rate, seconds in known) / span if span else None
 

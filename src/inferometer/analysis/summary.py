@@ -18,7 +18,7 @@ from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
-from inferometer.analysis.throughput import MeasuredWindow, Settled, Throughput, throughput, together
+from inferometer.analysis.throughput import MeasuredWindow, Throughput, stage_rates, together
 from inferometer.analysis.window import STEADY
 from inferometer.records import COUNTED_BY, DROPPED, Run, StagePlan
 
@@ -92,17 +92,20 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
     itl = itl_by_stage(run, gaps)
-    stages = tuple(_stage(run, stage, itl.get(stage, NO_GAPS), as_inf, settled) for stage in range(len(plans)))
+    limit = settings.limits(run.manifest).overload
+    overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
+    each = stage_rates(run, settled, overloads)
+    stages = tuple(
+        _stage(run, stage, itl.get(stage, NO_GAPS), as_inf, each[stage], overloads[stage]) for stage in range(len(plans))
+    )
     several = len(stages) > 1
     evidence = _evidence(run, steady, gaps, stages)
     checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
-    window, rates = throughput(run, everything, range(len(plans)), settled)
+    window, rates = together(each)
     metrics = stages[0].metrics if not several else {}
-    if several:
-        window, rates = together(window, [(stage.window, stage.throughput) for stage in stages])
-        if _same_load(plans):
-            metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
+    if several and _same_load(plans):
+        metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
@@ -127,19 +130,25 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     )
 
 
-def _stage(run: Run, stage: int, itl: Distribution, as_inf: bool, settled: Settled) -> StageSummary:
+def _stage(
+    run: Run,
+    stage: int,
+    itl: Distribution,
+    as_inf: bool,
+    measured: tuple[MeasuredWindow, Throughput],
+    overload: Overload,
+) -> StageSummary:
     mask: Mask = run.records.rows["stage"] == stage
     plan = run.manifest.plan[stage]
-    window, rates = throughput(run, mask, range(stage, stage + 1), settled)
     good = mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0)
     return StageSummary(
         stage,
         plan.name or plan.type,
-        window,
+        measured[0],
         _counts(run, mask),
-        rates,
+        measured[1],
         distributions(run, mask, itl, as_inf),
-        overload(run.records.rows[mask], plan),
+        overload,
         **_split(split(run, good, stage)),
     )
 

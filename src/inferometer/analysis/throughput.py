@@ -1,8 +1,21 @@
-"""The rates of a run or a stage, and the window that they count over.
+"""The rates of a stage, free of its edges: they count over the time in which the load was on.
 
-Rates of an open loop agree when the server keeps up: requests offered, and requests completed without the edges. At the start
-of a stage nothing has been completed yet, and at its end nothing more is sent while the last responses arrive. Dividing by all
-of that time would report fewer requests per second than the server handled.
+At the start of a stage nothing has been completed yet, and at its end nothing more is sent while the last responses arrive.
+Dividing by all of that time would report fewer requests per second than the server handled.
+
+Open loop: completions from the first send plus the p90 of the end-to-end time of the first tenth of the requests (by then the
+pipeline is full) to the last send. If less than half of the stage remains, there are no rates.
+
+Closed loop: from when all users have started to the last send, all users are busy. The rates count over that time, without
+the p90 of the users' first end-to-end times if at least half of it remains: at first, only the shortest of the requests have
+ended. A request that crosses an edge counts by the share of its own time that is within: users may complete their requests
+at the same moments, and whether such a moment is just inside or just outside must not matter. (In open loop this would be
+wrong: the requests in a growing queue would count as partly done.)
+
+A stage that ended when it was stable: completions in its stable windows, as perf_analyzer counts them.
+
+Output tokens count when their chunk arrives. A response's chunks are scaled to its number of output tokens, because the number
+of tokens per chunk is not always known.
 """
 
 import math
@@ -12,22 +25,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import settings, stability
+from inferometer.analysis import blocks, exact, settings, stability
+from inferometer.analysis.metrics import decoded_tokens, e2e_service
+from inferometer.analysis.overload import EARLY, FLOOD, Overload, fill_time, stage_length
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP
-from inferometer.records import MISSING, PHASES, Columns, Run
-from inferometer.units import NS
+from inferometer.records import MISSING, PHASES, Columns, Run, StagePlan
+from inferometer.units import NS, format_seconds
 
-Mask = NDArray[np.bool_]
 Settled = dict[int, stability.Stability]
 """By stage number, for stages that end when they are stable."""
-_EARLY = 10
-"""The first tenth of the requests shows how long the pipeline takes to fill."""
-_FILLED = 0.9
-"""The percentile of their time; with the median, the rate would be too low when times vary."""
+Interval = tuple[float | None, float | None]
+_HALF = 0.499
+"""The least share of a stage that has to remain; a little less than half, so that rounding does not decide."""
+_MILLI = 1000
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Rates per second over the window; null if the window has no length."""
+    """Rates per second over `span`; null if they are not known."""
 
     requests: float | None = None
     output_tokens: float | None = None
@@ -35,6 +49,15 @@ class Throughput(msgspec.Struct, frozen=True):
     total_tokens: float | None = None
     inferences: float | None = None
     offered: float | None = None
+    in_flight: float | None = None
+    little: float | None = None
+    decode: float | None = None
+    span: float | None = None
+    """Seconds that the rates count over: the window without the edges of the stage."""
+    ci: dict[str, Interval] = {}
+    """95 % confidence intervals of `requests` and `output_tokens`."""
+    reason: str = ""
+    """Why there are no rates."""
 
 
 class MeasuredWindow(msgspec.Struct, frozen=True):
@@ -47,61 +70,236 @@ class MeasuredWindow(msgspec.Struct, frozen=True):
     requests: dict[str, int]
 
 
-def throughput(run: Run, mask: Mask, stages: range, settled: Settled) -> tuple[MeasuredWindow, Throughput]:
-    """The window and the rates of the rows of `mask`, which are those of `stages`.
+class _Span(msgspec.Struct, frozen=True):
+    """The time that a stage's rates count over, in ns."""
 
-    Requests that complete within the window count, even if they were sent in the warm-up: that way neither edge of the window
-    biases the rate. A request that completes exactly when the window begins does not count, because all of its work was
-    before the window: in closed loop, its end starts the next request.
-    """
+    start: int = 0
+    end: int = 0
+    partly: bool = False
+    """Whether requests that cross an edge count by the share of their time within."""
+    reason: str = ""
+
+
+def stage_rates(
+    run: Run, settled: Settled, overloads: Sequence[Overload]
+) -> tuple[tuple[MeasuredWindow, Throughput], ...]:
+    """The window and the rates of each stage."""
+    stages = [run.records.rows["stage"] == stage for stage in range(len(run.manifest.plan))]
+    windows = [_window(run, stage, mask, settled) for stage, mask in enumerate(stages)]
+    spans = [
+        _span(run.records.rows[mask], run.manifest.plan[stage], windows[stage], settled.get(stage), overloads[stage])
+        for stage, mask in enumerate(stages)
+    ]
+    tokens = _tokens_within(run, spans)
+    return tuple(
+        (window, _rates(run, mask, span, tokens)) for window, mask, span in zip(windows, stages, spans, strict=True)
+    )
+
+
+def together(stages: Sequence[tuple[MeasuredWindow, Throughput]]) -> tuple[MeasuredWindow, Throughput]:
+    """The window and the rates of a whole run: totals over the times that its stages count over."""
+    if len(stages) == 1:
+        return stages[0]
+    windows, rates = [window for window, _ in stages], [rates for _, rates in stages]
+    counted = [window for window in windows if window.span] or windows[:1]
+    window = MeasuredWindow(
+        min(each.start for each in counted),
+        max(each.end for each in counted),
+        math.fsum(each.span for each in windows),
+        {name: sum(each.requests[name] for each in windows) for name in PHASES},
+    )
+    offered = [(each.offered, window.span) for window, each in stages if each.offered is not None]
+    found = Throughput(offered=_average(offered))
+    if reasons := [f"stage {number}: {each.reason}" for number, each in enumerate(rates, 1) if each.reason]:
+        return window, msgspec.structs.replace(found, reason="; ".join(reasons))
+    totals = {}
+    for name in ("requests", "output_tokens", "input_tokens", "total_tokens", "inferences", "in_flight"):
+        values = [(getattr(each, name), each.span or 0.0) for each in rates]
+        totals[name] = None if any(value is None for value, _ in values) else _average(values)
+    return window, msgspec.structs.replace(found, span=math.fsum(each.span or 0.0 for each in rates), **totals)
+
+
+def _average(values: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of rates, each with the seconds that it counts over."""
+    seconds = math.fsum(span for _, span in values)
+    return math.fsum(rate * span for rate, span in values) / seconds if seconds else None
+
+
+# --- what the rates count over ---------------------------------------------------------------------------------------
+
+
+def _window(run: Run, stage: int, mask: NDArray[np.bool_], settled: Settled) -> MeasuredWindow:
+    """From the first intended instant (t=0 if there is no warm-up) until the last response has ended, or the cool-down begins."""
     rows, phase = run.records.rows, run.records.phase
     sizes = {name: int((mask & (phase == number)).sum()) for number, name in enumerate(PHASES)}
     ended = rows[mask & (phase == STEADY) & (rows["done"] != MISSING)]
     if not len(ended):
-        return MeasuredWindow(0.0, 0.0, 0.0, sizes), Throughput()
-    start = 0 if stages.start == 0 and not sizes[PHASES[WARMUP]] else int(ended["intended"].min())
-    tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= ended["intended"].max())]
+        return MeasuredWindow(0.0, 0.0, 0.0, sizes)
+    intended = ended["intended"]
+    start = 0 if stage == 0 and not sizes[PHASES[WARMUP]] else int(intended.min())
+    tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= intended.max())]
     end = int(tail["intended"].min()) if len(tail) else int(ended["done"].max())
-    start, end = _stable_edges(settled, stages, start, end)
-    span = max(end - start, 0) / NS
-    window = MeasuredWindow(start / NS, end / NS, span, sizes)
-    if not span:
-        return window, Throughput()
-    if all(plan.open and not plan.stable for plan in run.manifest.plan[stages.start : stages.stop]):
-        start, end = without_edges(rows[mask], start, end)
-        span = (end - start) / NS
-    inside = rows[mask & (rows["failure"] == 0) & (rows["done"] > start) & (rows["done"] <= end)]
-    tokens_in, tokens_out = _total(inside["n_in"]), _total(inside["n_out"])
+    stable = settled.get(stage, stability.Stability()).settled
+    start, end = stable if stable is not None else (start, end)
+    return MeasuredWindow(start / NS, end / NS, max(end - start, 0) / NS, sizes)
+
+
+def _span(
+    rows: Columns, plan: StagePlan, window: MeasuredWindow, stable: stability.Stability | None, overload: Overload
+) -> _Span:
+    start, end = round(window.start * NS), round(window.end * NS)
+    sent = rows["sent"]
+    sent = sent[sent != MISSING]
+    if not window.span or not len(sent):
+        return _Span(reason="no request in the window ended")
+    if stable is not None and stable.settled is not None:
+        return _Span(*stable.settled)
+    if plan.open:
+        return _open_span(rows, sent, start, end, overload)
+    return _closed_span(rows, sent, plan, start, end)
+
+
+def _open_span(rows: Columns, sent: NDArray[np.int64], start: int, end: int, overload: Overload) -> _Span:
+    first, begin, finish = int(sent.min()), max(start, int(sent.min())), min(end, int(sent.max()))
+    count = int(np.count_nonzero((sent >= begin) & (sent <= finish)))
+    length = stage_length(begin, finish, count)
+    good = rows[rows["failure"] == 0]
+    fill = fill_time(good) or 0
+    for share in (EARLY, FLOOD) if overload.status == "overloaded" else (EARLY,):
+        full = max(begin, first + (fill_time(good, share) or 0))
+        if finish > full and finish - full + length - (finish - begin) >= _HALF * length:
+            return _Span(full, finish)
+    if not length:
+        return _Span(reason="fewer than two requests were sent")
+    took, lasted, needs = (format_seconds(time / NS) for time in (fill, length, 4 * fill))
+    return _Span(
+        reason=f"the first responses took {took} and requests were sent for {lasted}, of which less than half remains without "
+        f"the edges: run for at least {needs}"
+    )
+
+
+def _closed_span(rows: Columns, sent: NDArray[np.int64], plan: StagePlan, start: int, end: int) -> _Span:
+    busy = busy_span(sent, plan) or (0, 0)
+    begin, finish = max(busy[0], start), min(busy[1], end)
+    fill = fill_time(rows, plan.concurrency / len(rows)) or 0
+    # Each send within the span follows a response. With fewer of them than users, only those count who were quick.
+    for full in (max(begin, busy[0] + fill), begin):
+        responses = np.count_nonzero((sent > full) & (sent <= finish))
+        if responses >= plan.concurrency and finish - full >= _HALF * (finish - begin):
+            return _Span(full, finish, partly=True)
+    return _Span(
+        reason="fewer than two responses per user after all users had started: "
+        f"use at least {4 * plan.concurrency:,} requests"
+    )
+
+
+def busy_span(sent: NDArray[np.int64], plan: StagePlan) -> tuple[int, int] | None:
+    """The time in which all users of a closed loop were at work; None if there is none.
+
+    It starts when the planned number has been sent and the ramp-up is over. After the last send, completed requests are no
+    longer replaced and the number in flight has to fall. The same is true after the end of the stage, when users only finish
+    their sequences.
+    """
+    if len(sent) <= plan.concurrency:
+        return None
+    first = int(sent.min())
+    begin = max(int(np.partition(sent, plan.concurrency - 1)[plan.concurrency - 1]), first + round(plan.ramp_up * NS))
+    end = int(sent.max())
+    if plan.duration:
+        end = min(end, first + round(plan.duration * NS))
+    return (begin, end) if end > begin else None
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, float]) -> Throughput:
+    rows, phase = run.records.rows, run.records.phase
+    counted = rows[mask & (phase == STEADY)]
+    found = Throughput(offered=offered(counted), decode=_decode(counted))
+    if span.reason:
+        return msgspec.structs.replace(found, reason=span.reason)
+    seconds = (span.end - span.start) / NS
+    chosen = np.flatnonzero(_overlapping(rows, span) & mask)
+    in_flight = _time_within(rows[chosen], span)
+    chosen = chosen[rows["failure"][chosen] == 0]
+    own = rows[chosen]
+    weights = _weights(own, span)
+    requests = float(exact.total(weights)) / seconds
+    tokens_in = _total(own["n_in"], weights)
+    arrived = _arrived(own, chosen, weights, span, tokens)
+    tokens_out = None if arrived is None else float(exact.total(arrived))
     both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
     batch = settings.number(run.manifest.server, "batch")
-    inferences = None if batch is None else len(inside) * batch
-    rates = (None if total is None else total / span for total in (tokens_out, tokens_in, both, inferences))
-    found = Throughput(len(inside) / span, *rates)
-    return window, msgspec.structs.replace(found, offered=offered(rows[mask & (phase == STEADY)]))
+    at = np.clip(own["done"], span.start, span.end)
+    intervals = {"requests": _interval(at, weights, span)}
+    if arrived is not None:
+        intervals["output_tokens"] = _interval(at, arrived, span)
+    return msgspec.structs.replace(
+        found,
+        requests=requests,
+        output_tokens=None if tokens_out is None else tokens_out / seconds,
+        input_tokens=None if tokens_in is None else tokens_in / seconds,
+        total_tokens=None if both is None else both / seconds,
+        inferences=None if batch is None else requests * batch,
+        in_flight=in_flight / (span.end - span.start),
+        little=_little(_time_within(own, span) / (span.end - span.start), requests, counted),
+        span=seconds,
+        ci=intervals,
+    )
 
 
-def _stable_edges(settled: Settled, stages: range, start: int, end: int) -> tuple[int, int]:
-    """The edges of the window; a stage that ended when it was stable counts from its first stable window to its last."""
-    first, last = (settled.get(stage, stability.Stability()).settled for stage in (stages.start, stages.stop - 1))
-    return (first[0] if first else start), (last[1] if last else end)
+def _overlapping(rows: Columns, span: _Span) -> NDArray[np.bool_]:
+    """Requests that were in flight during the span. One that ends exactly when the span starts was not.
+
+    In closed loop, its end starts the next request.
+    """
+    was: NDArray[np.bool_] = (rows["sent"] != MISSING) & (rows["sent"] <= span.end) & (rows["done"] > span.start)
+    return was
 
 
-def together(
-    window: MeasuredWindow, stages: Sequence[tuple[MeasuredWindow, Throughput]]
-) -> tuple[MeasuredWindow, Throughput]:
-    """The whole run's window and rates, from the stages' windows only: what came before a stage was stable does not count."""
-    span = math.fsum(window.span for window, _ in stages)
-    rates = {}
-    for name in Throughput.__struct_fields__:
-        known = [(getattr(rates, name), window.span) for window, rates in stages]
-        done = [rate * seconds for rate, seconds in known if rate is not None]
-        rates[name] = math.fsum(done) / span if done and span else None
-    return msgspec.structs.replace(window, span=span), Throughput(**rates)
+def _time_within(rows: Columns, span: _Span) -> int:
+    """Sum of the times that requests were in flight within the span, in ns."""
+    return int((np.minimum(rows["done"], span.end) - np.maximum(rows["sent"], span.start)).sum())
 
 
-def _total(tokens: NDArray[np.int32]) -> int | None:
+def _weights(rows: Columns, span: _Span) -> NDArray[np.float64]:
+    """What each request that was in flight during the span counts."""
+    sent, done = rows["sent"], rows["done"]
+    if not span.partly:
+        return (done <= span.end).astype(np.float64)
+    within = np.minimum(done, span.end) - np.maximum(sent, span.start)
+    return np.where(done > sent, within / np.maximum(done - sent, 1), 1.0)
+
+
+def _total(tokens: NDArray[np.int32], weights: NDArray[np.float64]) -> float | None:
     """Sum of the token counts; None if one is not known, such as that of a later turn without the server's usage."""
-    return int(tokens.sum(dtype=np.int64)) if (tokens >= 0).all() else None
+    counts = weights > 0
+    if (tokens[counts] < 0).any():
+        return None
+    return float(exact.total(tokens[counts] * weights[counts])) if counts.any() else 0.0
+
+
+def _little(in_flight: float, rate: float, counted: Columns) -> float | None:
+    """Mean number in flight / (rate x mean time in flight): by Little's law 1 in a steady state. Successful requests only."""
+    times = e2e_service(counted[counted["failure"] == 0])
+    times = times[~np.isnan(times)]
+    expected = rate * exact.mean(times) if len(times) else 0.0
+    return in_flight / expected if expected else None
+
+
+def _decode(counted: Columns) -> float | None:
+    """Output tokens per second of decoding, per request in flight: tokens after the first chunk / time after the first chunk."""
+    good = counted[(counted["failure"] == 0) & (counted["chunk_count"] > 1)]
+    tokens, time = decoded_tokens(good), good["last_token"] - good["first_token"]
+    known = ~np.isnan(tokens) & (good["last_token"] != MISSING)
+    seconds = int(time[known].sum()) / NS
+    return float(exact.total(tokens[known])) / seconds if seconds > 0 else None
+
+
+def _interval(at: NDArray[np.int64], weights: NDArray[np.float64], span: _Span) -> Interval:
+    _, low, high = blocks.rate(at, np.rint(weights * _MILLI), span.start, span.end)
+    return None if low is None else low / _MILLI, None if high is None else high / _MILLI
 
 
 def offered(rows: Columns) -> float | None:
@@ -112,18 +310,59 @@ def offered(rows: Columns) -> float | None:
     return (len(sent) - 1) / span if span else None
 
 
-def without_edges(rows: Columns, start: int, end: int) -> tuple[int, int]:
-    """Narrow the window from `start` to `end` to the time in which the pipeline was full and requests were still sent.
+# --- output tokens by arrival ----------------------------------------------------------------------------------------
 
-    If that is less than half of the time in which requests were sent, the window stays as it is.
+
+def _arrived(
+    rows: Columns, index: NDArray[np.int64], weights: NDArray[np.float64], span: _Span, within: dict[int, float]
+) -> NDArray[np.float64] | None:
+    """Output tokens of each request that arrived during the span; None if a number of tokens is not known.
+
+    `within` has the share of the tokens for requests (by the `index` of their row) whose chunks cross an edge of the span.
     """
-    order = np.argsort(np.where(rows["sent"] == MISSING, np.iinfo(np.int64).max, rows["sent"]), kind="stable")
-    order = order[: int((rows["sent"] != MISSING).sum())]
-    early = rows[order[: max(len(order) // _EARLY, 1)]]
-    times = np.sort((early["done"] - early["sent"])[early["failure"] == 0])
-    if not len(times):
-        return start, end
-    first, last = (int(rows["sent"][order[index]]) for index in (0, -1))
-    full = max(start, first + int(times[int(_FILLED * (len(times) - 1))]))
-    finish = min(end, last)
-    return (full, finish) if finish > full and 2 * (finish - full) >= last - first else (start, end)
+    tokens, inside = rows["n_out"], weights.copy()
+    streamed = rows["chunk_count"] > 0
+    inside[streamed] = 1.0
+    crossing = streamed & _crosses(rows, span)
+    inside[crossing] = [within.get(row, 0.0) for row in index[crossing].tolist()]
+    if (tokens[inside > 0] < 0).any():
+        return None
+    return np.where(inside > 0, tokens * inside, 0.0)
+
+
+def _crosses(rows: Columns, span: _Span) -> NDArray[np.bool_]:
+    crosses: NDArray[np.bool_] = (rows["first_token"] <= span.start) | (rows["last_token"] > span.end)
+    return crosses
+
+
+def _tokens_within(run: Run, spans: Sequence[_Span]) -> dict[int, float]:
+    """For each request whose chunks cross an edge of its stage's span: the share of its tokens that arrived within."""
+    rows = run.records.rows
+    own, edges = [], []
+    for stage, span in enumerate(spans):
+        if not span.reason:
+            crossing = _overlapping(rows, span) & _crosses(rows, span) & (rows["chunk_count"] > 0)
+            found = np.flatnonzero(crossing & (rows["stage"] == stage) & (rows["failure"] == 0))
+            own.append(found)
+            edges.append(np.tile((span.start, span.end), (len(found), 1)))
+    if not sum(map(len, own)):
+        return {}
+    index, bounds = np.concatenate(own), np.concatenate(edges)
+    order = np.argsort(rows["chunk_start"][index], kind="stable")
+    index, bounds = index[order], bounds[order]
+    start = rows["chunk_start"][index]
+    end = start + rows["chunk_count"][index]
+    total, inside = np.zeros(len(index)), np.zeros(len(index))
+    position = 0
+    for piece in run.chunks():
+        limit = position + len(piece.arrival)
+        here = range(int(np.searchsorted(end, position, "right")), int(np.searchsorted(start, limit)))
+        for number in here:
+            part = slice(max(start[number] - position, 0), min(end[number], limit) - position)
+            arrival, tokens = piece.arrival[part], piece.tokens[part]
+            total[number] += int(tokens.sum(dtype=np.int64))
+            kept = (arrival > bounds[number, 0]) & (arrival <= bounds[number, 1])
+            inside[number] += int(tokens[kept].sum(dtype=np.int64))
+        position = limit
+    shares = np.divide(inside, total, out=np.zeros(len(index)), where=total > 0)
+    return dict(zip(index.tolist(), shares.tolist(), strict=True))

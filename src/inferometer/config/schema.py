@@ -461,6 +461,24 @@ class Limits(_Section):
     memory: Annotated[float, Meta(description="Maximum share of the machine's memory in use.", gt=0, le=1)] = 0.95
     clock_step: Annotated[Seconds, Meta(description="Maximum step of the wall clock.")] = Seconds(0.001)
     failures: Annotated[float, Meta(description="Maximum share of requests that fail.", ge=0, le=1)] = 0.01
+    rate: Annotated[
+        float, Meta(description="Open loop: minimum share of the planned rate at which requests are sent.", ge=0, le=1)
+    ] = 0.95
+    concurrency: Annotated[
+        float,
+        Meta(
+            description="Closed loop: minimum share of the planned concurrency that is in flight on average. Below 95 % there is a warning.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.8
+    overload: Annotated[
+        float,
+        Meta(
+            description="Open loop: a stage is overloaded if the number of requests in flight grows throughout, and by more than this share of the arrivals.",
+            ge=0,
+        ),
+    ] = 0.02
 
 
 class Config(_Section):

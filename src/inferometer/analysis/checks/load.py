@@ -1,23 +1,23 @@
-"""Did the client generate the planned load: the rate, the concurrency, the stability?"""
+"""Did the run have the planned load: the rate, the concurrency, a server that keeps up, stability?"""
 
 from typing import Literal
 
 import numpy as np
 
-from inferometer.analysis import stability
-from inferometer.analysis.checks.evidence import Check, Evidence, FailureCount, count_failures
+from inferometer.analysis import settings, stability, window
+from inferometer.analysis.checks.evidence import Check, Evidence, FailureCount, StageEvidence, count_failures
 from inferometer.analysis.checks.lag import allowed
 from inferometer.analysis.metrics import stages_of
+from inferometer.analysis.throughput import busy_span
 from inferometer.records import CANCELLED, DROPPED, LOST, MISSING, Columns, StagePlan
-from inferometer.units import NS, format_seconds
+from inferometer.units import NS, format_number, format_seconds
 
-SHARE = 0.95
-"""Share of the planned rate or concurrency that must be reached."""
+# --- the rate --------------------------------------------------------------------------------------------------------
 
 
 def rate(evidence: Evidence) -> Check | None:
     """Compare with the instants of the plan, not with its nominal rate: a Poisson plan has more or fewer requests by chance."""
-    rows = evidence.run.records.rows
+    rows, limit = evidence.run.records.rows, evidence.limits.rate
     results = []
     for stage in stages_of(rows["stage"][rows["open_loop"] != 0]):
         own = rows[rows["stage"] == stage]
@@ -26,9 +26,14 @@ def rate(evidence: Evidence) -> Check | None:
     if not results:
         return None
     share, message, stage = min(results)
-    if share >= SHARE:
-        return Check("rate", "pass", share, SHARE, message)
-    return Check("rate", "fail", share, SHARE, f"Only {message}. {_why_slower(evidence, stage, share)}")
+    if share >= limit:
+        return Check("rate", "pass", share, limit, message)
+    label = evidence.stages[stage].label
+    remedy = _why_slower(evidence, stage, share)
+    # A server that does not keep up within the cap is saturated: its throughput is what it can do.
+    affects = ("latency",) if remedy == _CAPPED else ("latency", "throughput")
+    slow = tuple(sorted(stage for share, _, stage in results if share < limit))
+    return Check("rate", "fail", share, limit, f"Only {message}{label}. {remedy}", affects, slow)
 
 
 def _rate(rows: Columns, allowed: float) -> tuple[float, str] | None:
@@ -39,7 +44,9 @@ def _rate(rows: Columns, allowed: float) -> tuple[float, str] | None:
         return None
     end = max(int(sent.max()) - round(allowed * NS), last) if len(sent) else last
     planned, reached = len(intended) / ((last - first) / NS), len(sent) / ((end - first) / NS)
-    return reached / planned, f"{reached:,.1f} of {planned:,.1f} planned requests/s were sent"
+    unsent = len(intended) - len(sent)
+    never = f" ({unsent:,} of {len(intended):,} requests were never sent)" if unsent else ""
+    return reached / planned, f"{reached:,.1f} of {planned:,.1f} planned requests/s were sent{never}"
 
 
 def _why_slower(evidence: Evidence, stage: int, share: float) -> str:
@@ -69,6 +76,108 @@ def _why_unsent(kind: FailureCount) -> str:
 _CAPPED = "The server did not keep up within the concurrency cap: lower the rate, or raise load.max_concurrency."
 
 
+# --- overload --------------------------------------------------------------------------------------------------------
+
+
+def overload(evidence: Evidence) -> Check | None:
+    """Fail for the latencies of stages whose queue grew, and of those that are too short to tell."""
+    limit = evidence.limits.overload
+    open_stages = [stage for stage in evidence.stages if evidence.run.manifest.plan[stage.stage].open]
+    if not open_stages:
+        return None
+    grown = [stage for stage in open_stages if stage.overload.status == "overloaded"]
+    short = [stage for stage in open_stages if stage.overload.status == "too_short"]
+    shares = [stage.overload.share for stage in open_stages if stage.overload.share is not None]
+    value = max(shares, default=None)
+    if not grown and not short:
+        return Check("overload", "pass", value, limit, _kept_up(open_stages))
+    messages = [_overloaded(evidence, grown)] if grown else []
+    if short:
+        worst = max(short, key=lambda stage: stage.overload.needs or 0.0)
+        needs = format_seconds(worst.overload.needs or 0.0)
+        messages.append(
+            f"Too short to tell whether the server keeps up{worst.label}: {worst.overload.reason}. Run for at least {needs}."
+        )
+    numbers = tuple(sorted(stage.stage for stage in (*grown, *short)))
+    return Check("overload", "fail", value, limit, " ".join(messages), ("latency",), numbers)
+
+
+def _overloaded(evidence: Evidence, stages: list[StageEvidence]) -> str:
+    """Describe the first stage that was overloaded: in a sweep, that is the lowest rate that was too much."""
+    first, more = stages[0], len(stages) - 1
+    growth, capacity = (
+        f"{format_number(value or 0.0, 3)} requests/s" for value in (first.overload.growth, first.overload.capacity)
+    )
+    latency = "TTFT" if first.metrics["ttft"].count else "the latency"
+    others = f" ({more} more {'stages were' if more > 1 else 'stage was'} overloaded too)" if more else ""
+    return (
+        f"The queue{first.label} grew by {growth}; {latency} has no steady value at this rate; the server completes about "
+        f"{capacity}{others}. Lower the rate to measure latencies; the throughput is the server's at saturation."
+    )
+
+
+def _kept_up(stages: list[StageEvidence]) -> str:
+    """Say that the queue did not grow, or why the test does not apply."""
+    tested = [stage for stage in stages if stage.overload.status == "steady"]
+    reasons = sorted({stage.overload.reason for stage in stages if stage.overload.status == "not_applicable"})
+    words = ["the number of requests in flight did not keep growing"] if tested else []
+    return "; ".join([*words, *(f"not applicable: {reason}" for reason in reasons)])
+
+
+LITTLE = 0.05
+"""By how much the number in flight may differ from Little's law. Simulated queues up to a load of 0.95 differ by at most 0.03."""
+_FEWEST, _LONGEST = 500, 0.05
+"""Requests that the law needs, and the share of the time that one may take: else the edges make too much of a difference."""
+
+
+def littles_law(evidence: Evidence) -> Check | None:
+    """Check that the printed throughput, mean latency and number in flight agree, in stages that are long and steady enough."""
+    off = {}
+    for stage in evidence.stages:
+        rates, latency = stage.throughput, stage.metrics["e2e_service"]
+        if rates.little is None or rates.span is None or rates.requests is None or latency.mean is None:
+            continue
+        is_steady = stage.overload.status == "steady" or not evidence.run.manifest.plan[stage.stage].open
+        if is_steady and rates.requests * rates.span >= _FEWEST and latency.mean <= _LONGEST * rates.span:
+            off[stage.stage] = rates.little
+    if not off:
+        return None
+    worst = max(off, key=lambda stage: abs(off[stage] - 1))
+    value = abs(off[worst] - 1)
+    if value <= LITTLE:
+        return Check(
+            "littles_law", "pass", value, LITTLE, f"in flight / (requests/s x mean latency) is {off[worst]:.3f}"
+        )
+    bad = (
+        f"The mean number in flight{evidence.stages[worst].label} is {off[worst]:.2f} times requests/s x mean latency, and by "
+        "Little's law should equal it: the figures do not describe the same steady state. Run longer, and look for requests "
+        "without a row (the check workers) and for a load that changes."
+    )
+    return Check("littles_law", "warn", value, LITTLE, bad, stages=(worst,))
+
+
+# --- stability and drift ---------------------------------------------------------------------------------------------
+
+
+def warmup(evidence: Evidence) -> Check | None:
+    """Warn if `measure.warmup: auto` reached its bound. An overloaded stage drifts too, and has its own check."""
+    if settings.measure(evidence.run.manifest).warmup != window.AUTO:
+        return None
+    rows = evidence.run.records.rows
+    drifting = [
+        stage
+        for stage in evidence.stages
+        if stage.overload.status != "overloaded" and window.is_drifting(rows[rows["stage"] == stage.stage])
+    ]
+    if not drifting:
+        return Check("warmup", "pass", 0, 0, "the latency settled within the first half of each stage")
+    bad = (
+        f"measure.warmup: auto left out half of the requests{drifting[0].label}, and the latency was still changing: that is "
+        "drift, not warm-up. Run longer, or find out what keeps changing in the server."
+    )
+    return Check("warmup", "warn", len(drifting), 0, bad, ("latency",), tuple(stage.stage for stage in drifting))
+
+
 def stable(evidence: Evidence) -> Check | None:
     """Check the least stable of the stages that end when they are stable."""
     plans = evidence.run.manifest.plan
@@ -96,12 +205,17 @@ def stable(evidence: Evidence) -> Check | None:
     return Check("stability", "fail", result.spread, plan.stable, bad)
 
 
+# --- concurrency -----------------------------------------------------------------------------------------------------
+
 TURN_AROUND = 0.0001
 """Seconds that an idle client may take between a response and the next request; with very short responses this shows."""
+WARN, WARN_ONE = 0.95, 0.97
+"""Shares of the planned concurrency below which there is a warning: in general, and if the concurrency is 1."""
 
 
 def concurrency(evidence: Evidence) -> Check | None:
-    rows = evidence.run.records.rows
+    """A shortfall alone is a warning: latencies at 7.3 requests in flight are true at 7.3."""
+    rows, limit = evidence.run.records.rows, evidence.limits.concurrency
     results = []
     for stage, plan in enumerate(evidence.run.manifest.plan):
         if plan.open or plan.think or not plan.concurrency:
@@ -111,52 +225,50 @@ def concurrency(evidence: Evidence) -> Check | None:
             continue
         reached = in_flight(own, plan)
         if reached is not None:
-            message = f"{reached:,.3g} of {plan.concurrency:,} requests were in flight on average"
-            results.append((reached / plan.concurrency, message, own, plan.concurrency))
+            results.append((reached / plan.concurrency, reached, stage))
     if not results:
         return None
-    share, message, own, planned = min(results, key=lambda result: result[0])
-    if share >= SHARE:
-        return Check("concurrency", "pass", share, SHARE, message)
-    status, remedy = _why_fewer(own, planned)
-    return Check("concurrency", status, share, SHARE, f"Only {message}. {remedy}")
+    share, reached, stage = min(results)
+    planned = evidence.run.manifest.plan[stage].concurrency
+    message = f"mean in flight {format_number(reached, 3)} of {planned:,}"
+    if share >= (WARN_ONE if planned == 1 else WARN):
+        return Check("concurrency", "pass", share, limit, message)
+    own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
+    is_allowed, remedy = _why_fewer(own, planned)
+    status: Literal["warn", "fail"] = "warn" if is_allowed or share >= limit else "fail"
+    short = tuple(sorted(stage for share, _, stage in results if share < WARN))
+    label = evidence.stages[stage].label
+    return Check(
+        "concurrency", status, share, limit, f"{message.capitalize()}{label}. {remedy}", ("throughput",), short
+    )
 
 
-def _why_fewer(rows: Columns, planned: int) -> tuple[Literal["warn", "fail"], str]:
-    """Why completed requests were not replaced immediately."""
+def _why_fewer(rows: Columns, planned: int) -> tuple[bool, str]:
+    """Why completed requests were not replaced immediately, and whether that is always allowed."""
     if (rows["failure"] > 0).any():
-        return "fail", "After a failure, a user pauses before the next request: see the failures."
+        return False, "After a failure, a user pauses before the next request: see the failures."
     median = float(np.median(rows["sent"] - rows["intended"])) / NS
+    between = f"the client's own {format_seconds(median)} between requests"
+    if planned == 1:
+        return True, (
+            f"The rest is {between} (median). The latencies are valid, but the client limited the throughput. Give it a CPU core "
+            "of its own, or use another machine."
+        )
     if median <= TURN_AROUND:
-        return (
-            "warn",
-            f"Responses are so short that the client's own {format_seconds(median)} between requests lowers the concurrency. The latencies are valid, but a higher load.concurrency would give more throughput.",
+        return True, (
+            f"Responses are so short that {between} lowers the concurrency. The latencies are valid, but a higher "
+            "load.concurrency would give more throughput."
         )
     slow = f"The client took {format_seconds(median)} (median) between a response and the next request"
-    if planned == 1:
-        return (
-            "warn",
-            f"{slow}. The latencies are valid, but the client limited the throughput. Give it a CPU core of its own, or use another machine.",
-        )
-    return "fail", f"{slow}. Use more client.processes or another machine, or lower load.concurrency."
+    return False, f"{slow}. Use more client.processes or another machine, or lower load.concurrency."
 
 
 def in_flight(rows: Columns, plan: StagePlan) -> float | None:
-    """Mean number of requests in flight, from when the planned number had been sent (and the ramp-up was over) to the last send.
-
-    After the last send, completed requests are no longer replaced and the number has to fall. The same is true after the end of
-    the stage, when users only finish their sequences. None if no request was replaced.
-    """
-    planned = plan.concurrency
-    if len(rows) <= planned:
+    """Mean number of requests in flight while all users were at work; None if no request was replaced."""
+    busy = busy_span(rows["sent"], plan)
+    if busy is None:
         return None
-    sent = rows["sent"]
-    full = np.partition(sent, planned - 1)[planned - 1]
-    begin, end = max(full, sent.min() + round(plan.ramp_up * NS)), sent.max()
-    if plan.duration:
-        end = min(end, sent.min() + round(plan.duration * NS))
-    if end <= begin:
-        return None
+    begin, end = busy
     done = np.where(rows["done"] == MISSING, end, rows["done"])
-    lifetimes = np.clip(done, begin, end) - np.clip(sent, begin, end)
-    return float(lifetimes.sum() / (end - begin))
+    lifetimes = np.clip(done, begin, end) - np.clip(rows["sent"], begin, end)
+    return int(lifetimes.sum()) / (end - begin)

@@ -1,0 +1,176 @@
+"""A stage that offers more than the server completes is found, and one that the server keeps up with is not accused."""
+
+import msgspec
+import numpy as np
+import pytest
+import queues
+import synthetic_run as made
+
+from inferometer.analysis.checks import Check
+from inferometer.analysis.overload import Overload, overload
+from inferometer.analysis.summary import Summary, summarise
+from inferometer.records import MISSING, Columns, Failure, Outcome, StagePlan
+
+
+def drift(rows: np.ndarray, plan: StagePlan) -> Overload:
+    return overload(Columns.of(rows), plan)
+
+
+def check_of(summary: Summary) -> Check:
+    return next(check for check in summary.checks if check.name == "overload")
+
+
+@pytest.mark.parametrize("seconds", [30, 120, 300])
+def test_100_per_second_offered_to_a_capacity_of_90_is_overload(seconds: float) -> None:
+    """The third row of the table: it was VALID, with a p99 that grew with the length of the run."""
+    found = summarise(queues.run(queues.queue_rows(100, 90, seconds), queues.stage(100, seconds)))
+    assert found.overload is not None and found.overload.status == "overloaded"
+    assert found.overload.growth == pytest.approx(10, abs=2) and found.overload.capacity == pytest.approx(90, abs=2)
+    check = check_of(found)
+    assert (check.status, check.affects, check.stages) == ("fail", ("latency",), (0,))
+    assert found.verdict == "INVALID" and found.quotable == {"latency": False, "throughput": True}
+    assert "requests/s; the latency has no steady value at this rate; the server completes about " in check.message
+
+
+@pytest.mark.parametrize("service", queues.SERVICE)
+@pytest.mark.parametrize("kind", ["constant", "poisson"])
+@pytest.mark.parametrize("slots", [1, 16])
+def test_no_false_alarm_at_95_percent_of_the_capacity(service: str, kind: str, slots: int) -> None:
+    plan = queues.stage(95, 30, kind)
+    for seed in range(5):
+        for rate in (50, 80, 95):
+            rows = queues.queue_rows(rate, 100, 30, seed, slots, kind, service)
+            assert drift(rows, plan).status == "steady", (rate, seed)
+
+
+@pytest.mark.parametrize("service", queues.SERVICE)
+def test_five_percent_above_the_capacity_is_found_in_two_minutes(service: str) -> None:
+    found = [
+        drift(queues.queue_rows(105, 100, 120, seed, service=service), queues.stage(105, 120)) for seed in range(5)
+    ]
+    assert sum(each.status == "overloaded" for each in found) >= 4
+
+
+@pytest.mark.parametrize("times", [2, 7, 20])
+def test_a_flood_is_overload_and_not_too_short(times: int) -> None:
+    rows = queues.queue_rows(20 * times, 20, 30)
+    found = drift(rows, queues.stage(20 * times, 30))
+    assert found.status == "overloaded" and found.capacity == pytest.approx(20, rel=0.15)
+    assert summarise(queues.run(rows, queues.stage(20 * times, 30))).throughput.requests == pytest.approx(20, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "takes"), [(10, 2, 0.05), (20, 2, 0.05), (50, 2, 0.1), (10, 5, 0.5), (20, 30, 5)]
+)
+@pytest.mark.parametrize("kind", ["constant", "poisson"])
+def test_short_stages_with_a_steady_server_pass(rate: float, seconds: float, takes: float, kind: str) -> None:
+    for seed in range(10):
+        arrived = queues.arrivals(kind, rate, seconds, np.random.default_rng(seed))
+        assert drift(queues.open_rows(arrived, arrived + takes), queues.stage(rate, seconds, kind)).status == "steady"
+
+
+def test_a_stage_in_which_responses_take_more_than_half_of_it_is_too_short_to_tell() -> None:
+    arrived = np.arange(200) / 20
+    rows = queues.open_rows(arrived, arrived + 6)
+    found = summarise(queues.run(rows, queues.stage(20, 10, "constant")))
+    assert found.overload is not None and (found.overload.status, found.overload.needs) == (
+        "too_short",
+        pytest.approx(24, rel=0.01),
+    )
+    check = check_of(found)
+    assert (check.status, check.affects) == ("fail", ("latency",)) and not found.quotable["latency"]
+    assert "Too short to tell" in check.message and "Run for at least 24 s" in check.message
+
+
+def test_long_tails_that_still_fill_the_pipeline_are_not_called_overload() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        arrived = np.arange(6000) / 200
+        rows = queues.open_rows(arrived, arrived + queues.SERVICE["lognormal"](rng, 7, 6000))
+        assert drift(rows, queues.stage(200, 30, "constant")).status in ("too_short", "steady")
+
+
+@pytest.mark.parametrize("kind", ["ramp", "steps", "bursts", "trace"])
+def test_rates_that_change_are_not_tested_and_the_check_says_so(kind: str) -> None:
+    rows = queues.queue_rows(100, 90, 30)
+    found = summarise(queues.run(rows, queues.stage(100, 30, kind)))
+    check = check_of(found)
+    assert check.status == "pass" and check.message == f"not applicable: the rate of the stage is not constant ({kind})"
+
+
+def test_closed_loops_have_no_overload() -> None:
+    rows, chunks = made.closed_rows()
+    found = summarise(made.run(rows, chunks))
+    assert found.overload == Overload("not_applicable", "closed loop")
+    assert not any(check.name == "overload" for check in found.checks)
+
+
+def test_too_few_requests_are_not_tested() -> None:
+    arrived = np.arange(19) / 10
+    found = drift(queues.open_rows(arrived, arrived + 5), queues.stage(10, 1.9, "constant"))
+    assert found.status == "not_applicable" and "19 requests are too few" in found.reason
+
+
+def test_requests_that_wait_at_the_cap_of_the_client_are_in_flight() -> None:
+    """With a cap of 8, the queue is in the client: what was sent is never more than 8 ahead of what is done."""
+    rows = queues.queue_rows(100, 90, 30, slots=8, kind="constant", service="constant")
+    waited = np.maximum(rows["done"] - rows["intended"] - round(8 / 90 * made.SECOND), 0)
+    rows["sent"] += waited
+    rows["held"] = waited
+    found = drift(rows, queues.stage(100, 30, "constant", concurrency=8))
+    assert found.status == "overloaded" and found.growth == pytest.approx(10, rel=0.05)
+
+
+def test_refused_requests_are_not_in_flight() -> None:
+    rows = queues.queue_rows(100, 200, 30)
+    refused = np.arange(len(rows)) % 3 == 0
+    rows["done"][refused] = rows["sent"][refused] + made.MS
+    made.fail(rows, refused)
+    found = drift(rows, queues.stage(100, 30))
+    assert found.status == "steady"
+
+
+def test_an_interrupted_stage_is_tested_up_to_the_interruption() -> None:
+    rows = queues.queue_rows(100, 90, 60)
+    end = 30 * made.SECOND
+    rows = rows[rows["intended"] < end]
+    cut = rows["done"] > end
+    rows["done"][cut], rows["failure"][cut] = end, 1
+    found = summarise(
+        queues.run(rows, queues.stage(100, 60), failures=(Failure("cancelled", ""),), outcome=Outcome(interrupted=True))
+    )
+    assert found.overload is not None and found.overload.status == "overloaded"
+
+
+def test_a_stage_whose_requests_never_ended_or_were_never_sent() -> None:
+    rows = queues.queue_rows(100, 200, 30)
+    rows["done"] = MISSING
+    assert drift(rows, queues.stage(100, 30)).status == "not_applicable"
+    rows["sent"] = MISSING
+    assert drift(rows, queues.stage(100, 30)).reason == "no request was sent"
+
+
+def test_the_limit_is_configurable() -> None:
+    rows, plan = queues.queue_rows(100, 90, 30), queues.stage(100, 30)
+    limits = made.manifest().config | {"limits": {"overload": 0.2}}
+    assert check_of(summarise(queues.run(rows, plan, config=limits))).status == "pass"
+
+
+def test_a_sweep_names_the_first_stage_that_was_too_much() -> None:
+    parts = []
+    for stage, rate in enumerate((50, 100, 150)):
+        part = queues.queue_rows(rate, 90, 30, seed=stage)
+        part["stage"] = stage
+        for name in ("intended", "sent", "done"):
+            part[name] += stage * 100 * made.SECOND
+        parts.append(part)
+    rows = np.concatenate(parts)
+    rows["id"] = np.arange(len(rows))
+    plans = tuple(queues.stage(rate, 30, name=f"{rate}/s") for rate in (50, 100, 150))
+    found = summarise(made.run(rows, plan=plans))
+    check = check_of(found)
+    assert check.stages == (1, 2) and "The queue of stage 2 (100/s) grew by" in check.message
+    assert "1 more stage was overloaded too" in check.message
+    assert [stage.quotable["latency"] for stage in found.stages] == [True, False, False]
+    assert all(stage.quotable["throughput"] for stage in found.stages)
+    msgspec.json.encode(found)
