@@ -39,6 +39,10 @@ class Gaps(msgspec.Struct, frozen=True):
     """Gaps of 0 in those responses: chunks that the kernel may have merged under one timestamp."""
     first_merged: NDArray[np.int64]
     """Rows of those responses whose first gap is 0: their first token may have the timestamp of the second."""
+    late_rows: NDArray[np.int64]
+    """Rows of those responses that have a gap of 0, in the order of their chunks. merges.py looks at them in detail."""
+    zeros: dict[int, int]
+    """Gaps of 0 by stage, whether or not their response was read late."""
 
 
 def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
@@ -57,8 +61,15 @@ def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
         slices.add_totals(arrival, position)
         position, previous = position + len(arrival), int(arrival[-1])
     late = slices.read_late()
-    first_merged = slices.own[late & slices.first_zero]
-    return Gaps(slices.values, stages, int(late.sum()), int(slices.zeros[late].sum()), first_merged)
+    return Gaps(
+        values=slices.values,
+        stages=stages,
+        read_late=int(late.sum()),
+        merged=int(slices.zeros[late].sum()),
+        first_merged=slices.own[late & slices.first_zero],
+        late_rows=slices.own[late & (slices.zeros > 0)],
+        zeros={stage: int(slices.zeros[slices.stage == stage].sum()) for stage in stages},
+    )
 
 
 class _Slices:
@@ -118,7 +129,7 @@ class _Slices:
         self, picked: NDArray[np.int64], owners: NDArray[np.int64], counts: NDArray[np.int64], position: int
     ) -> None:
         """Count, for each request, the gaps of 0 and the gaps shorter than LATE times its read delay."""
-        if not len(picked) or self.reach[owners].max() <= picked.min():
+        if not len(picked) or max(self.reach[owners].max() - 1, 0) < picked.min():
             return
         starts = np.cumsum(counts) - counts
         shorter, zero = picked < np.repeat(self.reach[owners], counts), picked == 0

@@ -5,7 +5,7 @@ import numpy as np
 from inferometer.analysis import exact
 from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
-from inferometer.analysis.settings import api, number, receives_text, sends_text
+from inferometer.analysis.settings import api, number, receives_text, sends_text, text
 from inferometer.records import COUNTED_BY, MISSING
 
 SHORT = 0.01
@@ -68,6 +68,28 @@ def prompts(evidence: Evidence) -> Check | None:
         return Check("prompts", "pass", distinct, sent, "no prompt was sent twice")
     bad = f"{sent:,} requests used only {distinct:,} different prompts: a prefix cache may flatter the server. Use more prompts, or turn off the server's prefix cache."
     return Check("prompts", "warn", distinct, sent, bad)
+
+
+def cached_tokens(evidence: Evidence) -> Check | None:
+    """Look for prompts that the server had cached although each was new: a cache was warm from an earlier run.
+
+    Later turns of a session repeat the turns before. Files and lists of prompts may share a prefix on purpose.
+    """
+    if text(evidence.run.manifest, "data", "type") != "synthetic" or not sends_text(evidence.run.manifest):
+        return None
+    rows = evidence.run.records.rows
+    known = rows[
+        evidence.steady & (rows["failure"] == 0) & (rows["turn"] <= 0) & (rows["cached"] >= 0) & (rows["n_in"] > 0)
+    ]
+    if not len(known):
+        return None
+    share = int(known["cached"].sum(dtype=np.int64)) / int(known["n_in"].sum(dtype=np.int64))
+    limit = evidence.limits.cached
+    cached = f"the server had cached {share:.0%} of the prompt tokens"
+    if share <= limit:
+        return Check("cached_tokens", "pass", share, limit, cached)
+    bad = f"{cached.capitalize()}, although every prompt is new: its prefix cache knows them from an earlier run, and flatters the server. Use data.salt: run or another seed, or restart the server or turn off its prefix cache."
+    return Check("cached_tokens", "warn", share, limit, bad)
 
 
 def size(evidence: Evidence) -> Check | None:
