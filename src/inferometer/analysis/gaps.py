@@ -33,16 +33,13 @@ class Gaps(msgspec.Struct, frozen=True):
     values: NDArray[np.uint32] | NDArray[np.int64]
     """Nanoseconds. Computing percentiles may reorder them, first within each stage and then across stages."""
     stages: dict[int, slice]
-    read_late: int
-    """Responses some of whose bytes were seen to wait unread for more than a quarter of their typical gap."""
-    merged: int
-    """Gaps of 0 in those responses: chunks that the kernel may have merged under one timestamp."""
-    first_merged: NDArray[np.int64]
-    """Rows of those responses whose first gap is 0: their first token may have the timestamp of the second."""
-    late_rows: NDArray[np.int64]
-    """Rows of those responses that have a gap of 0, in the order of their chunks. merges.py looks at them in detail."""
     zeros: dict[int, int]
-    """Gaps of 0 by stage, whether or not their response was read late."""
+    """Gaps of 0 by stage: chunks that have the same timestamp as the one before."""
+    first_zero: NDArray[np.int64]
+    """Rows whose first gap is 0."""
+    late_rows: NDArray[np.int64]
+    """Rows that have a gap of 0 and some of whose bytes were seen to wait unread for more than a quarter of the typical gap, so
+    that the kernel may have merged the chunks; in the order of their chunks. merges.py looks at them in detail."""
 
 
 def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
@@ -64,11 +61,9 @@ def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
     return Gaps(
         values=slices.values,
         stages=stages,
-        read_late=int(late.sum()),
-        merged=int(slices.zeros[late].sum()),
-        first_merged=slices.own[late & slices.first_zero],
-        late_rows=slices.own[late & (slices.zeros > 0)],
         zeros={stage: int(slices.zeros[slices.stage == stage].sum()) for stage in stages},
+        first_zero=slices.own[slices.first_zero],
+        late_rows=slices.own[late & (slices.zeros > 0)],
     )
 
 

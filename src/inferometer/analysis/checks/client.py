@@ -38,8 +38,8 @@ ARRIVALS = {
 """The arrivals that each metric is computed from. `itl` is computed from those of all chunks."""
 BUFFER = 65_536
 """Bytes that a socket holds at least. The server cannot send more until the client reads."""
-NAGLE = (38 * NS // 1000, 48 * NS // 1000)
-"""Delayed acknowledgements come after 40 ms or up to one timer tick (at most 10 ms) later, but usually within 4 ms."""
+NAGLE = (38_000_000, 48_000_000)
+"""Nanoseconds between which a delayed acknowledgement comes: after 40 ms and up to a timer tick of the kernel (1 to 4 ms)."""
 UNSTAMPED = 0.01
 """Share of reads without a kernel timestamp above which there is a warning."""
 
@@ -309,15 +309,14 @@ def merged_chunks(evidence: Evidence) -> Check | None:
             results.append(((evidence.gaps.zeros.get(stage.stage, 0) - ours) / len(stage.gaps), stage))
     if not results:
         return None
-    share, stage = max(results, key=lambda result: result[0])
+    nagle = {stage.stage: words for _, stage in results if (words := _nagle(evidence, stage))}
+    share, stage = max(results, key=lambda result: (result[1].stage in nagle, result[0]))
     together = f"{share:.0%} of the chunks{stage.label} came together with the chunk before"
-    if share <= limit:
+    stages = tuple(found.stage for other, found in results if other > limit or found.stage in nagle)
+    if not stages:
         return Check("merged_chunks", "pass", share, limit, together)
-    stages = tuple(found.stage for other, found in results if other > limit)
-    cause = f"{together}: the server or the network merged them, so itl and its percentiles are those of the chunks as they arrived."
-    remedy = (
-        _nagle(stage) or "Check whether the server sends several tokens at once, or something between buffers them."
-    )
+    cause = f"{together}. The server or the network merged them, not the client, and itl is that of the chunks as they arrived."
+    remedy = nagle.get(stage.stage, "Check whether the server, or a proxy before it, sends several chunks at once.")
     return Check("merged_chunks", "warn", share, limit, f"{cause} {remedy}", ("latency",), stages)
 
 
@@ -325,16 +324,27 @@ def _zeros(gaps: Values) -> int:
     return len(gaps) - int(np.count_nonzero(gaps))
 
 
-def _nagle(stage: StageEvidence) -> str | None:
-    """Recognise Nagle's algorithm: small writes wait until the client's delayed acknowledgement comes, after 40 ms."""
-    others = int(np.count_nonzero(stage.gaps))
-    plateau = int(np.count_nonzero((stage.gaps >= NAGLE[0]) & (stage.gaps <= NAGLE[1])))
-    if 2 * plateau < others:
+def _nagle(evidence: Evidence, stage: StageEvidence) -> str | None:
+    """Recognise Nagle's algorithm: a small write waits until the client's delayed acknowledgement of the one before comes.
+
+    The client delays its acknowledgements for some 40 ms, mostly that of the headers: then the first chunk comes 40 ms after
+    them, together with others. If it is that of chunks, the gaps between those that come together are 40 ms.
+    """
+    rows = evidence.run.records.rows
+    first = rows[evidence.gaps.first_zero[stage.steady[evidence.gaps.first_zero]]]
+    held = _near_40_ms(first["first_token"] - first["first_byte"]) / max(stage.metrics["ttft"].count, 1)
+    zeros = evidence.gaps.zeros.get(stage.stage, 0)
+    waits = _near_40_ms(stage.gaps) / max(len(stage.gaps) - zeros, 1) if zeros else 0.0
+    if max(held, waits) < 0.5:
         return None
-    return (
-        f"{plateau / others:.0%} of the other gaps are 40 to 48 ms: this looks like Nagle's algorithm, which holds small writes back until the "
-        "client's delayed acknowledgement comes. Set TCP_NODELAY on the server's sockets."
-    )
+    where = f"In {held:.0%} of the responses, the first chunk came some 40 ms after the headers, which is part of ttft"
+    if waits > held:
+        where = f"{waits:.0%} of the other gaps are some 40 ms"
+    return f"{where}: this looks like Nagle's algorithm with delayed acknowledgements. Set TCP_NODELAY on the server's sockets."
+
+
+def _near_40_ms(times: Values) -> int:
+    return int(np.count_nonzero((times >= NAGLE[0]) & (times <= NAGLE[1])))
 
 
 def stamps(evidence: Evidence) -> Check | None:
