@@ -178,8 +178,9 @@ def test_a_server_that_writes_in_pairs_stays_valid_when_all_responses_are_read_l
 
 
 @pytest.mark.parametrize("loop", [made.closed_rows, made.open_rows])
-@pytest.mark.parametrize("length", [15, 30, 60, 250, 500])
-@pytest.mark.parametrize("every", [0.3, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("length", "every"), [(15, 0.3), (15, 1), (15, 4), (30, 2), (60, 0.3), (60, 4), (250, 1), (500, 2)]
+)
 def test_a_paused_client_is_invalid_if_and_only_if_a_figure_is_wrong(
     loop: Callable[[], Made], length: int, every: float
 ) -> None:
