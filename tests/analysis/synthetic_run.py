@@ -55,7 +55,7 @@ def blank(count: int) -> np.ndarray:
         rows[name] = MISSING
     for name in ("cached", "reasoning", "first_tokens", "streamed_tokens", "read_delay", "queue", "compute"):
         rows[name] = -1
-    rows["status"], rows["counted_by"] = 200, 1
+    rows["status"], rows["counted_by"], rows["attempts"] = 200, 1, 1
     return rows
 
 
@@ -79,7 +79,7 @@ def closed_rows(count: int = 600, users: int = 8, chunks: int = 10, seed: int = 
     rows["first_tokens"], rows["streamed_tokens"] = 1, chunks
     rows["chunk_start"], rows["chunk_count"] = np.arange(count) * chunks, chunks
     rows["bytes_out"], rows["bytes_in"] = 400, 200 * chunks
-    rows["read_delay"] = 60_000
+    rows["read_delay"], rows["cached"] = 60_000, 0
     return rows, Chunks(arrival.reshape(-1), np.ones(count * chunks, np.uint16))
 
 
@@ -141,6 +141,7 @@ def never_sent(rows: np.ndarray, which: slice | list[int], number: int) -> None:
     rows["status"][which] = 0
     for name in ("sent", "first_byte"):
         rows[name][which] = MISSING
+    rows["attempts"][which] = 0
 
 
 INTERRUPTED = Outcome(interrupted=True)

@@ -120,6 +120,33 @@ def test_failures_of_all_plain_text_requests_suggest_tls(code: str, url: object,
     assert "TLS" not in message(slice(0, 300))
 
 
+def test_failures_are_judged_in_each_stage() -> None:
+    """2 % of the requests of the second stage fail, which are 0.3 % of all."""
+
+    def change(rows: np.ndarray) -> None:
+        rows["stage"][500:] = 1
+        made.fail(rows, slice(598, 600))
+
+    plans = (made.CLOSED, msgspec.structs.replace(made.CLOSED, name="evening"))
+    found = check(closed(change, plan=plans, failures=(Failure("http_503", ""),)), "failures")
+    assert (found.status, found.value, found.stages) == ("fail", 0.02, (1,))
+    assert "2 of 100 requests of stage 2 (evening) failed" in found.message
+    assert (
+        check(
+            closed(lambda rows: made.fail(rows, slice(598, 600)), failures=(Failure("http_503", ""),)), "failures"
+        ).status
+        == "pass"
+    )
+
+
+def test_requests_that_were_sent_twice_warn() -> None:
+    def again(count: int) -> Check:
+        return check(closed(lambda rows: rows["attempts"][:count].fill(2)), "retries")
+
+    assert again(6).status == "pass"
+    assert (again(7).status, again(7).value) == ("warn", 7 / 600) and "keep-alive" in again(7).message
+
+
 def test_cancelled_requests_are_not_failures_of_the_server() -> None:
     found = closed(lambda rows: made.fail(rows, slice(590, 600)), failures=(Failure(CANCELLED, ""),))
     assert check(found, "failures").status == "pass" and found.counts.by_failure == {CANCELLED: 10}
@@ -134,106 +161,6 @@ def test_one_drop_in_any_phase_fails() -> None:
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
-
-
-def late(by: int, held: int = 0) -> Callable[[np.ndarray], None]:
-    def change(rows: np.ndarray) -> None:
-        rows["sent"][:20] += by
-        rows["held"][:20] += held
-
-    return change
-
-
-def test_lag_fails_above_half_a_percent_of_the_median_time_to_first_token() -> None:
-    assert check(opened(late(MS // 10)), "lag").status == "pass"
-    found = check(opened(late(MS // 4)), "lag")  # to the 0.1 ms that there are
-    assert (
-        found.status == "fail"
-        and found.limit == pytest.approx(0.00025, rel=0.05)
-        and "client.processes" in found.message
-    )
-
-
-def test_lag_of_a_quarter_of_a_millisecond_is_allowed_even_for_short_responses() -> None:
-    def quick(rows: np.ndarray) -> None:
-        rows["first_token"] = rows["sent"] + MS
-        late(MS // 10)(rows)
-
-    assert check(opened(quick), "lag").limit == 0.00025
-
-
-def test_waiting_at_the_cap_is_not_the_clients_lag() -> None:
-    assert check(opened(late(5 * MS, held=5 * MS)), "lag").status == "pass"
-
-
-def test_lag_does_not_apply_to_closed_loops() -> None:
-    assert not applies(closed(late(5 * MS)), "lag")
-
-
-def test_lag_limit_can_be_raised() -> None:
-    assert check(opened(late(5 * MS), config=config(limits={"lag": 0.01})), "lag").status == "pass"
-
-
-def test_lag_of_a_few_requests_fails_if_it_raises_a_p99() -> None:
-    """5 of 600 requests are sent 5 ms late, so that the p99 of lag is 0.1 ms, and 4 others get their response 5 ms late:
-    together they are 9, and the p99 is one of them."""
-
-    def tails(by: int, ttft: int = 50 * MS) -> Callable[[np.ndarray], None]:
-        def change(rows: np.ndarray) -> None:
-            rows["first_token"] = rows["sent"] + ttft
-            for name in ("sent", "first_token", "last_token", "done"):
-                rows[name][:5] += by
-            rows["first_token"][5:9] += 5 * MS
-
-        return change
-
-    found = check(opened(tails(5 * MS)), "lag")
-    assert (found.status, found.value) == ("fail", pytest.approx(0.0051))  # 0.1 ms of it is in all requests
-    assert (
-        found.limit == pytest.approx(0.005 * 0.0551, rel=1e-3)
-        and "p99 of ttft includes 5.1 ms of the client's own lag" in found.message
-    )
-    assert check(opened(tails(MS // 10)), "lag").status == "pass"
-    quick = opened(tails(5 * MS, ttft=MS))
-    assert (check(quick, "lag").status, check(quick, "lag").limit) == ("fail", 0.00025)
-
-
-def test_lag_of_one_stage_fails_even_if_the_others_are_much_larger() -> None:
-    def late_second(rows: np.ndarray) -> None:
-        rows["stage"][560:] = 1
-        for name in ("sent", "first_token", "last_token", "done"):
-            rows[name][599:] += 5 * MS  # 1 of 40, of 600
-
-    plans = (made.OPEN, msgspec.structs.replace(made.OPEN, name="evening"))
-    found = check(opened(late_second, plan=plans), "lag")
-    assert (found.status, found.value) == ("fail", 0.0051) and "of stage 2 (evening)" in found.message
-    assert check(opened(late_second), "lag").status == "pass", "as one stage, the p99 is not affected"
-
-
-def test_lag_with_failures_that_count_as_infinitely_slow() -> None:
-    """4 are sent 5 ms late and 3 fail: the p99, the 6th from the end, is one of the late ones."""
-
-    def change(rows: np.ndarray) -> None:
-        rows["first_token"] = rows["sent"] + 50 * MS
-        for name in ("sent", "first_token", "last_token", "done"):
-            rows[name][:4] += 5 * MS
-        made.fail(rows, slice(4, 7))
-
-    reset = (Failure("reset", ""),)
-    assert check(opened(change, failures=reset), "lag").status == "pass"
-    as_inf = config(measure={"failures_as_inf": True})
-    found = check(opened(change, failures=reset, config=as_inf), "lag")
-    assert (found.status, found.value) == ("fail", pytest.approx(0.0051))
-    with_many = check(opened(lambda rows: made.fail(rows, slice(0, 10)), failures=reset, config=as_inf), "lag")
-    assert with_many.status == "pass", "the p99s are infinite with or without lag"
-
-
-def test_waiting_at_the_cap_may_raise_a_p99() -> None:
-    def capped(rows: np.ndarray) -> None:
-        for name in ("sent", "first_token", "last_token", "done", "held"):
-            rows[name][:20] += 50 * MS
-
-    assert check(opened(capped), "lag").status == "pass"
 
 
 def slow_sender(rows: np.ndarray) -> None:
@@ -380,125 +307,6 @@ def test_in_flight_is_counted_until_the_end_of_the_stage_even_if_sequences_conti
     assert in_flight(Columns.of(rows), plan) == 2.0
 
 
-# --- client ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("cpu", {"cpu": 0.95}),
-        ("stalls", {"stalled": 5 * MS}),
-        ("memory", {"memory": 0.97}),
-        ("clock_step", {"clock_step": -2 * MS}),
-    ],
-)
-def test_client_health_fails_above_its_limits(name: str, bad: dict[str, float]) -> None:
-    ill = (*made.samples(), *made.samples(shard=1, **bad))
-    found = check(closed(sampled=ill), name)
-    assert found.status == "fail" and found.value is not None and found.limit is not None
-    assert found.value > found.limit
-    assert check(closed(), name).status == "pass"
-
-
-def test_cpu_peaks_warn() -> None:
-    samples = made.samples()
-    peaks = tuple(msgspec.structs.replace(sample, cpu=1.0) for sample in samples[:3])
-    assert check(closed(sampled=peaks + samples[3:]), "cpu").status == "warn"
-
-
-def test_cpu_warns_if_there_are_no_samples() -> None:
-    summary = closed(sampled=())
-    assert check(summary, "cpu").status == "warn" and not applies(summary, "stalls")
-
-
-def test_a_clock_step_only_warns_if_arrivals_do_not_depend_on_it() -> None:
-    stepped = closed(sampled=made.samples(clock_step=5 * MS), clock={"stamps": "user"})
-    assert check(stepped, "clock_step").status == "warn" and check(stepped, "stamps").status == "warn"
-
-
-def merged_run(merged: int) -> Check:
-    """In each of the first `merged` responses, one gap is merged with the one before it, which becomes twice as long."""
-    rows, chunks = made.closed_rows()
-    rows["read_delay"][:merged] = 11 * MS
-    chunks.arrival.reshape(600, 10)[:merged, 4] = chunks.arrival.reshape(600, 10)[:merged, 5]
-    return check(summarise(made.run(rows, chunks)), "read_delay")
-
-
-def test_read_delay_fails_if_too_many_chunks_may_be_merged() -> None:
-    found = merged_run(28)
-    assert (found.status, found.value, found.limit) == ("fail", 28 / 5400, 0.005)
-
-
-def test_read_delay_fails_if_few_merged_chunks_raise_the_p99() -> None:
-    assert (merged_run(2).status, merged_run(2).limit) == ("pass", 0.01)
-    found = merged_run(27)  # half of the 54 that lie above the p99
-    assert found.status == "fail" and found.value is not None and 0.01 < found.value < 0.05
-    assert "the p99 of itl could be" in found.message
-
-
-def test_zero_gaps_of_responses_read_in_time_are_the_servers() -> None:
-    rows, chunks = made.closed_rows()
-    chunks.arrival.reshape(600, 10)[:, 4] = chunks.arrival.reshape(600, 10)[:, 5]
-    assert check(summarise(made.run(rows, chunks)), "read_delay").status == "pass"
-
-
-def test_a_server_that_writes_two_events_at_once_is_valid() -> None:
-    rows, chunks = made.closed_rows()
-    arrival = chunks.arrival.reshape(600, 10)
-    arrival[:, 0::2] = arrival[:, 1::2]
-    rows["first_byte"] = rows["first_token"] = arrival[:, 0]
-    found = summarise(made.run(rows, chunks))
-    assert found.verdict == "VALID" and check(found, "read_delay").value == 0
-
-
-def first_read_late(merged: int, by: int, **about: object) -> Summary:
-    """In open loop, the first chunk of `merged` responses is read `by` after it arrived. The kernel gives it the timestamp of
-    the last chunk that arrived meanwhile, and the read delay only counts from there."""
-    rows, chunks = made.open_rows()
-    for row, arrival in zip(rows[:merged], chunks.arrival.reshape(600, 10)[:merged], strict=True):
-        read = arrival[0] + by
-        waiting = arrival <= read
-        arrival[waiting] = arrival[waiting][-1]
-        row["read_delay"] = read - arrival[0]
-        row["first_byte"] = row["first_token"] = arrival[0]
-    return summarise(made.run(rows, chunks, **({"plan": (made.OPEN,)} | about)))
-
-
-def test_read_delay_fails_if_merged_first_tokens_raise_the_p99_of_ttft() -> None:
-    true, reported = opened().metrics["ttft"].value("p99") or 0, first_read_late(9, 17 * MS).metrics["ttft"].value("p99") or 0
-    assert reported > 1.05 * true
-    summary = first_read_late(9, 17 * MS)  # 7 ms of read delay, below the gap of 10 ms
-    found = check(summary, "read_delay")
-    assert (summary.verdict, found.status, found.limit) == ("INVALID", "fail", 0.01)
-    assert found.value is not None and reported * (1 - found.value) <= true
-    assert "9 first chunks may be merged" in found.message and "the p99 of ttft" in found.message
-
-
-def test_first_tokens_read_late_but_before_the_second_arrived_keep_their_timestamp() -> None:
-    summary = first_read_late(60, 5 * MS)
-    assert summary.verdict == "VALID" and summary.metrics["ttft"] == opened().metrics["ttft"]
-
-
-def test_read_delay_passes_if_merged_first_tokens_do_not_affect_the_p99() -> None:
-    summary = first_read_late(1, 17 * MS)
-    assert summary.verdict == "VALID" and "1 of 5,400 gaps" in check(summary, "read_delay").message
-
-
-def test_read_delay_passes_if_failures_make_the_p99_of_ttft_infinite() -> None:
-    rows, chunks = made.closed_rows()
-    made.fail(rows, slice(500, 600))
-    rows["read_delay"][:9] = 7 * MS
-    arrival = chunks.arrival.reshape(600, 10)
-    arrival[:9, 0] = rows["first_token"][:9] = arrival[:9, 1]
-    measure = {"warmup": "0", "cooldown": "0", "failures_as_inf": True}
-    about = {"failures": (Failure("reset", ""),), "config": config(measure=measure)}
-    assert check(summarise(made.run(rows, chunks, **about)), "read_delay").status == "pass"
-
-
-def test_read_delay_does_not_apply_to_user_stamps() -> None:
-    assert not applies(closed(clock={"stamps": "user"}), "read_delay")
-
-
 # --- sample ----------------------------------------------------------------------------------------------------------
 
 
@@ -544,6 +352,26 @@ def test_repeated_prompts_warn() -> None:
     found = check(closed(workload={"distinct": 5}), "prompts")
     assert (found.status, found.value, found.limit) == ("warn", 5, 600)
     assert not applies(closed(workload={}), "prompts")
+
+
+@pytest.mark.parametrize(("cached", "status"), [(0, "pass"), (6, "pass"), (7, "warn"), (64, "warn")])
+def test_cached_tokens_of_fresh_prompts_warn(cached: int, status: str) -> None:
+    found = check(closed(lambda rows: rows["cached"].fill(cached)), "cached_tokens")
+    assert (found.status, found.value) == (status, cached / 64)
+
+
+def test_cached_tokens_are_expected_for_later_turns_and_for_prompts_that_may_share_a_prefix() -> None:
+    def later_turns(rows: np.ndarray) -> None:
+        rows["turn"] = np.arange(600) % 2
+        rows["cached"][1::2] = 60
+
+    def everything(rows: np.ndarray) -> None:
+        rows["cached"] = 60
+
+    assert check(closed(later_turns), "cached_tokens").status == "pass"
+    for data in ({"type": "jsonl", "path": "x"}, {"type": "prompts", "prompts": ["x"]}):
+        assert not applies(closed(everything, config=config(data=data)), "cached_tokens")
+    assert not applies(closed(lambda rows: rows["cached"].fill(-1)), "cached_tokens"), "the server does not report it"
 
 
 def test_a_sample_too_small_for_p99_warns() -> None:

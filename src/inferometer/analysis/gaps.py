@@ -40,12 +40,13 @@ class Gaps(msgspec.Struct, frozen=True):
     values: NDArray[np.uint32] | NDArray[np.int64]
     """Nanoseconds. Computing percentiles may reorder them, first within each stage and then across stages."""
     stages: dict[int, slice]
-    read_late: int
-    """Responses some of whose bytes were seen to wait unread for more than a quarter of their typical gap."""
-    merged: int
-    """Gaps of 0 in those responses: chunks that the kernel may have merged under one timestamp."""
-    first_merged: NDArray[np.int64]
-    """Rows of those responses whose first gap is 0: their first token may have the timestamp of the second."""
+    zeros: dict[int, int]
+    """Gaps of 0 by stage: chunks that have the same timestamp as the one before."""
+    first_zero: NDArray[np.int64]
+    """Rows whose first gap is 0."""
+    late_rows: NDArray[np.int64]
+    """Rows that have a gap of 0 and some of whose bytes were seen to wait unread for more than a quarter of the typical gap, so
+    that the kernel may have merged the chunks; in the order of their chunks. merges.py looks at them in detail."""
     slices: "Slices"
 
 
@@ -57,8 +58,14 @@ def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
         slices.store(gaps, position)
         slices.add_totals(arrival, position)
     late = slices.read_late()
-    first_merged = slices.own[late & slices.first_zero]
-    return Gaps(slices.values, stages, int(late.sum()), int(slices.zeros[late].sum()), first_merged, slices)
+    return Gaps(
+        values=slices.values,
+        stages=stages,
+        zeros={stage: int(slices.zeros[slices.stage == stage].sum()) for stage in stages},
+        first_zero=slices.own[slices.first_zero],
+        late_rows=slices.own[late & (slices.zeros > 0)],
+        slices=slices,
+    )
 
 
 def tally(
@@ -194,7 +201,7 @@ class Slices:
         self, picked: NDArray[np.int64], owners: NDArray[np.int64], counts: NDArray[np.int64], position: int
     ) -> None:
         """Count, for each request, the gaps of 0 and the gaps shorter than LATE times its read delay."""
-        if not len(picked) or self.reach[owners].max() <= picked.min():
+        if not len(picked) or max(self.reach[owners].max() - 1, 0) < picked.min():
             return
         starts = np.cumsum(counts) - counts
         shorter, zero = picked < np.repeat(self.reach[owners], counts), picked == 0

@@ -441,26 +441,45 @@ class Measure(_Section):
 
 
 class Limits(_Section):
-    """Limits that a run must not exceed to be VALID."""
+    """Limits on the client, the server and the data. Only `effect_fail` and `failures` make a run INVALID; the others warn."""
 
+    effect_pass: Annotated[
+        float,
+        Meta(
+            description="Share of a printed percentile that the client may have changed (by lag, stalls, late reads, clock steps) without a warning.",
+            ge=0,
+        ),
+    ] = 0.01
+    effect_fail: Annotated[
+        float,
+        Meta(
+            description="Share of a printed percentile that the client may have changed; more makes the run INVALID.",
+            ge=0,
+        ),
+    ] = 0.05
+    effect_least: Annotated[
+        Seconds, Meta(description="Changes of at most this much do not count, whatever their share.")
+    ] = Seconds(0.0001)
+    failures: Annotated[
+        float, Meta(description="Maximum share of requests that fail, in each stage; more is INVALID.", ge=0, le=1)
+    ] = 0.01
     lag: Annotated[
         Seconds,
         Meta(
-            description="Open loop: p99 of the client's delay in sending (0.5 % of the median time to first token is always allowed)."
+            description="Open loop: warn if the p99 of the client's delay in sending exceeds this (and 0.5 % of the median time to first token)."
         ),
     ] = Seconds(0.00025)
-    cpu: Annotated[float, Meta(description="Maximum share of a core that one client process uses.", gt=0, le=1)] = 0.9
+    cpu: Annotated[
+        float, Meta(description="Warn if a client process uses more than this share of a core.", gt=0, le=1)
+    ] = 0.9
     stalls: Annotated[
         float,
         Meta(
-            description="Maximum share of the run in which the client's event loop was blocked for 10 ms or more.",
+            description="Warn if the client's event loop was blocked (for 10 ms or more at a time) for more than this share of the run.",
             ge=0,
             le=1,
         ),
     ] = 0.01
-    memory: Annotated[float, Meta(description="Maximum share of the machine's memory in use.", gt=0, le=1)] = 0.95
-    clock_step: Annotated[Seconds, Meta(description="Maximum step of the wall clock.")] = Seconds(0.001)
-    failures: Annotated[float, Meta(description="Maximum share of requests that fail.", ge=0, le=1)] = 0.01
     rate: Annotated[
         float, Meta(description="Open loop: minimum share of the planned rate at which requests are sent.", ge=0, le=1)
     ] = 0.95
@@ -479,6 +498,29 @@ class Limits(_Section):
             ge=0,
         ),
     ] = 0.02
+    memory: Annotated[
+        float, Meta(description="Warn if more than this share of the machine's memory is in use.", gt=0, le=1)
+    ] = 0.95
+    clock_step: Annotated[Seconds, Meta(description="Warn if the wall clock is stepped by more than this.")] = Seconds(
+        0.001
+    )
+    cached: Annotated[
+        float,
+        Meta(
+            description="Warn if the server had cached more than this share of the prompt tokens, although prompts are fresh.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.1
+    merged: Annotated[
+        float,
+        Meta(
+            description="Warn if more than this share of the chunks arrived together with the chunk before.", ge=0, le=1
+        ),
+    ] = 0.05
+    retries: Annotated[
+        float, Meta(description="Warn if more than this share of the requests had to be sent twice.", ge=0, le=1)
+    ] = 0.01
 
 
 class Config(_Section):
@@ -489,7 +531,7 @@ class Config(_Section):
     )
     client: Annotated[Client, Meta(description="The client that sends the requests.")] = field(default_factory=Client)
     measure: Annotated[Measure, Meta(description="Which requests count.")] = field(default_factory=Measure)
-    limits: Annotated[Limits, Meta(description="Limits that a run must not exceed to be VALID.")] = field(
+    limits: Annotated[Limits, Meta(description="Above which limits a run is INVALID or has warnings.")] = field(
         default_factory=Limits
     )
     slo: Annotated[

@@ -1,6 +1,8 @@
 """Monitors this process while it measures: its CPU, memory, stalls of its event loop, and steps of the wall clock.
 
-A tick every 5 ms is late by as long as the loop stalled. Every half second, the longest stall goes into a sample.
+A tick every 5 ms is late by as long as the loop stalled. A tick may also run in the middle of the reader's work, which then
+continues for a while: that time is a stall too, because no socket is read. Every half second, the longest stall goes into a
+sample.
 """
 
 import time
@@ -31,13 +33,16 @@ class SelfMonitor:
 
     def tick(self, due: int, in_flight: int) -> Sample | None:
         """Handle a tick that was due at `due`; return a sample when it is time for one."""
-        late = now() - due
-        if late > self._stall:
-            self._stall = late
-        if late >= _STALL:
-            self._stalled += late
+        self.blocked(now() - due)
         self._ticks += 1
         return self.sample(in_flight) if self._ticks % _SAMPLE_EVERY == 0 else None
+
+    def blocked(self, time: int) -> None:
+        """Note that the loop neither read a socket nor ran a timer for this many nanoseconds."""
+        if time > self._stall:
+            self._stall = time
+        if time >= _STALL:
+            self._stalled += time
 
     def sample(self, in_flight: int) -> Sample:
         """Return a sample of the time since the last one."""

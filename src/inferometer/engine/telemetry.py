@@ -34,6 +34,7 @@ class Telemetry:
         self._loop = loop
         self._marks = deque([0] * _MARKS, _MARKS)  # instants; everything that arrived before the first is recorded
         self._is_marking = False
+        self._ticked = 0
 
     def tick(self, monitor: SelfMonitor, due: int) -> None:
         sample = monitor.tick(due, self._state.in_flight)
@@ -44,7 +45,8 @@ class Telemetry:
         self._spool.control["recorded"] = self._marks[0]
         if not self._is_marking:
             self._is_marking = True
-            self._loop.call_soon(self._mark)
+            self._ticked = now()
+            self._loop.call_soon(self._mark, monitor)
 
     def publish(self) -> None:
         self._spool.publish()
@@ -57,11 +59,13 @@ class Telemetry:
         control["queued"] = self._dispatcher.queued
         control["stage"] = min(max(state.stage, 0), self._last_stage)
 
-    def _mark(self) -> None:
+    def _mark(self, monitor: SelfMonitor) -> None:
         """Make a mark, at most once per loop iteration and never in the middle of the reader's work: several ticks may come there
-        while bytes that were read before the first of them are still not decoded."""
+        while bytes that were read before the first of them are still not decoded. No socket was read since that tick."""
         self._is_marking = False
-        self._marks.append(now())
+        at = now()
+        monitor.blocked(at - self._ticked)
+        self._marks.append(at)
 
     def _peek(self) -> list[int]:
         """Return the time to first token and the latest gap, alternating, of some requests in flight."""

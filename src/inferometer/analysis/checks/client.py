@@ -1,146 +1,362 @@
-"""Can the client itself be trusted: did it have enough CPU and memory, and a steady clock?"""
+"""Can the client itself be trusted: did it have enough CPU and memory, did it read in time, and was its clock steady?
 
+What is measured about the client (CPU, stalls, memory, steps of the clock) only warns. A check fails if the client may have
+changed a printed percentile by more than limits.effect_fail: see effect.py.
+"""
+
+import math
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
-from inferometer.analysis import metrics
-from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence, judge
+from inferometer.analysis import gaps
+from inferometer.analysis.checks.effect import (
+    Effect,
+    Mask,
+    compare_doubtful,
+    judge_effects,
+    percentiles_without,
+    successful,
+    supported,
+    values_of,
+)
+from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
+from inferometer.analysis.client_samples import STALL, Interval, by_shard, errors, overlapping
+from inferometer.analysis.merges import Merges
 from inferometer.analysis.percentiles import Values, rank
-from inferometer.records import Sample
+from inferometer.records import MISSING, Sample
 from inferometer.units import NS, format_seconds
 
-MERGED = 0.005
-"""Share of the gaps that may be 0 because two chunks were merged under one timestamp. Each merge removes one gap and lengthens
-another, so that at most 1 % of the gaps are affected."""
+ARRIVALS = {
+    "ttft": ("first_token",),
+    "ttft_service": ("first_token",),
+    "tpot": ("first_token", "last_token"),
+    "e2e": ("done",),
+    "e2e_service": ("done",),
+}
+"""The arrivals that each metric is computed from. `itl` is computed from those of all chunks."""
+BUFFER = 65_536
+"""Bytes that a socket holds at least. The server cannot send more until the client reads."""
+NAGLE = (38_000_000, 48_000_000)
+"""Nanoseconds between which a delayed acknowledgement comes: after 40 ms and up to a timer tick of the kernel (1 to 4 ms)."""
+UNSTAMPED = 0.01
+"""Share of reads without a kernel timestamp above which there is a warning."""
 
-DOUBT = 0.01
-"""Share of a p99, of gaps or of the time to first token, that may be due to merging. Less than IN_DOUBT does not matter."""
-IN_DOUBT = 0.0001
-"""Seconds."""
-TO_FIRST_TOKEN = {"ttft": metrics.ttft, "ttft_service": metrics.ttft_service}
-
-
-def _by_shard(evidence: Evidence) -> dict[int, list[Sample]]:
-    shards: dict[int, list[Sample]] = {}
-    for sample in evidence.run.records.samples:
-        if sample.at > 0:
-            shards.setdefault(sample.shard, []).append(sample)
-    return shards
+_READ_EARLIER = "Use more client.processes or another machine, or lower the load."
 
 
 def cpu(evidence: Evidence) -> Check:
     limit = evidence.limits.cpu
-    shards = _by_shard(evidence)
-    if not shards:
+    results = [
+        (statistics.fmean(s.cpu for s in samples), shard, stage, sorted(s.cpu for s in samples))
+        for stage in evidence.stages
+        for shard, samples in by_shard(_during(evidence, stage)).items()
+    ]
+    if not results:
         return Check("cpu", "warn", None, limit, "The client's CPU usage was not sampled. Run for at least a second.")
-    mean, shard = max((statistics.fmean(s.cpu for s in samples), shard) for shard, samples in shards.items())
-    used = f"Client process {shard} used {mean:.0%} of a core on average"
+    mean, shard, stage, _ = max(results, key=lambda result: result[0])
+    used = f"Client process {shard} used {mean:.0%} of a core on average{_in(stage)}"
     if mean > limit:
-        bad = f"{used}, more than {limit:.0%}: the client was the bottleneck. Use more client.processes or another machine, or lower the load."
-        return Check("cpu", "fail", mean, limit, bad)
-    peaks = [sorted(s.cpu for s in samples)[rank(950, len(samples)) - 1] for samples in shards.values()]
-    if max(peaks) > limit:
-        bad = f"A client process used {max(peaks):.0%} of a core for part of the run (p95). Use more client.processes to be safe."
-        return Check("cpu", "warn", mean, limit, bad)
+        stages = tuple(sorted({found[2].stage for found in results if found[0] > limit}))
+        bad = f"{used}, more than {limit:.0%}. If the throughput is lower than expected, the client may be the bottleneck: use more client.processes or another machine, or lower the load."
+        return Check("cpu", "warn", mean, limit, bad, ("throughput",), stages)
+    peaks = [(shares[rank(950, len(shares)) - 1], found) for *_, found, shares in results]
+    peak, stage = max(peaks, key=lambda result: result[0])
+    if peak > limit:
+        bad = f"A client process used {peak:.0%} of a core for part of the time{_in(stage)} (p95). Use more client.processes to be safe."
+        return Check("cpu", "warn", mean, limit, bad, ("throughput",), (stage.stage,))
     return Check("cpu", "pass", mean, limit, used)
 
 
-def stalls(evidence: Evidence) -> Check | None:
-    shares = [sum(s.stalled for s in samples) / max(s.at for s in samples) for samples in _by_shard(evidence).values()]
-    if not shares:
-        return None
-    longest = max(s.stall for s in evidence.run.records.samples) / NS
-    share = max(shares)
-    blocked = f"event loop was blocked for {share:.2%} of the time, for {format_seconds(longest)} at most"
-    bad = f"The client's {blocked}. Give it a CPU core of its own, or use another machine."
-    return judge("stalls", share, evidence.limits.stalls, blocked, bad)
+def _in(stage: StageEvidence) -> str:
+    return stage.label.replace(" of ", " in ", 1)
+
+
+def _during(evidence: Evidence, stage: StageEvidence) -> list[Sample]:
+    """The samples of the stage's time; those of all the time after t=0 if there is only one stage."""
+    samples = [sample for sample in evidence.run.records.samples if sample.at > 0]
+    if len(evidence.stages) == 1:
+        return samples
+    rows = evidence.run.records.rows[stage.steady]
+    rows = rows[rows["sent"] != MISSING]
+    if not len(rows):
+        return []
+    begin, end = int(rows["sent"].min()), int(rows["done"].max())
+    return [sample for sample in samples if begin < sample.at <= end]
 
 
 def memory(evidence: Evidence) -> Check | None:
     used = [sample.memory for sample in evidence.run.records.samples]
     if not used:
         return None
+    limit = evidence.limits.memory
     peak = f"{max(used):.0%} of the machine's memory was in use at peak"
+    if max(used) <= limit:
+        return Check("memory", "pass", max(used), limit, peak)
     bad = f"{peak}: it was close to swapping. Free memory, or use another machine."
-    return judge("memory", max(used), evidence.limits.memory, peak, bad)
+    return Check("memory", "warn", max(used), limit, bad)
+
+
+# --- stalls and steps of the clock: arrivals within some intervals may be wrong ----------------------------------------
+
+
+def stalls(evidence: Evidence) -> Check | None:
+    """Check how much of the time the event loop was blocked and, without kernel timestamps, what that did to the latencies.
+
+    Kernel timestamps do not depend on when the client reads. A stall still delays sends and merges chunks, which the checks
+    `lag` and `read_delay` judge from the rows themselves.
+    """
+    shards = by_shard([sample for sample in evidence.run.records.samples if sample.at > 0])
+    if not shards:
+        return None
+    share, limit = max(sum(s.stalled for s in own) / own[-1].at for own in shards.values()), evidence.limits.stalls
+    longest = max(s.stall for own in shards.values() for s in own) / NS
+    blocked = f"event loop was blocked for {share:.2%} of the time, for {format_seconds(longest)} at most"
+    remedy = "Give it a CPU core of its own, or use another machine."
+    if evidence.stamps == "user":
+        late = [Interval(s.shard, begin, s.at + STALL, s.stall) for begin, s in _spans(shards) if s.stall >= STALL]
+        cause = f"The client's {blocked}, and arrivals were timestamped when they were read"
+        changed = judge_effects("stalls", _effects(evidence, late), evidence.limits, cause, remedy)
+        if changed is not None:
+            return changed
+    if share <= limit:
+        return Check("stalls", "pass", share, limit, blocked)
+    bad = f"The client's {blocked}. The checks lag and read_delay say whether that changed the latencies. {remedy}"
+    if evidence.stamps == "user":
+        bad = f"The client's {blocked}, but that does not change the latencies. {remedy}"
+    return Check("stalls", "warn", share, limit, bad, ("latency",))
 
 
 def clock_step(evidence: Evidence) -> Check | None:
-    steps = [abs(sample.clock_step) / NS for sample in evidence.run.records.samples]
-    if not steps:
+    """Check steps of the wall clock. Kernel timestamps are wrong between a step and the next sample, which corrects for it.
+
+    After a step forward, timestamps would lie in the future, and are replaced by the instants of reading: they are wrong by no
+    more than the client read late. After a step back, they are too early by the step.
+    """
+    shards = by_shard(evidence.run.records.samples)
+    if not shards:
         return None
-    jump = f"The wall clock jumped by {format_seconds(max(steps))} against the monotonic clock"
-    bad = (
-        f"{jump}, and kernel timestamps with it. Wait until NTP has settled and run again, or use client.stamps: user."
-    )
-    check = judge("clock_step", max(steps), evidence.limits.clock_step, jump, bad)
-    if check.status == "fail" and evidence.stamps == "user":
-        harmless = f"{jump}. Arrivals do not depend on it in this run."
-        return Check("clock_step", "warn", check.value, check.limit, harmless)
-    return check
+    steps = [(begin, sample, step) for begin, sample, step in _steps(shards) if step]
+    longest = max((abs(step) for _, _, step in steps), default=0) / NS
+    limit = float(evidence.limits.clock_step)
+    jump = f"The wall clock was stepped by {format_seconds(longest)} against the monotonic clock"
+    if evidence.stamps == "user":
+        if longest <= limit:
+            return Check("clock_step", "pass", longest, limit, jump)
+        return Check("clock_step", "warn", longest, limit, f"{jump}. Arrivals do not depend on it in this run.")
+    least = round(evidence.limits.effect_least * NS)
+    wrong = [
+        Interval(sample.shard, begin, sample.at, error)
+        for begin, sample, step in steps
+        if (error := -step if step < 0 else min(step, sample.stall)) > least
+    ]
+    remedy = "Wait until NTP has settled and run again, or use client.stamps: user."
+    cause = f"{jump}, and kernel timestamps with it"
+    changed = judge_effects("clock_step", _effects(evidence, wrong), evidence.limits, cause, remedy)
+    if changed is not None:
+        return changed
+    if longest <= limit:
+        return Check("clock_step", "pass", longest, limit, jump)
+    bad = f"{jump}, but that does not change the latencies. {remedy}"
+    return Check("clock_step", "warn", longest, limit, bad, ("latency",))
+
+
+def _spans(shards: dict[int, list[Sample]]) -> list[tuple[int, Sample]]:
+    """Each sample with the beginning of the time that it covers."""
+    return [
+        (before.at if before else min(0, sample.at), sample)
+        for own in shards.values()
+        for before, sample in zip([None, *own], own, strict=False)
+    ]
+
+
+def _steps(shards: dict[int, list[Sample]]) -> list[tuple[int, Sample, int]]:
+    """Each sample with the beginning of its time, and by how much the wall clock was stepped in it (ns)."""
+    befores = [0 if before is None else before.clock_step for own in shards.values() for before in [None, *own[:-1]]]
+    return [
+        (begin, sample, sample.clock_step - before)
+        for (begin, sample), before in zip(_spans(shards), befores, strict=True)
+    ]
+
+
+def _effects(evidence: Evidence, intervals: Sequence[Interval]) -> list[Effect]:
+    """What arrivals that are wrong within these intervals may have done to the percentiles."""
+    if not intervals:
+        return []
+    effects: list[Effect] = []
+    for stage in evidence.stages:
+        rows = successful(evidence, stage)
+        found = {column: errors(intervals, rows, column) for column in ("first_token", "last_token", "done")}
+        for metric, columns in ARRIVALS.items():
+            values = values_of(metric, rows)
+            if values is None:
+                continue
+            error = np.sum([found[column] for column in columns], axis=0) / NS
+            if metric == "tpot":
+                error = error / np.maximum(rows["n_out"] - 1, 1)
+            effects += compare_doubtful(stage, metric, values, error)
+    return effects + _effects_on_gaps(evidence, intervals)
+
+
+def _effects_on_gaps(evidence: Evidence, intervals: Sequence[Interval]) -> list[Effect]:
+    """The same for `itl`: compare with the gaps of responses that were not in flight during these intervals."""
+    rows = evidence.run.records.rows
+    good = evidence.steady & (rows["failure"] == 0)
+    doubtful: Mask = overlapping(intervals, rows)
+    if not len(evidence.gaps.values) or not (good & doubtful & (rows["chunk_count"] > 1)).any():
+        return []
+    others = gaps.gather(evidence.run, good & ~doubtful)
+    largest = max(interval.error for interval in intervals) / NS
+    effects = []
+    for stage in evidence.stages:
+        left = others.values[others.stages.get(stage.stage, slice(0, 0))]
+        names = supported(stage.metrics["itl"])
+        without = percentiles_without(left, np.zeros(0, np.int64), names)
+        for name in names:
+            printed = getattr(stage.metrics["itl"], name)
+            corrected = min(max(without.get(name, 0.0), printed - largest), printed + largest)
+            effects.append(Effect(printed, corrected, name, "itl", stage))
+    return effects
+
+
+# --- late reads and merged chunks --------------------------------------------------------------------------------------
 
 
 def read_delay(evidence: Evidence) -> Check | None:
-    """Check how much chunks that the kernel merged may have changed the results.
+    """Check what late reads may have changed although the kernel takes the timestamps.
 
-    Merged chunks share one timestamp, so that their gap is 0; they are counted if their bytes were read late, see gaps.py. If
-    the first two chunks are merged, the first gets the timestamp of the second, and the time to first token is too long.
+    Chunks that wait in a socket together get one timestamp, that of the latest (merges.py). And a server that fills the socket
+    has to wait until the client reads, so that the end of a large response comes late.
     """
-    gaps = evidence.gaps
-    if evidence.stamps != "kernel" or not len(gaps.values):
+    if evidence.stamps != "kernel" or not len(evidence.run.records.rows):
         return None
-    share = gaps.merged / len(gaps.values)
-    merged = f"{gaps.merged:,} of {len(gaps.values):,} gaps may be between merged chunks ({share:.2%})"
-    remedy = (
-        "The client read too late to tell them apart. Use more client.processes or another machine, or lower the load."
+    suspects = sum(map(_zeros, evidence.merges.gaps.values()))
+    total = len(evidence.gaps.values)
+    effects: list[Effect] = []
+    held_up = 0
+    for stage in evidence.stages:
+        effects += _merged_gaps(stage, evidence.merges)
+        effects += _merged_first_chunks(evidence, stage)
+        held, count = _held_up(evidence, stage)
+        effects += held
+        held_up += count
+    if not total and not held_up:
+        return None
+    merged = f"{suspects:,} of {total:,} gaps may be between chunks that the client merged by reading late"
+    cause = merged
+    if not suspects and held_up:
+        cause = f"{held_up:,} large responses waited until the client read them"
+    changed = judge_effects("read_delay", effects, evidence.limits, cause, _READ_EARLIER)
+    if changed is not None:
+        return changed
+    return Check(
+        "read_delay", "pass", max((e.share for e in effects), default=0.0), evidence.limits.effect_pass, merged
     )
-    if share > MERGED:
-        return judge("read_delay", share, MERGED, merged, f"{merged}. {remedy}")
-    doubts = {"itl": _doubt_of_gaps(gaps.values, gaps.merged)}
-    for name in TO_FIRST_TOKEN:
-        doubts[name] = max(_doubt_of_first(evidence, stage, name) for stage in evidence.stages)
-    name = max(doubts, key=lambda name: doubts[name])
-    cause = merged if name == "itl" else f"{len(gaps.first_merged):,} first chunks may be merged with the second"
-    bad = f"{cause}, and without them the p99 of {name} could be {doubts[name]:.1%} lower. {remedy}"
-    return judge("read_delay", doubts[name], DOUBT, merged, bad)
 
 
-def _doubt_of_gaps(values: Values, merged: int) -> float:
-    """Share of the gaps' p99 that may be due to merging: without it, up to `merged` fewer gaps would lie above the p99."""
-    if not merged:
-        return 0.0
-    high = rank(990, len(values)) - 1
-    low = max(high - merged, 0)
-    least, most = (int(value) / NS for value in np.partition(values, (low, high))[[low, high]])
-    return _due_to_merging(least, most)
+def _merged_gaps(stage: StageEvidence, merges: Merges) -> list[Effect]:
+    suspects = merges.gaps.get(stage.stage)
+    if suspects is None:
+        return []
+    names = supported(stage.metrics["itl"])
+    without = percentiles_without(stage.gaps, suspects, names)
+    printed = {name: getattr(stage.metrics["itl"], name) for name in names}
+    return [Effect(printed[name], without.get(name, math.nan), name, "itl", stage) for name in names]
 
 
-def _doubt_of_first(evidence: Evidence, stage: StageEvidence, name: str) -> float:
-    """The same for the time to first token. Here the merged ones are known; in the extreme case they took no time at all."""
+def _merged_first_chunks(evidence: Evidence, stage: StageEvidence) -> list[Effect]:
+    """A first chunk that has the timestamp of the second makes the time to first token too long, and tpot too short."""
+    merges = evidence.merges
+    if not stage.steady[merges.first].any():
+        return []
+    error = np.zeros(len(stage.steady))
+    error[merges.first] = merges.first_by / NS
+    rows = successful(evidence, stage)
+    error = error[stage.steady & (evidence.run.records.rows["failure"] == 0)]
+    effects: list[Effect] = []
+    for metric in ("ttft", "ttft_service", "tpot"):
+        if (values := values_of(metric, rows)) is not None:
+            scale = np.maximum(rows["n_out"] - 1, 1) if metric == "tpot" else 1
+            effects += compare_doubtful(stage, metric, values, error / scale)
+    return effects
+
+
+def _held_up(evidence: Evidence, stage: StageEvidence) -> tuple[list[Effect], int]:
+    """Effects of responses that are larger than the socket's buffer and waited to be read, and how many these are."""
+    rows = successful(evidence, stage)
+    waited = (rows["bytes_in"] > BUFFER) & (rows["read_delay"] >= STALL)
+    count = int(np.count_nonzero(waited))
+    if not count:
+        return [], 0
+    error = np.where(waited, rows["read_delay"], 0) / NS
+    effects: list[Effect] = []
+    for metric in ("e2e", "e2e_service"):
+        if (values := values_of(metric, rows)) is not None:
+            effects += compare_doubtful(stage, metric, values, error)
+    return effects, count
+
+
+def merged_chunks(evidence: Evidence) -> Check | None:
+    """Report chunks that came together although the client read in time: the server or the network merged them."""
+    if evidence.stamps != "kernel":
+        return None
+    limit = evidence.limits.merged
+    results = []
+    for stage in evidence.stages:
+        if len(stage.gaps):
+            ours = _zeros(evidence.merges.gaps.get(stage.stage, stage.gaps[:0]))
+            results.append(((evidence.gaps.zeros.get(stage.stage, 0) - ours) / len(stage.gaps), stage))
+    if not results:
+        return None
+    nagle = {stage.stage: words for _, stage in results if (words := _nagle(evidence, stage))}
+    share, stage = max(results, key=lambda result: (result[1].stage in nagle, result[0]))
+    together = f"{share:.0%} of the chunks{stage.label} came together with the chunk before"
+    stages = tuple(found.stage for other, found in results if other > limit or found.stage in nagle)
+    if not stages:
+        return Check("merged_chunks", "pass", share, limit, together)
+    cause = f"{together}. The server or the network merged them, not the client, and itl is that of the chunks as they arrived."
+    remedy = nagle.get(stage.stage, "Check whether the server, or a proxy before it, sends several chunks at once.")
+    return Check("merged_chunks", "warn", share, limit, f"{cause} {remedy}", ("latency",), stages)
+
+
+def _zeros(gaps: Values) -> int:
+    return len(gaps) - int(np.count_nonzero(gaps))
+
+
+def _nagle(evidence: Evidence, stage: StageEvidence) -> str | None:
+    """Recognise Nagle's algorithm: a small write waits until the client's delayed acknowledgement of the one before comes.
+
+    The client delays its acknowledgements for some 40 ms, mostly that of the headers: then the first chunk comes 40 ms after
+    them, together with others. If it is that of chunks, the gaps between those that come together are 40 ms.
+    """
     rows = evidence.run.records.rows
-    merged = evidence.gaps.first_merged
-    merged = merged[stage.steady[merged]]
-    measured = stage.metrics[name]
-    most = measured.value("p99")
-    if not len(merged) or most is None or not np.isfinite(most):
-        return 0.0
-    others = stage.steady & (rows["failure"] == 0)
-    others[merged] = False
-    values = TO_FIRST_TOKEN[name](rows[others])
-    values = values[~np.isnan(values)]
-    low = rank(990, measured.count) - 1 - len(merged)
-    return _due_to_merging(float(np.partition(values, low)[low]) if low >= 0 else 0.0, most)
+    first = rows[evidence.gaps.first_zero[stage.steady[evidence.gaps.first_zero]]]
+    held = _near_40_ms(first["first_token"] - first["first_byte"]) / max(stage.metrics["ttft"].count, 1)
+    zeros = evidence.gaps.zeros.get(stage.stage, 0)
+    waits = _near_40_ms(stage.gaps) / max(len(stage.gaps) - zeros, 1) if zeros else 0.0
+    if max(held, waits) < 0.5:
+        return None
+    where = f"In {held:.0%} of the responses, the first chunk came some 40 ms after the headers, which is part of ttft"
+    if waits > held:
+        where = f"{waits:.0%} of the other gaps are some 40 ms"
+    return f"{where}: this looks like Nagle's algorithm with delayed acknowledgements. Set TCP_NODELAY on the server's sockets."
 
 
-def _due_to_merging(least: float, most: float) -> float:
-    return (most - least) / most if most - least > IN_DOUBT else 0.0
+def _near_40_ms(times: Values) -> int:
+    return int(np.count_nonzero((times >= NAGLE[0]) & (times <= NAGLE[1])))
 
 
 def stamps(evidence: Evidence) -> Check | None:
-    if evidence.stamps == "kernel":
-        return Check("stamps", "pass", None, None, "the kernel timestamped the arrivals")
     if evidence.stamps == "user":
         bad = "Arrivals were timestamped when they were read, so latencies include the client's own delays. Use Linux and client.stamps: kernel."
         return Check("stamps", "warn", None, None, bad)
-    return None
+    if evidence.stamps != "kernel":
+        return None
+    samples = evidence.run.records.samples
+    reads, unstamped = (sum(getattr(sample, name, 0) for sample in samples) for name in ("reads", "unstamped"))
+    share = unstamped / reads if reads else 0.0
+    if share <= UNSTAMPED:
+        return Check("stamps", "pass", share, UNSTAMPED, "the kernel timestamped the arrivals")
+    bad = f"{share:.1%} of the reads had no kernel timestamp, so that arrivals count from when they were read. Check that the clock is not being stepped, or use another machine."
+    return Check("stamps", "warn", share, UNSTAMPED, bad, ("latency",))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis.gaps import Gaps
+from inferometer.analysis.merges import NONE, Merges
 from inferometer.analysis.overload import Overload
 from inferometer.analysis.percentiles import Distribution, Values
 from inferometer.analysis.throughput import Throughput
@@ -60,6 +61,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Selects the rows in the window."""
     gaps: Gaps
     stages: tuple[StageEvidence, ...]
+    merges: Merges = NONE
+    """Chunks that the client may have merged by reading late."""
 
     @property
     def stamps(self) -> object:

@@ -80,23 +80,41 @@ def workers(evidence: Evidence) -> Check:
 
 
 def failures(evidence: Evidence) -> Check | None:
-    """Count failures of the server. Cancelled, dropped and lost requests are not among them: they have their own checks."""
-    rows = evidence.run.records.rows
-    kinds = [
-        kind for kind in count_failures(evidence.run, evidence.steady) if kind.code not in (CANCELLED, DROPPED, LOST)
-    ]
-    failed = sum(kind.count for kind in kinds)
-    total = failed + int((evidence.steady & (rows["failure"] == 0)).sum())
-    if not total:
+    """Count failures of the server in each stage. Cancelled, dropped and lost requests have their own checks."""
+    rows, limit = evidence.run.records.rows, evidence.limits.failures
+    results = []
+    for stage in evidence.stages:
+        kinds = [
+            kind for kind in count_failures(evidence.run, stage.steady) if kind.code not in (CANCELLED, DROPPED, LOST)
+        ]
+        failed = sum(kind.count for kind in kinds)
+        if total := failed + int((stage.steady & (rows["failure"] == 0)).sum()):
+            results.append((failed / total, failed, total, kinds, stage))
+    if not results:
         return None
-    share = failed / total
-    good = f"{failed:,} of {total:,} failed"
-    if not kinds:
-        return Check("failures", "pass", 0.0, evidence.limits.failures, good)
+    share, failed, total, kinds, stage = max(results, key=lambda result: result[0])
+    if share <= limit:
+        failed, total = sum(result[1] for result in results), sum(result[2] for result in results)
+        return Check("failures", "pass", share, limit, f"{failed:,} of {total:,} failed")
     message = f": {_short(kinds[0].message)}" if kinds[0].message else ""
     remedy = _remedy(kinds[0].code, _is_plain(evidence) and failed == total)
-    bad = f"{failed:,} of {total:,} requests failed ({share:.2%}), most with {kinds[0].code}{message}. {remedy}, or allow more with limits.failures."
-    return judge("failures", share, evidence.limits.failures, good, bad)
+    bad = f"{failed:,} of {total:,} requests{stage.label} failed ({share:.2%}), most with {kinds[0].code}{message}. {remedy}, or allow more with limits.failures."
+    stages = tuple(result[4].stage for result in results if result[0] > limit)
+    return Check("failures", "fail", share, limit, bad, stages=stages)
+
+
+def retries(evidence: Evidence) -> Check | None:
+    """Report requests that were sent twice, because the server closed or refused the first attempt unprocessed."""
+    attempts = evidence.run.records.rows["attempts"][evidence.steady]
+    sent = int(np.count_nonzero(attempts > 0))
+    if not sent:
+        return None
+    again, limit = int(np.count_nonzero(attempts > 1)), evidence.limits.retries
+    message = f"{again:,} of {sent:,} requests were sent twice"
+    if again / sent <= limit:
+        return Check("retries", "pass", again / sent, limit, message)
+    bad = f"{message}: the server closed idle connections, or refused streams, just when they were used. Their latencies include the first attempt. Raise the server's keep-alive timeout, or use fewer client.connections."
+    return Check("retries", "warn", again / sent, limit, bad, ("latency",))
 
 
 _REMEDIES = {

@@ -85,6 +85,28 @@ def prompts(evidence: Evidence) -> Check | None:
     return Check("prompts", "warn", distinct, sent, bad)
 
 
+def cached_tokens(evidence: Evidence) -> Check | None:
+    """Look for prompts that the server had cached although each was new: a cache was warm from an earlier run.
+
+    Later turns of a session repeat the turns before. Files and lists of prompts may share a prefix on purpose.
+    """
+    if text(evidence.run.manifest, "data", "type") != "synthetic" or not sends_text(evidence.run.manifest):
+        return None
+    rows = evidence.run.records.rows
+    known = rows[
+        evidence.steady & (rows["failure"] == 0) & (rows["turn"] <= 0) & (rows["cached"] >= 0) & (rows["n_in"] > 0)
+    ]
+    if not len(known):
+        return None
+    share = int(known["cached"].sum(dtype=np.int64)) / int(known["n_in"].sum(dtype=np.int64))
+    limit = evidence.limits.cached
+    cached = f"the server had cached {share:.0%} of the prompt tokens"
+    if share <= limit:
+        return Check("cached_tokens", "pass", share, limit, cached)
+    bad = f"{cached.capitalize()}, although every prompt is new: its prefix cache knows them from an earlier run, and flatters the server. Use data.salt: run or another seed, or restart the server or turn off its prefix cache."
+    return Check("cached_tokens", "warn", share, limit, bad)
+
+
 def size(evidence: Evidence) -> Check | None:
     """Check in every stage whether the effective size supports the p99 of the latencies that reports quote."""
     needs = needed(PERCENTILES["p99"])

@@ -1,0 +1,160 @@
+"""By how much could the client have changed a figure that is printed?
+
+A check of the client's health compares each printed percentile with the one that remains when the suspect is corrected or left
+out. A change of at most limits.effect_least (seconds) or limits.effect_pass (share) passes, a change of at most
+limits.effect_fail is a warning, and more than that fails.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
+from inferometer.analysis.metrics import METRICS
+from inferometer.analysis.percentiles import PERCENTILES, Distribution, Values, needed, rank, select
+from inferometer.config.schema import Limits
+from inferometer.records import Columns
+from inferometer.units import NS, format_seconds
+
+PRINTED = ("p50", "p90", "p95", "p99")
+"""The percentiles that are checked, if the sample supports them."""
+Seconds = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+class Effect(NamedTuple):
+    """How far one printed percentile may be off because of the client."""
+
+    printed: float
+    """In seconds, like `corrected`."""
+    corrected: float
+    """NaN if hardly a value remains without the suspects, so that the percentile is not known."""
+    percentile: str
+    metric: str
+    stage: StageEvidence
+
+    @property
+    def seconds(self) -> float:
+        return math.inf if math.isnan(self.corrected) else abs(self.printed - self.corrected)
+
+    @property
+    def share(self) -> float:
+        """The error relative to the corrected value."""
+        if not self.seconds:
+            return 0.0
+        return self.seconds / self.corrected if self.corrected > 0 else math.inf
+
+    @property
+    def figure(self) -> str:
+        return f"{self.percentile} of {self.metric}{self.stage.label}"
+
+    def __str__(self) -> str:
+        measured = f"the {self.figure} is {format_seconds(self.printed)}"
+        if math.isnan(self.corrected):
+            return f"{measured}, and too few values remain without that to say what it should be"
+        off = f" ({self.share:.1%} off)" if math.isfinite(self.share) else ""
+        return f"{measured}, and would be {format_seconds(max(self.corrected, 0.0))} without that{off}"
+
+    def status(self, limits: Limits) -> Literal["pass", "warn", "fail"]:
+        if self.seconds <= limits.effect_least or self.share <= limits.effect_pass:
+            return "pass"
+        return "warn" if self.share <= limits.effect_fail else "fail"
+
+
+def judge_effects(name: str, effects: Sequence[Effect], limits: Limits, cause: str, remedy: str) -> Check | None:
+    """A warning or a failure for the largest effect that matters; None if none does.
+
+    The message is `cause`, what it does to the worst figure, and `remedy`.
+    """
+    matter = [(effect, status) for effect in effects if (status := effect.status(limits)) != "pass"]
+    if not matter:
+        return None
+    failing = [effect for effect, status in matter if status == "fail"]
+    worst = max(failing or [effect for effect, _ in matter], key=lambda effect: effect.share)
+    limit = limits.effect_fail if failing else limits.effect_pass
+    stages = tuple(sorted({effect.stage.stage for effect in failing or [effect for effect, _ in matter]}))
+    message = f"{cause}: {worst}. {remedy}"
+    return Check(name, "fail" if failing else "warn", worst.share, limit, message, ("latency",), stages)
+
+
+def supported(measured: Distribution) -> list[str]:
+    """The printed percentiles that the sample supports and that failures do not make infinite."""
+    values = {name: getattr(measured, name) for name in PRINTED}
+    return [name for name, value in values.items() if value is not None and math.isfinite(value)]
+
+
+def compare(stage: StageEvidence, metric: str, values: Seconds, corrected: Seconds) -> list[Effect]:
+    """Effects on one metric, from its values as measured and with the client's part subtracted. NaN: not known."""
+    names = supported(stage.metrics[metric])
+    infinite = stage.metrics[metric].infinite
+    with_it, without = (percentiles(some, names, infinite) for some in (values, corrected))
+    return [Effect(with_it[name], without[name], name, metric, stage) for name in names]
+
+
+def compare_doubtful(stage: StageEvidence, metric: str, values: Seconds, error: Seconds) -> list[Effect]:
+    """Effects on one metric whose values are each known to within an `error`; 0: correct.
+
+    There are two estimates: leave out the values in doubt, or change them by the largest possible error. The smaller counts.
+    Leaving out many values changes a percentile by chance, and few of the values in doubt have the largest error. If too
+    few values would remain, only the second is left.
+    """
+    names = supported(stage.metrics[metric])
+    infinite = stage.metrics[metric].infinite
+    doubtful = error > 0
+    if not names or not doubtful.any():
+        return []
+    printed = percentiles(values, names, infinite)
+    changed = [percentiles(values + sign * error, names, infinite) for sign in (-1.0, 1.0)]
+    left = values[~doubtful]
+    remaining = int(np.count_nonzero(~np.isnan(left))) + infinite
+    left_out = percentiles(left, [name for name in names if remaining >= needed(PERCENTILES[name])], infinite)
+    effects = []
+    for name in names:
+        bounds = [Effect(printed[name], bound[name], name, metric, stage) for bound in changed]
+        largest = max(bounds, key=lambda effect: effect.seconds)
+        if name in left_out:
+            effects.append(min(largest, largest._replace(corrected=left_out[name]), key=lambda effect: effect.seconds))
+        else:
+            effects.append(largest)
+    return effects
+
+
+def percentiles(values: Seconds, names: Iterable[str], infinite: int = 0) -> dict[str, float]:
+    """Percentiles of the known values and `infinite` more that are +inf; +inf if no value is known."""
+    known = values[~np.isnan(values)]
+    ranks = {name: rank(PERCENTILES[name], len(known) + infinite) - 1 for name in names}
+    select(known, sorted({index for index in ranks.values() if index < len(known)}))
+    return {name: float(known[index]) if index < len(known) else math.inf for name, index in ranks.items()}
+
+
+def percentiles_without(values: Values, suspects: NDArray[np.int64], names: Iterable[str]) -> Mapping[str, float]:
+    """Percentiles of gaps (ns, reordered) without `suspects`, which are some of them, in ascending order; in seconds.
+
+    In `values`, the percentile is at least at its rank among those that remain, and at most `len(suspects)` further up.
+    """
+    remaining = len(values) - len(suspects)
+    targets = {n: rank(PERCENTILES[n], remaining) for n in names if remaining >= needed(PERCENTILES[n])}
+    ends = {name: (target - 1, target - 1 + len(suspects)) for name, target in targets.items()}
+    select(values, sorted({index for pair in ends.values() for index in pair}))
+    found = {}
+    for name, (low, high) in ends.items():
+        near = np.sort(values[low : high + 1])
+        left = np.arange(low + 1, high + 2) - np.searchsorted(suspects, near, "right")
+        found[name] = int(near[int(np.argmax(left >= targets[name]))]) / NS
+    return found
+
+
+def values_of(metric: str, rows: Columns) -> Seconds | None:
+    """The metric of each row; None if it is not computed from rows."""
+    of = METRICS[metric].values
+    return None if of is None else of(rows)
+
+
+def successful(evidence: Evidence, stage: StageEvidence) -> Columns:
+    """The stage's rows that latencies are computed from."""
+    rows = evidence.run.records.rows
+    good: Mask = stage.steady & (rows["failure"] == 0)
+    return rows[good]
