@@ -27,14 +27,16 @@ class Deadlines:
         if self._heap[0][1] == self._pushed and not self._running:
             self._arm()
 
-    def catch_up(self) -> None:
-        """Run the callbacks that have just come due, if any: long work calls this now and then.
+    def catch_up(self) -> bool:
+        """Run the callbacks that have just come due, and return whether there were any: long work calls this now and then.
 
         Callbacks that are late already wait for their turn in the loop: a client that falls behind and does not read responses
         would open a connection for each request. The timer is not set again each time, because that is a system call: `resume`
         must be called afterwards."""
         if self._heap and not self._running and 0 <= now() - self._heap[0][0] <= _JUST_DUE:
             self._run_due()
+            return True
+        return False
 
     def resume(self) -> None:
         """Set the timer again after long work, whatever `catch_up` has run, so that the next callback comes by itself."""
