@@ -1,0 +1,48 @@
+"""Samples of the client's own health: what they count, and over which time."""
+
+import pytest
+
+from inferometer.engine import self_monitor
+from inferometer.engine.reader import StampClock
+from inferometer.engine.run_state import RunState
+from inferometer.engine.self_monitor import SelfMonitor
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> "World":
+    return World(monkeypatch)
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.cpu = 0
+        monkeypatch.setattr(self_monitor, "now", lambda: self.now)
+        monkeypatch.setattr(self_monitor.time, "process_time_ns", lambda: self.cpu)
+        self.clock = StampClock(0, False)
+        self.state = RunState(given_up=[])
+        self.monitor = SelfMonitor(0, self.clock, self.state, 0)
+
+
+def test_time_spent_spinning_is_not_part_of_the_cpu_share(monitor: World) -> None:
+    monitor.now, monitor.cpu, monitor.state.spun = 100 * MS, 90 * MS, 60 * MS
+    sample = monitor.monitor.sample()
+    assert (sample.cpu, sample.spinning) == (pytest.approx(0.3), pytest.approx(0.6))
+    monitor.now, monitor.cpu = 200 * MS, 100 * MS
+    sample = monitor.monitor.sample()
+    assert (sample.cpu, sample.spinning) == (pytest.approx(0.1), 0)
+
+
+def test_cpu_share_is_never_negative(monitor: World) -> None:
+    """Spinning is measured by the clock on the wall, so it may be a little more than the CPU time."""
+    monitor.now, monitor.cpu, monitor.state.spun = 100 * MS, 90 * MS, 95 * MS
+    sample = monitor.monitor.sample()
+    assert (sample.cpu, sample.spinning) == (0, pytest.approx(0.9))
+
+
+def test_reads_are_counted_per_sample(monitor: World) -> None:
+    for reads, unstamped in ((10, 1), (25, 1)):
+        monitor.clock.reads, monitor.clock.unstamped = reads, unstamped
+        sample = monitor.monitor.sample()
+    assert (sample.reads, sample.unstamped) == (15, 0)
