@@ -31,7 +31,6 @@ class World:
         self.polls = self.rounds = 0
         self.state = RunState(given_up=[])
         self.runnable = 1
-        self.loadavg = tmp_path / "loadavg"
         self.latency_file = tmp_path / "cpu_dma_latency"
         monkeypatch.setattr(module, "now", lambda: self.clock)
         monkeypatch.setattr(module, "_LATENCY_FILE", str(self.latency_file))
@@ -192,7 +191,8 @@ def test_latency_that_is_not_permitted_is_an_error_with_a_remedy(world: World) -
 
 
 @pytest.mark.parametrize(
-    ("has_file", "processors", "kind"), [(True, 1, "latency"), (False, 2, "spin"), (False, 1.5, "off")]
+    ("has_file", "processors", "kind"),
+    [(True, 1, "latency"), (True, 2, "latency and spin"), (False, 2, "spin"), (False, 1.5, "off")],
 )
 def test_auto_takes_the_way_that_costs_other_processes_least(
     world: World, monkeypatch: pytest.MonkeyPatch, has_file: bool, processors: float, kind: str
@@ -202,6 +202,16 @@ def test_auto_takes_the_way_that_costs_other_processes_least(
         world.latency_file.touch()
     awake = world.awake("auto")
     assert awake.kind == kind
+    awake.close()
+
+
+def test_auto_spins_for_sends_only_if_it_cannot_set_the_latency(world: World) -> None:
+    world.latency_file.touch()
+    awake = world.awake("auto")
+    awake.expect_send(100 * US)
+    assert not world.soon
+    awake.expect_response(100 * US)
+    assert world.soon
     awake.close()
 
 

@@ -7,6 +7,9 @@ schedule it first. There are two ways to prevent that:
   from any process. It needs write access to that file, which usually only root has.
 - `spin`: instead of sleeping, the process polls its sockets and deadlines until the instant that it awaits. It does so only while each
   process on the machine that wants to run has a processor, so that a server on the same machine is not slowed down.
+
+`auto` uses the first for sends if it can, and the second otherwise. For short responses of a closed loop it always uses the second,
+because each of its requests waits for the response before: polling also saves the time to wake up the process.
 """
 
 import asyncio
@@ -31,7 +34,7 @@ _BRIEF = 200_000
 """Gaps shorter than this are spun through: it is not worthwhile to sleep."""
 _SHORT = 3_000_000
 """Responses that take longer on average than this are not awaited by spinning: the time to wake up is short in comparison."""
-_SLICE = 100_000
+_SLICE = 200_000
 """How long to poll before the event loop gets its turn: it has other callbacks, such as those of sockets that can be written again."""
 _LOOK_EVERY = 5_000_000
 _PAUSE = 20_000_000
@@ -42,7 +45,7 @@ _LATENCY_FILE = "/dev/cpu_dma_latency"
 
 
 class Awake:
-    """Spins until the instants that `stay` is given, if `spins`. `kind` is how the processor is kept awake: a Mode except auto."""
+    """Spins until the instants that `stay` is given, if it may. `kind` says how the processor is kept awake."""
 
     def __init__(
         self,
@@ -57,9 +60,11 @@ class Awake:
         self._deadlines = deadlines
         self._poll = poll
         self._latency_file = _open_latency_file(mode)
-        self.kind = _kind(mode, self._latency_file >= 0)
-        self.spins = self.kind == "spin"
-        self._others = _Others() if self.spins else None
+        can_spin = sys.platform == "linux" and (mode == "spin" or (mode == "auto" and _processors() >= 2))
+        self._others = _Others() if can_spin else None
+        self._spins_before_sends = can_spin and self._latency_file < 0
+        self._spins_for_responses = can_spin
+        self.kind = " and ".join(["latency"] * (self._latency_file >= 0) + ["spin"] * can_spin) or "off"
         self._until = 0
         self._is_spinning = False
         self._state = state
@@ -67,7 +72,7 @@ class Awake:
 
     def expect_send(self, at: int) -> None:
         """Be awake when a request is to be sent at this instant."""
-        if self.spins:
+        if self._spins_before_sends:
             lead = (at - now()) // 2
             if lead <= _BRIEF // 2:
                 self.stay(at)
@@ -76,10 +81,10 @@ class Awake:
 
     def expect_response(self, took: int) -> None:
         """Be awake when the next response arrives, if responses are short. `took`: how long the last one took, in ns."""
-        if self.spins:
-            self._typical += (took - self._typical) // 8
+        if self._spins_for_responses:
+            self._typical += (took - self._typical) // 8 if self._typical else took
             if self._typical <= _SHORT:
-                self.stay(now() + 2 * self._typical)
+                self.stay(now() + 2 * self._typical + _BRIEF)
 
     def stay(self, until: int) -> None:
         """Do not sleep before this instant (monotonic ns)."""
@@ -88,10 +93,6 @@ class Awake:
         if not self._is_spinning and self._others is not None and not self._others.need_processor():
             self._is_spinning = True
             self._loop.call_soon(self._spin)
-
-    def relax(self) -> None:
-        """Sleep again: nothing is awaited any more."""
-        self._until = 0
 
     def close(self) -> None:
         self._until = 0
@@ -157,13 +158,6 @@ def _open_latency_file(mode: Mode) -> int:
         return -1
     os.write(descriptor, struct.pack("i", 0))
     return descriptor
-
-
-def _kind(mode: Mode, has_latency_file: bool) -> str:
-    if mode == "off" or has_latency_file:
-        return "latency" if has_latency_file else "off"
-    can_spin = sys.platform == "linux" and (mode == "spin" or _processors() >= 2)
-    return "spin" if can_spin else "off"
 
 
 def _processors() -> float:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 
-_JUST_DUE = 1_000_000
-"""Nanoseconds for which a callback counts as having just come due."""
+_JUST_DUE = 5_000_000
+"""Nanoseconds for which a callback counts as having just come due. It is longer than most interruptions by the host of a virtual machine:
+otherwise, one that happens while a burst of responses is handled would delay all sends to the end of the burst."""
 
 
 class Deadlines:

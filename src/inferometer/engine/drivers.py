@@ -82,7 +82,9 @@ class OpenLoop:
         self._on_over = on_over
         deadlines = self._launcher.deadlines
         if self._instants:
-            deadlines.at(at + self._instants[0] - self._early, self._send)
+            due = at + self._instants[0] - self._early
+            deadlines.at(due, self._send)
+            self._launcher.awake.expect_send(due)
         deadlines.at(at + self._plan.duration, self._time_is_up)
 
     def end(self) -> None:
