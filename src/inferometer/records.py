@@ -170,7 +170,7 @@ class Sample(msgspec.Struct, frozen=True):
     at: int
     """End of the interval, ns since t=0."""
     cpu: float
-    """CPU time of the process as a share of one core."""
+    """CPU time of the process as a share of one core, without `spinning`."""
     rss: int
     """Resident memory of the process in bytes."""
     memory: float
@@ -183,6 +183,12 @@ class Sample(msgspec.Struct, frozen=True):
     """How far the wall clock has moved against the monotonic clock since t=0, ns."""
     in_flight: int
     """Requests of the process in flight at the end of the interval."""
+    reads: int = 0
+    """Reads of sockets."""
+    unstamped: int = 0
+    """How many of these reads had no kernel timestamp, although kernel timestamps are in use: they were stamped when they were read."""
+    spinning: float = 0.0
+    """CPU time spent on keeping the processor awake, as a share of one core. It is not part of `cpu`."""
 
 
 class Records(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ class FakeLauncher:
         self.indexes: list[int] = []
         """Sequences: the indexes of the requests made, among all encoded requests."""
         self.deadlines: Any = self
+        self.awake: Any = self
+        self.expected: list[int] = []
         self.awaiting = False
         self.sent: list[Flight] = []
         self.sent_at: list[int] = []
@@ -70,8 +72,12 @@ class FakeLauncher:
     def hand_over(self, at: int) -> None:
         self.handed_over_at.append(at)
 
-    def _spin_until(self, deadline: int) -> None:
-        self.now = max(self.now, deadline)
+    def expect_send(self, at: int) -> None:
+        self.expected.append(at)
+
+    def _spin_until(self, deadline: int) -> int:
+        before, self.now = self.now, max(self.now, deadline)
+        return self.now - before
 
     # --- what tests call ---
 

@@ -22,6 +22,12 @@ def test_each_request_is_sent_at_its_instant_whatever_the_server_does(launcher: 
     assert launcher.handed_over_at == [T0 + 100 * MS]
 
 
+def test_processor_is_to_be_awake_when_the_next_request_is_due(launcher: FakeLauncher) -> None:
+    OpenLoop(launcher, 0, open_stage(0, 5, 30)).start(T0, launcher.hand_over)
+    launcher.run_until(T0 + 200 * MS)
+    assert [at - T0 for at in launcher.expected] == [pytest.approx(at * MS, abs=80_000) for at in (0, 5, 30)]
+
+
 def test_cap_and_drop_are_passed_on_to_the_launcher(launcher: FakeLauncher) -> None:
     OpenLoop(launcher, 0, open_stage(0, 1, cap=7, drop=True)).start(T0, launcher.hand_over)
     launcher.run_until(T0 + 10 * MS)

@@ -191,6 +191,17 @@ def test_bytes_without_a_stamp_or_with_a_future_one_get_the_time_of_the_read(wor
     assert before <= at <= now() and delay == -1
 
 
+def test_reads_without_a_kernel_stamp_are_counted(world: World) -> None:
+    stamped, future, without, closed = world.sources(4)
+    stamped.stamp, future.stamp, closed.comes = now() - 1_000, 1 << 62, b""
+    world.read(0, 1, 2, 3)
+    assert (world.clock.reads, world.clock.unstamped) == (4, 2)
+    assert without.delivered[0][1] == -1
+    world.clock.kernel_stamps = False
+    world.read(2)
+    assert (world.clock.reads, world.clock.unstamped) == (5, 2), "without kernel stamps, none is missing"
+
+
 def test_catch_up_is_called_at_least_after_every_two_steps(world: World) -> None:
     """Reading, decoding and settling are the steps."""
     world.sources(7)

@@ -51,6 +51,16 @@ def test_a_run_comes_back_as_it_was_written(
     assert json.encode(summarise(again)) == json.encode(summarise(run))
 
 
+def test_samples_of_older_runs_lack_the_columns_that_were_added_later(tmp_path: Path) -> None:
+    run, chunks = some_run()
+    store.write(tmp_path, run.manifest, run.records, made.pieces(chunks, 1 << 20))
+    path = tmp_path / "samples.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["reads", "unstamped", "spinning"]), path)
+    samples = store.read(tmp_path).records.samples
+    assert samples and samples == run.records.samples
+    assert {(sample.reads, sample.unstamped, sample.spinning) for sample in samples} == {(0, 0, 0.0)}
+
+
 FEW = {
     "failure": st.integers(0, len(FAILURES)),
     "counted_by": st.integers(0, len(COUNTED_BY) - 1),

@@ -63,7 +63,8 @@ def test_rows_are_grouped_by_source_name_and_labels_and_ordered_by_time() -> Non
 def test_the_clients_health_is_labelled_by_shard() -> None:
     samples = (*made.samples(1.0, shard=0), *made.samples(1.0, shard=1, cpu=0.5))
     found = {(each.name, each.labels["shard"]): each for each in client_health(samples)}
-    assert {name for name, _ in found} == {"cpu", "rss", "memory", "stall", "stalled", "clock_step", "in_flight"}
+    health = {"cpu", "rss", "memory", "stall", "stalled", "clock_step", "in_flight", "reads", "unstamped", "spinning"}
+    assert {name for name, _ in found} == health
     assert found["cpu", "1"].value.tolist() == [0.5] * 3
     assert found["cpu", "0"].at.tolist() == [sample.at for sample in samples if sample.shard == 0]
 

@@ -265,6 +265,11 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
         t0_wall_ns=wall,
-        clock=head.clock | ({"stamps": report.stamps, "timer": report.timer, "loop": report.loop} if report else {}),
+        clock=head.clock
+        | (
+            {"stamps": report.stamps, "timer": report.timer, "loop": report.loop, "awake": report.awake}
+            if report
+            else {}
+        ),
         outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up))),
     )

@@ -126,8 +126,10 @@ def _complete_urls(tree: dict[str, Any], find_scheme: FindScheme) -> None:
 
 
 def _set_defaults(tree: dict[str, Any]) -> None:
-    """Set `type` if it is left out: by the other keys of the section, or to the default."""
-    load, data = tree.get("load"), tree.get("data")
+    """Set `type` if it is left out, by the other keys of the section or to the default; and restore the word `off`."""
+    load, data, client = tree.get("load"), tree.get("data"), tree.get("client")
+    if isinstance(client, dict) and client.get("awake") is False:  # YAML 1.1 reads `off` as false
+        client["awake"] = "off"
     if isinstance(load, dict):
         load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")
     server = tree.get("server")

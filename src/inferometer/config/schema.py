@@ -425,6 +425,12 @@ class Client(_Section):
         Literal["kernel", "user"],
         Meta(description="Timestamps of arrivals: by the kernel, if it supports them, or when the data is read."),
     ] = "kernel"
+    awake: Annotated[
+        Literal["auto", "spin", "latency", "off"],
+        Meta(
+            description="How to keep the processor from sleeping when a send is near: `latency` opens `/dev/cpu_dma_latency`, which keeps all processors awake and usually needs root; `spin` polls instead of sleeping while there are idle processors; `auto`: `latency` if permitted, else `spin` if the client may use at least two processors."
+        ),
+    ] = "auto"
 
 
 class Measure(_Section):

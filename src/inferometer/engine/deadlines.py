@@ -7,8 +7,9 @@ from collections.abc import Callable
 from inferometer.timing.clock import now
 from inferometer.timing.timer import deadline_timer
 
-_JUST_DUE = 1_000_000
-"""Nanoseconds for which a callback counts as having just come due."""
+_JUST_DUE = 5_000_000
+"""Nanoseconds for which a callback counts as having just come due. It is longer than most interruptions by the host of a virtual machine:
+otherwise, one that happens while a burst of responses is handled would delay all sends to the end of the burst."""
 
 
 class Deadlines:
@@ -27,14 +28,16 @@ class Deadlines:
         if self._heap[0][1] == self._pushed and not self._running:
             self._arm()
 
-    def catch_up(self) -> None:
-        """Run the callbacks that have just come due, if any: long work calls this now and then.
+    def catch_up(self) -> bool:
+        """Run the callbacks that have just come due, and return whether there were any: long work calls this now and then.
 
         Callbacks that are late already wait for their turn in the loop: a client that falls behind and does not read responses
         would open a connection for each request. The timer is not set again each time, because that is a system call: `resume`
         must be called afterwards."""
         if self._heap and not self._running and 0 <= now() - self._heap[0][0] <= _JUST_DUE:
             self._run_due()
+            return True
+        return False
 
     def resume(self) -> None:
         """Set the timer again after long work, whatever `catch_up` has run, so that the next callback comes by itself."""

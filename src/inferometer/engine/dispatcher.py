@@ -3,9 +3,10 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from inferometer.engine.awake import Awake
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.http1_pool import Connection, Pool
-from inferometer.engine.inflight import Flight
+from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.recorder import Recorder
 from inferometer.engine.requests import Due, Requests
 from inferometer.engine.run_state import RunState
@@ -18,9 +19,16 @@ class Dispatcher:
     """Implements drivers.Launcher, through which the drivers send."""
 
     def __init__(
-        self, pools: Sequence[Pool], requests: Requests, deadlines: Deadlines, state: RunState, recorder: Recorder
+        self,
+        pools: Sequence[Pool],
+        requests: Requests,
+        deadlines: Deadlines,
+        awake: Awake,
+        state: RunState,
+        recorder: Recorder,
     ) -> None:
         self.deadlines = deadlines
+        self.awake = awake
         self.state = state
         self.sequences = requests.sequences
         self.pools = pools
@@ -72,11 +80,18 @@ class Dispatcher:
     def queued(self) -> int:
         return len(self._queue)
 
-    def release_queued(self) -> None:
-        """Send requests that the cap has held back, as far as there is room now."""
+    def release_queued(self, ended: Sequence[Ended]) -> None:
+        """Send requests that the cap has held back, as far as there is room now that these have ended.
+
+        Each was held until the response arrived that made room for it; the time from then on is the client's own lag."""
+        if not self._queue:
+            return
+        room_at = sorted(flight.done for flight, _, _ in ended)
+        released = 0
         while self._queue and self.state.in_flight < self._queue[0][1]:
             flight, cap, since = self._queue.popleft()
-            flight.held += now() - since
+            flight.held += max(room_at[min(released, len(room_at) - 1)] - since, 0)
+            released += 1
             self.release(flight, cap, False)
 
     def cancel_queued(self) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from inferometer.engine.awake import Awake
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.id_supply import IdSupply
 from inferometer.engine.inflight import Ended, Flight
@@ -46,6 +47,7 @@ class Launcher(Protocol):
 
     deadlines: Deadlines
     state: RunState
+    awake: Awake
     sequences: Sequences | None
     """Set if users send requests in sequences, each from its first to its last. None: requests are independent."""
 
@@ -80,7 +82,9 @@ class OpenLoop:
         self._on_over = on_over
         deadlines = self._launcher.deadlines
         if self._instants:
-            deadlines.at(at + self._instants[0] - self._early, self._send)
+            due = at + self._instants[0] - self._early
+            deadlines.at(due, self._send)
+            self._launcher.awake.expect_send(due)
         deadlines.at(at + self._plan.duration, self._time_is_up)
 
     def end(self) -> None:
@@ -111,12 +115,13 @@ class OpenLoop:
                 return
             flight = self._ready.popleft() if self._ready else self._make(index)
             index += 1
-            spin_until(intended)
+            launcher.state.spun += spin_until(intended)
             launcher.release(flight, plan.cap, plan.drop)
         self._next = index
         if index < len(instants):
             due = start + instants[index] - self._early
             launcher.deadlines.at(due, self._send)
+            launcher.awake.expect_send(due)
             self._make_ahead(due)
         elif self._is_over:
             self._time_is_up()

@@ -21,6 +21,8 @@ from inferometer.wire.http2 import Data, GoAway, Headers, Http2Client, Http2Erro
 
 _MAX_WRITE = 1 << 20
 """Maximum bytes of bodies handed to the kernel in one go."""
+_CATCH_UP_EVERY = 8
+"""Frames after which requests that have come due are sent (reader.py): one read may have the responses of many calls."""
 
 
 class Http2ConnectionOwner(Protocol):
@@ -175,7 +177,9 @@ class Http2Connection:
 
     def _handle_events(self, events: Sequence[Headers | Data | Reset | GoAway], at: int, delay: int) -> None:
         calls = self.calls
-        for event in events:
+        for number, event in enumerate(events, 1):
+            if not number % _CATCH_UP_EVERY:
+                self.transport.catch_up()
             kind = event.__class__
             if kind is GoAway:  # handled already, by `_start_closing`
                 continue

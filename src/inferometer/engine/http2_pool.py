@@ -143,8 +143,9 @@ class Http2Pool:
         self._opening.discard(connection)
         self._ready.append(connection)
         self._countdown.count_down()
-        self._send_queued(self._refused, connection)
-        self._send_queued(self._waiting, connection)
+        at = now()
+        self._send_queued(self._refused, connection, at)
+        self._send_queued(self._waiting, connection, at)
         if not connection.calls:  # nothing was waiting, or the server allows no streams: do not open more connections
             self._idle.append(connection)
             self._retry_refused()
@@ -155,7 +156,7 @@ class Http2Pool:
         self, connection: Http2Connection, flight: Flight, at: int, event: End | Fail, response: StreamResponse
     ) -> None:
         if self._waiting:
-            self._send_queued(self._waiting, connection)
+            self._send_queued(self._waiting, connection, at)
         if not connection.calls:
             self._idle.append(connection)
         if self._deadline and at > flight.sent + self._deadline:  # it ended late, and before `expire` looked
@@ -168,7 +169,7 @@ class Http2Pool:
         self._connector.loop.call_soon(self._open_another)  # once the connection's own state is settled
 
     def has_room_again(self, connection: Http2Connection) -> None:
-        self._send_queued(self._waiting, connection)
+        self._send_queued(self._waiting, connection, now())
 
     def closing(self, connection: Http2Connection) -> None:
         if connection in self._ready:
@@ -214,14 +215,15 @@ class Http2Pool:
         """Send refused requests over the existing connections after all: there will be no new one soon."""
         self._waiting.extend(self._refused)
         self._refused.clear()
+        at = now()
         for connection in list(self._ready):
-            self._send_queued(self._waiting, connection)
+            self._send_queued(self._waiting, connection, at)
 
-    def _send_queued(self, queue: deque[tuple[Flight, int]], connection: Http2Connection) -> None:
-        """Send requests from a queue over a connection, as long as it has room."""
+    def _send_queued(self, queue: deque[tuple[Flight, int]], connection: Http2Connection, at: int) -> None:
+        """Send requests from a queue over a connection, as long as it has room. They were held until `at`, when there was room."""
         while queue and connection.has_room:
             flight, since = queue.popleft()
-            flight.held += now() - since
+            flight.held += max(at - since, 0)
             self._start(connection, flight)
         if self._unflushed:
             self.flush()

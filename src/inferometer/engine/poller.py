@@ -20,7 +20,7 @@ class EpollPoller:
         self._on_readable = on_readable
         self._epoll = select.epoll()
         self._events = select.EPOLLIN
-        loop.add_reader(self._epoll.fileno(), self._poll)
+        loop.add_reader(self._epoll.fileno(), self.poll)
 
     def watch(self, descriptor: int) -> None:
         self._epoll.register(descriptor, self._events)
@@ -32,8 +32,12 @@ class EpollPoller:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def _poll(self) -> None:
-        self._on_readable(self._epoll.poll(0))
+    def poll(self) -> bool:
+        """Report the sockets that can be read now, and return whether there are any."""
+        ready = self._epoll.poll(0)
+        if ready:
+            self._on_readable(ready)
+        return bool(ready)
 
 
 class LoopPoller:
@@ -52,6 +56,10 @@ class LoopPoller:
 
     def close(self) -> None:
         self._collected.clear()
+
+    def poll(self) -> bool:
+        """Return False: only the loop can tell which sockets can be read."""
+        return False
 
     def _collect(self, descriptor: int) -> None:
         if not self._collected:

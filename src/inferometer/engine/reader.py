@@ -41,13 +41,16 @@ _Item = tuple[ReadSource, bytes, int, int]
 
 
 class StampClock:
-    """The wall clock's offset to the monotonic clock, kept up to date by self_monitor.py, and whether the kernel takes stamps."""
+    """The wall clock's offset to the monotonic clock, kept up to date by self_monitor.py, whether the kernel takes stamps, and how many
+    reads returned bytes with and without a stamp."""
 
-    __slots__ = ("kernel_stamps", "offset")
+    __slots__ = ("kernel_stamps", "offset", "reads", "unstamped")
 
     def __init__(self, offset: int, kernel_stamps: bool) -> None:
         self.offset = offset
         self.kernel_stamps = kernel_stamps
+        self.reads = 0
+        self.unstamped = 0
 
 
 class Reader:
@@ -58,11 +61,11 @@ class Reader:
         loop: asyncio.AbstractEventLoop,
         clock: StampClock,
         on_decoded: Callable[[], None],
-        catch_up: Callable[[], None],
+        catch_up: Callable[[], object],
     ) -> None:
         self.clock = clock
         self._on_decoded = on_decoded
-        self._catch_up = catch_up
+        self.catch_up = catch_up
         self._sources: dict[int, ReadSource] = {}
         self._poller = new_poller(loop, self._readable)
         self.is_decoding = False
@@ -76,6 +79,10 @@ class Reader:
         """Stop reading a descriptor that is about to be closed."""
         if self._sources.pop(descriptor, None) is not None:
             self._poller.forget(descriptor)
+
+    def poll(self) -> bool:
+        """Read and decode what has arrived, and return whether there was anything."""
+        return self._poller.poll()
 
     def close(self) -> None:
         self._poller.close()
@@ -105,7 +112,8 @@ class Reader:
         self._decode(self._read(ready))
 
     def _read(self, ready: Sequence[tuple[int, int]]) -> list[_Item]:
-        sources, offset, catch_up = self._sources, self.clock.offset, self._catch_up
+        sources, clock, catch_up = self._sources, self.clock, self.catch_up
+        offset = clock.offset
         items: list[_Item] = []
         for number, (descriptor, _) in enumerate(ready, 1):
             source = sources.get(descriptor)
@@ -126,13 +134,16 @@ class Reader:
                 if stamp <= at:
                     delay = at - stamp
                     at = stamp
+            if delay < 0 and data and clock.kernel_stamps:
+                clock.unstamped += 1
             items.append((source, data, at, delay))
             if not number % _CATCH_UP_EVERY:
                 catch_up()
+        clock.reads += len(items)
         return items
 
     def _decode(self, items: list[_Item]) -> None:
-        catch_up = self._catch_up
+        catch_up = self.catch_up
         catch_up()
         self.is_decoding = True
         try:

@@ -8,6 +8,8 @@ class RunState(msgspec.Struct, gc=False):
     ok: int = 0
     failed: int = 0
     in_flight: int = 0
+    spun: int = 0
+    """Time spent polling or waiting in a busy loop instead of sleeping, in ns (awake.py)."""
     stage: int = -1
     """The stage in progress; -1 before the first, and the number of stages after the last."""
     stopping: bool = False

@@ -39,6 +39,7 @@ class Sessions:
         """Schedule the turns that come after these, and return the requests whose sessions are over."""
         over = []
         for each in ended:
+            self._deadlines.catch_up()  # making a turn may take long
             flight, event, text = each
             following = None
             if not isinstance(event, Fail) and may_continue(flight):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from inferometer.config.schema import Timeouts as Limits
+from inferometer.engine.awake import Awake, Mode
 from inferometer.engine.connector import Connector
 from inferometer.engine.course import Course
 from inferometer.engine.deadlines import Deadlines
@@ -39,6 +40,9 @@ from inferometer.units import NS
 from inferometer.wire.failures import meaning
 from inferometer.wire.target import Target
 
+_RECORDED_AT_ONCE = 8
+"""Requests recorded before requests that have come due are sent; recording one takes 2 microseconds, or more if it has many chunks."""
+
 
 class Task(msgspec.Struct, frozen=True):
     """One shard's part of the run."""
@@ -58,6 +62,8 @@ class Task(msgspec.Struct, frozen=True):
     """For each target, the request to send over each connection before t=0; empty: none."""
     grace: float
     kernel_stamps: bool
+    awake: Mode
+    """How to keep the processor awake (awake.py)."""
     spool: Path
     """The folder to record into. The shard's control file must be there."""
     secrets: tuple[str, ...] = ()
@@ -78,9 +84,10 @@ class Shard:
         self._clock = StampClock(timing.wall_offset(), self._primed is not None)
         self.deadlines = Deadlines(loop)
         self._reader = Reader(loop, self._clock, self._settle, self.deadlines.catch_up)
+        self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
         requests = Requests(task.calls, task.shard, len(task.targets))
         pools = [self._pool(index) for index in range(len(task.targets))]
-        self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.state, self.recorder)
+        self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
         self._sessions = Sessions(task.calls.sessions, requests, self.deadlines) if task.calls.sessions else None
         self._timeouts = Timeouts(task.timeouts, self._dispatcher, self.deadlines, loop)
@@ -121,7 +128,7 @@ class Shard:
         gc.freeze()  # t=0 is near, and a collection takes long in a large process
         gc.disable()
         try:
-            self._monitor = SelfMonitor(self._task.shard, self._clock, t0)
+            self._monitor = SelfMonitor(self._task.shard, self._clock, self.state, t0)
             self.deadlines.at(t0, lambda: self._course.start(t0))
             self._tick(now() + TICK)
             self._timeouts.sweep()
@@ -170,8 +177,9 @@ class Shard:
         self._timeouts.stop()
         if self._monitor is not None:
             with contextlib.suppress(OSError):  # the disk is full, which has been reported already
-                self._spool.sample(self._monitor.sample(self.state.in_flight))
+                self._spool.sample(self._monitor.sample())
         self._dispatcher.close()
+        self.awake.close()
         self._reader.close()
         self.deadlines.close()
         if self._primed is not None:
@@ -204,25 +212,37 @@ class Shard:
         self._ended.append((flight, event, text))
 
     def _settle(self) -> None:
-        """Record all requests that ended, then send all that may follow."""
-        dispatcher = self._dispatcher
-        if self._ended:
-            ended, self._ended = self._ended, []
-            self.recorder.record(ended)
-            self.state.in_flight -= len(ended)
-            dispatcher.holds_sends = True
-            dispatcher.release_queued()
-            if self._sessions is not None:
-                over = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
-                if len(over) < len(ended):  # a session goes on, so the server can be reached
-                    self.state.unreached_since = 0
-                ended = over
-            self._course.freed(ended)
-            dispatcher.holds_sends = False
-        dispatcher.flush()
+        """Send all requests that may follow those that ended, then record these. Requests that come due are sent in between."""
+        ended, self._ended = self._ended, []
+        if ended:
+            self._send_followers(ended)
+        self._dispatcher.flush()
+        if ended:
+            flight = ended[-1][0]
+            if flight.user >= 0 and self.state.in_flight:
+                self.awake.expect_response(flight.done - flight.sent)
+            for first in range(0, len(ended), _RECORDED_AT_ONCE):
+                self.deadlines.catch_up()
+                self.recorder.record(ended[first : first + _RECORDED_AT_ONCE])
         self.deadlines.resume()
         if not self.state.in_flight:
             self._end_if_idle()
+
+    def _send_followers(self, ended: list[Ended]) -> None:
+        dispatcher = self._dispatcher
+        self.state.in_flight -= len(ended)
+        dispatcher.holds_sends = True
+        dispatcher.release_queued(ended)
+        if self._sessions is not None:
+            dispatcher.holds_sends = False  # making turns takes long: requests that come due are sent in between
+            dispatcher.flush()
+            over = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
+            if len(over) < len(ended):  # a session goes on, so the server can be reached
+                self.state.unreached_since = 0
+            ended = over
+            dispatcher.holds_sends = True
+        self._course.freed(ended)
+        dispatcher.holds_sends = False
 
     def _send_turn(self, flight: Flight) -> None:
         """Send a session's next turn, unless its stage has ended while the user was thinking."""

@@ -37,7 +37,7 @@ class Telemetry:
         self._ticked = 0
 
     def tick(self, monitor: SelfMonitor, due: int) -> None:
-        sample = monitor.tick(due, self._state.in_flight)
+        sample = monitor.tick(due)
         if sample is not None:
             self._spool.peek(self._peek())
             self._recorder.sample(sample)

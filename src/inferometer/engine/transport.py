@@ -153,6 +153,10 @@ class Transport:
         if self.is_open:
             self._reader.read_until(self._fd, instant)
 
+    def catch_up(self) -> None:
+        """Run what has come due in the meantime. Long work on received bytes calls this now and then."""
+        self._reader.catch_up()
+
     def close(self) -> None:
         """Close the socket without notifying the owner."""
         if self.is_open:

@@ -47,6 +47,7 @@ class ShardReport(msgspec.Struct, frozen=True):
     stamps: str
     timer: str
     loop: str
+    awake: str
     given_up: tuple[int, ...] = ()
     """Stages that the shard gave up."""
 

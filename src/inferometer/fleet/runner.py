@@ -60,6 +60,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         "kernel" if shard.has_kernel_stamps else "user",
         shard.deadlines.timer_kind,
         type(loop).__module__.partition(".")[0],
+        shard.awake.kind,
         tuple(shard.state.given_up),
     )
 
@@ -102,6 +103,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         else (),
         grace=config.client.grace,
         kernel_stamps=config.client.stamps == "kernel",
+        awake=config.client.awake,
         spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )

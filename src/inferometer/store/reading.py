@@ -148,10 +148,12 @@ def _failures(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> tuple[Any, t
 
 
 def _samples(path: Path) -> tuple[Sample, ...]:
-    fields = [field.name for field in msgspec.structs.fields(Sample)]
-    with arrow.open_parquet(path, fields) as file:
+    """Read the samples. Older runs lack the columns that have a default."""
+    fields = msgspec.structs.fields(Sample)
+    with arrow.open_parquet(path, [field.name for field in fields if field.required]) as file:
+        known = [field.name for field in fields if field.name in file.schema_arrow.names]
         try:
-            return tuple(msgspec.convert(row, Sample) for row in file.read(columns=fields).to_pylist())
+            return tuple(msgspec.convert(row, Sample) for row in file.read(columns=known).to_pylist())
         except (OSError, pa.ArrowException, msgspec.ValidationError) as error:
             raise arrow.damaged(path, error) from None
 

@@ -19,10 +19,12 @@ _SPIN_NS = 2_000_000
 """How early the fallback wakes: loops round to 1 ms, and may be late by another 1 ms."""
 
 
-def spin_until(deadline: int) -> None:
-    """Busy-wait until the deadline (monotonic ns)."""
-    while now() < deadline:
-        pass
+def spin_until(deadline: int) -> int:
+    """Busy-wait until the deadline (monotonic ns); return for how long, in ns."""
+    start = at = now()
+    while at < deadline:
+        at = now()
+    return at - start
 
 
 class _Itimerspec(ctypes.Structure):

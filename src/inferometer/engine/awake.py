@@ -1,0 +1,170 @@
+"""Keeps the processor awake while a send, or a short response, is near, so that neither waits for the processor to wake up.
+
+A processor that sleeps takes some ten microseconds to wake up, and on a virtual machine up to milliseconds, because the host has to
+schedule it first. There are two ways to prevent that:
+
+- `latency`: the kernel lets no processor sleep as long as /dev/cpu_dma_latency is open with a latency of 0. That takes power, but no time
+  from any process. It needs write access to that file, which usually only root has.
+- `spin`: instead of sleeping, the process polls its sockets and deadlines until the instant that it awaits. It does so only while each
+  process on the machine that wants to run has a processor, so that a server on the same machine is not slowed down.
+
+`auto` uses the first for sends if it can, and the second otherwise. For short responses of a closed loop it always uses the second,
+because each of its requests waits for the response before: polling also saves the time to wake up the process.
+"""
+
+import asyncio
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from inferometer.engine.deadlines import Deadlines
+from inferometer.engine.run_state import RunState
+from inferometer.errors import UserError
+from inferometer.timing.clock import now
+
+Mode = Literal["auto", "spin", "latency", "off"]
+
+LEAD = 2_000_000
+"""How long before a send to start spinning, in ns: sleeping processors usually wake up in less. At most half of the gap between two
+sends is spent spinning."""
+_BRIEF = 200_000
+"""Gaps shorter than this are spun through: it is not worthwhile to sleep."""
+_SHORT = 3_000_000
+"""Responses that take longer on average than this are not awaited by spinning: the time to wake up is short in comparison."""
+_SLICE = 200_000
+"""How long to poll before the event loop gets its turn: it has other callbacks, such as those of sockets that can be written again."""
+_LOOK_EVERY = 5_000_000
+_PAUSE = 20_000_000
+"""How long not to spin once a process was found waiting for a processor."""
+_STOLEN = 50_000
+"""A poll that takes longer than this was interrupted, and was not spent spinning."""
+_LATENCY_FILE = "/dev/cpu_dma_latency"
+
+
+class Awake:
+    """Spins until the instants that `stay` is given, if it may. `kind` says how the processor is kept awake."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        mode: Mode,
+        deadlines: Deadlines,
+        poll: Callable[[], bool],
+        state: RunState,
+    ) -> None:
+        """`poll` handles what has arrived, and returns whether there was anything."""
+        self._loop = loop
+        self._deadlines = deadlines
+        self._poll = poll
+        self._latency_file = _open_latency_file(mode)
+        can_spin = sys.platform == "linux" and (mode == "spin" or (mode == "auto" and _processors() >= 2))
+        self._others = _Others() if can_spin else None
+        self._spins_before_sends = can_spin and self._latency_file < 0
+        self._spins_for_responses = can_spin
+        self.kind = " and ".join(["latency"] * (self._latency_file >= 0) + ["spin"] * can_spin) or "off"
+        self._until = 0
+        self._is_spinning = False
+        self._state = state
+        self._typical = 0
+
+    def expect_send(self, at: int) -> None:
+        """Be awake when a request is to be sent at this instant."""
+        if self._spins_before_sends:
+            lead = (at - now()) // 2
+            if lead <= _BRIEF // 2:
+                self.stay(at)
+            else:
+                self._deadlines.at(at - min(lead, LEAD), lambda: self.stay(at))
+
+    def expect_response(self, took: int) -> None:
+        """Be awake when the next response arrives, if responses are short. `took`: how long the last one took, in ns."""
+        if self._spins_for_responses:
+            self._typical += (took - self._typical) // 8 if self._typical else took
+            if self._typical <= _SHORT:
+                self.stay(now() + 2 * self._typical + _BRIEF)
+
+    def stay(self, until: int) -> None:
+        """Do not sleep before this instant (monotonic ns)."""
+        if until > self._until:
+            self._until = until
+        if not self._is_spinning and self._others is not None and not self._others.need_processor():
+            self._is_spinning = True
+            self._loop.call_soon(self._spin)
+
+    def close(self) -> None:
+        self._until = 0
+        if self._latency_file >= 0:
+            os.close(self._latency_file)
+            self._latency_file = -1
+        if self._others is not None:
+            self._others.close()
+            self._others = None
+
+    def _spin(self) -> None:
+        poll, catch_up = self._poll, self._deadlines.catch_up
+        at = now()
+        end = at + _SLICE
+        while at < self._until and at < end:
+            found = poll()
+            if catch_up():
+                found = True
+            before, at = at, now()
+            if not found and at - before < _STOLEN:
+                self._state.spun += at - before
+        self._deadlines.resume()
+        if at < self._until and self._others is not None and not self._others.need_processor():
+            self._loop.call_soon(self._spin)
+        else:
+            self._is_spinning = False
+
+
+class _Others:
+    """Finds out whether processes wait for a processor, from the number of runnable threads in /proc/loadavg."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/loadavg", os.O_RDONLY)
+        self._processors = os.cpu_count() or 1
+        self._look_at = 0
+        self._was_waiting = False
+
+    def need_processor(self) -> bool:
+        """Return whether a process waits for a processor, or did a moment ago."""
+        at = now()
+        if at < self._look_at:
+            return self._was_waiting
+        runnable = int(os.pread(self._file, 64, 0).split()[3].partition(b"/")[0])
+        self._was_waiting = runnable > self._processors
+        self._look_at = at + (_PAUSE if self._was_waiting else _LOOK_EVERY)
+        return self._was_waiting
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _open_latency_file(mode: Mode) -> int:
+    """Open the file that keeps processors awake, and return its descriptor; -1: it is not wanted, or not available."""
+    if mode not in ("auto", "latency"):
+        return -1
+    try:
+        descriptor = os.open(_LATENCY_FILE, os.O_WRONLY)
+    except OSError as error:
+        if mode == "latency":
+            raise UserError(
+                f"client.awake: latency: {_LATENCY_FILE}: {error.strerror}", "run as root, or use client.awake: auto"
+            ) from None
+        return -1
+    os.write(descriptor, struct.pack("i", 0))
+    return descriptor
+
+
+def _processors() -> float:
+    """Return how many processors this process may use, by its affinity and the limit of its control group."""
+    count = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(count, int(limit) / int(period))
+    except (OSError, ValueError):  # there is no limit, which is the word `max`
+        return count
