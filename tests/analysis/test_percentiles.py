@@ -75,11 +75,20 @@ def test_a_percentile_is_null_below_its_needed_count(name: str, p: int) -> None:
 def test_infinite_values_are_above_all_others() -> None:
     found = distribution(np.arange(97.0), "s", infinite=3)
     assert (found.count, found.infinite, found.p50, found.p95) == (100, 3, 49.0, 94.0)
-    assert found.value("p99") == math.inf and found.max == math.inf and found.mean == math.inf and found.std is None
+    assert found.value("p99") == math.inf and found.ci["p99"] == (96.0, None)
+
+
+def test_infinite_values_only_count_in_percentiles() -> None:
+    found = distribution(np.arange(97.0), "s", infinite=3)
+    finite = distribution(np.arange(97.0), "s")
+    for name in ("mean", "std", "min", "max"):
+        assert getattr(found, name) == getattr(finite, name)
 
 
 def test_only_infinite_values() -> None:
-    assert distribution(np.zeros(0), "s", infinite=2).min == math.inf
+    found = distribution(np.zeros(0), "s", infinite=8)
+    assert (found.p50, found.ci["p50"]) == (math.inf, (math.inf, math.inf))
+    assert (found.mean, found.min, found.max, found.std) == (None, None, None, None)
 
 
 def test_no_values_at_all() -> None:
