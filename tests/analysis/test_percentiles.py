@@ -54,6 +54,20 @@ def test_interval_contains_the_percentile_and_covers_95_percent(count: int, p: i
     assert cdf[1] - cdf[0] >= 0.95 - 1e-12
 
 
+@given(st.integers(1, 5_000), st.floats(0, 1), st.sampled_from(list(PERCENTILES.values())))
+def test_interval_for_fewer_independent_values_is_wider(count: int, share: float, p: int) -> None:
+    free_low, free_high = interval(p, count)
+    low, high = interval(p, count, share * count)
+    assert (low or 0) <= (free_low or 0) <= rank(p, count) <= (free_high or count + 1) <= (high or count + 1)
+
+
+@given(st.integers(1, 5_000), st.floats(0, 1))
+def test_intervals_of_higher_percentiles_are_higher(count: int, share: float) -> None:
+    ranks = [interval(p, count, share * count) for p in PERCENTILES.values()]
+    lows, highs = [low or 0 for low, _ in ranks], [high or count + 1 for _, high in ranks]
+    assert lows == sorted(lows) and highs == sorted(highs)
+
+
 def test_an_unbounded_end_of_the_interval_is_none() -> None:
     found = distribution(np.arange(100.0), "s")
     low, high = found.ci["p999"]

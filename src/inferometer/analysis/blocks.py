@@ -11,8 +11,9 @@ With k_b of the n_b values of block b above a threshold, N values in total and a
 
 The design effect is how many times this exceeds s(1-s)/N, the variance for independent values; it is taken as at least 1. The
 effective size, N / design effect, is the number of independent values that would say as much. The same for the mean m, with the
-sums x_b of the blocks: var(m) = B/(B-1) * sum (x_b - m n_b)^2 / N^2. B is the number of blocks with values: 20 except in tiny runs
-and with long pauses. If neighbouring blocks resemble each other, the variance is larger still (`_neighbours`). Intervals use Student's t, because a variance from 20 blocks is itself uncertain.
+sums x_b of the blocks: var(m) = B/(B-1) * sum (x_b - m n_b)^2 / N^2. B is the number of blocks with values: 20 except in tiny
+runs and with long pauses. If neighbouring blocks resemble each other, the variance is larger still (`_neighbours`). Intervals
+use Student's t, because a variance from 20 blocks is itself uncertain.
 
 Counts are integers and sums are exact, so no digit depends on the order of the values or on the processor (see exact.py).
 """
@@ -143,7 +144,7 @@ def _grain(values: NDArray[Any]) -> float:
     if not len(values):
         return 1.0
     largest = max(float(values.max()), -float(values.min()))
-    return math.ldexp(1.0, math.frexp(largest)[1] + len(values).bit_length() - 53)
+    return math.ldexp(1.0, max(math.frexp(largest)[1] + len(values).bit_length() - 53, -500))
 
 
 def t_quantile(values: Counts) -> float:
@@ -181,11 +182,11 @@ def mean_error(tally: Tally, deviation: float) -> float:
     n, x = [int(each) for each in tally.finite], tally.sums
     size, total = sum(n), sum(x)
     filled = sum(each > 0 for each in n)
-    variance = deviation**2 / size
+    variance = deviation * deviation / size
     if filled > 1:
         residuals = [size * each - total * own for each, own in zip(x, n, strict=True)]
         between = Fraction(filled * sum(each**2 for each in residuals), (filled - 1) * size**4)
-        variance = max(variance, float(between) * _neighbours(residuals) * tally.grain**2)
+        variance = max(variance, float(between) * _neighbours(residuals) * tally.grain * tally.grain)
     return t_quantile(tally.finite) * math.sqrt(variance)
 
 
