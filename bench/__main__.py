@@ -1,9 +1,9 @@
-"""`python -m bench [truth verdict ceiling pacing report grpc triton server soak]`: runs all benchmarks, or those named."""
+"""`python -m bench [NAME ...]`: runs all benchmarks, or those named."""
 
 import importlib
 import sys
 
-NAMES = ("truth", "verdict", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
+NAMES = ("truth", "coverage", "throughput", "verdict", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ Values measured under load are not independent. They say as much as n / design e
 are those for as many values, scaled to n, and never closer than those for n. (For large n this is Woodruff's interval: p -+ t
 standard errors, through the order statistics; for few values in the tail it keeps the skewness of the binomial.) The variance
 between 20 blocks is uncertain, so the size is reduced further by (normal quantile / t quantile)^2. The design effect of a high
-percentile is the noisiest: to trust it would select the runs that happened to meet no long queue. So a percentile has at least
-the design effect of the lower ones, and those above p99 that of p99.
+percentile is the noisiest: to trust it would select the runs that happened to meet no long queue. So p95 and p99 have at least
+the design effect of p90, and p99.9 that of p99. bench/coverage shows how often the intervals hold.
 
 Support: if n values are to say something about p, at least one of them should lie above it: P(none does) = p^n <= 1 %, so
 n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9. n is the effective size.
@@ -34,6 +34,8 @@ from inferometer.analysis.blocks import Placed, Tally
 PERCENTILES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 """In thousandths, so that ranks are computed in integers."""
 
+EFFECTS = {"p50": ("p50",), "p90": ("p90",), "p95": ("p90", "p95"), "p99": ("p90", "p99"), "p999": ("p90", "p99")}
+"""The percentiles whose design effects count for each percentile: the largest is used."""
 COUNTED = ("p50", "p90", "p95", "p99")
 """The percentiles whose design effects are estimated."""
 
@@ -215,13 +217,10 @@ def _scaled(ends: Mapping[int, float], nth: int | None, scale: float) -> float |
 
 
 def _design_effects(tally: Tally | None) -> dict[str, float]:
-    """For each percentile, the largest among its own and those of the lower ones."""
-    effects, largest = {}, 1.0
-    for name in PERCENTILES:
-        if tally and name in COUNTED:
-            largest = max(largest, blocks.design_effect(tally.above[name], tally.all))
-        effects[name] = largest
-    return effects
+    if tally is None:
+        return dict.fromkeys(PERCENTILES, 1.0)
+    own = {name: blocks.design_effect(tally.above[name], tally.all) for name in COUNTED}
+    return {name: max(own[each] for each in EFFECTS[name]) for name in PERCENTILES}
 
 
 def _moments(values: Values, scale: float, tally: Tally | None) -> tuple[Ends | None, dict[str, float]]:

@@ -123,7 +123,7 @@ def size(evidence: Evidence) -> Check | None:
         good = f"at least {math.floor(smallest):,} independent values ({name}{stage.label})"
         return Check("sample_size", "pass", smallest, needs, good)
     more = unsupported.more_seconds
-    remedy = "run longer" if more is None else f"run {format_seconds(math.ceil(more))} longer"
-    bad = f"p99 of {name}{stage.label} is not supported: effective n of {math.floor(smallest):,} of {needs}; {remedy}."
+    remedy = "Run longer." if more is None else f"Run {format_seconds(math.ceil(more))} longer."
+    bad = f"p99 of {name}{stage.label} is not supported: effective n of {math.floor(smallest):,} of {needs}. {remedy}"
     short = {each.stage for _, _, each, unsupported in sizes if unsupported is not None}
     return Check("sample_size", "warn", smallest, needs, bad, ("latency",), tuple(sorted(short)))
