@@ -41,12 +41,12 @@ class SelfMonitor:
         self._ticks += 1
         return self.sample() if self._ticks % _SAMPLE_EVERY == 0 else None
 
-    def blocked(self, time: int) -> None:
-        """Note that the loop neither read a socket nor ran a timer for this many nanoseconds."""
-        if time > self._stall:
-            self._stall = time
-        if time >= _STALL:
-            self._stalled += time
+    def blocked(self, ns: int) -> None:
+        """Note that no socket was read for this many nanoseconds."""
+        if ns > self._stall:
+            self._stall = ns
+        if ns >= _STALL:
+            self._stalled += ns
 
     def sample(self) -> Sample:
         """Return a sample of the time since the last one."""

@@ -1,7 +1,7 @@
 """The verdict: a table of checks, each a function of the evidence. A run is INVALID if any check fails.
 
 Checks of the client fail by their effect: if what they watch may have changed a printed percentile (p50, p90, p95 or p99 of
-ttft, itl, tpot or e2e, if the sample supports it) by more than limits.effect_fail. See effect.py.
+ttft, itl, tpot or e2e, if there are enough values for it) by more than limits.effect_fail. See effect.py.
 """
 
 from collections.abc import Callable

@@ -14,11 +14,11 @@ from inferometer.analysis import gaps
 from inferometer.analysis.checks.effect import (
     Effect,
     Mask,
+    checked,
     compare_doubtful,
     judge_effects,
     percentiles_without,
     successful,
-    supported,
     values_of,
 )
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
@@ -211,10 +211,9 @@ def _effects_on_gaps(evidence: Evidence, intervals: Sequence[Interval]) -> list[
     effects = []
     for stage in evidence.stages:
         left = others.values[others.stages.get(stage.stage, slice(0, 0))]
-        names = supported(stage.metrics["itl"])
-        without = percentiles_without(left, np.zeros(0, np.int64), names)
-        for name in names:
-            printed = getattr(stage.metrics["itl"], name)
+        values = checked(stage.metrics["itl"])
+        without = percentiles_without(left, np.zeros(0, np.int64), values)
+        for name, printed in values.items():
             corrected = min(max(without.get(name, 0.0), printed - largest), printed + largest)
             effects.append(Effect(printed, corrected, name, "itl", stage))
     return effects
@@ -259,10 +258,9 @@ def _merged_gaps(stage: StageEvidence, merges: Merges) -> list[Effect]:
     suspects = merges.gaps.get(stage.stage)
     if suspects is None:
         return []
-    names = supported(stage.metrics["itl"])
-    without = percentiles_without(stage.gaps, suspects, names)
-    printed = {name: getattr(stage.metrics["itl"], name) for name in names}
-    return [Effect(printed[name], without.get(name, math.nan), name, "itl", stage) for name in names]
+    values = checked(stage.metrics["itl"])
+    without = percentiles_without(stage.gaps, suspects, values)
+    return [Effect(value, without.get(name, math.nan), name, "itl", stage) for name, value in values.items()]
 
 
 def _merged_first_chunks(evidence: Evidence, stage: StageEvidence) -> list[Effect]:

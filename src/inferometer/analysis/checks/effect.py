@@ -20,7 +20,7 @@ from inferometer.records import Columns
 from inferometer.units import NS, format_seconds
 
 PRINTED = ("p50", "p90", "p95", "p99")
-"""The percentiles that are checked, if the sample supports them."""
+"""The percentiles that are checked, if there are enough values for them."""
 Seconds = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -80,15 +80,19 @@ def judge_effects(name: str, effects: Sequence[Effect], limits: Limits, cause: s
     return Check(name, "fail" if failing else "warn", worst.share, limit, message, ("latency",), stages)
 
 
-def supported(measured: Distribution) -> list[str]:
-    """The printed percentiles that the sample supports and that failures do not make infinite."""
-    values = {name: getattr(measured, name) for name in PRINTED}
-    return [name for name, value in values.items() if value is not None and math.isfinite(value)]
+def checked(measured: Distribution) -> dict[str, float]:
+    """The percentiles to check, with their values: those with enough values that failures do not make infinite.
+
+    The number of values counts, not how much they say (their effective number). A client that was late for a while makes
+    values depend on each other, and would otherwise hide what it did.
+    """
+    values = {name: measured.value(name) for name in PRINTED if measured.count >= needed(PERCENTILES[name])}
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def compare(stage: StageEvidence, metric: str, values: Seconds, corrected: Seconds) -> list[Effect]:
     """Effects on one metric, from its values as measured and with the client's part subtracted. NaN: not known."""
-    names = supported(stage.metrics[metric])
+    names = checked(stage.metrics[metric])
     infinite = stage.metrics[metric].infinite
     with_it, without = (percentiles(some, names, infinite) for some in (values, corrected))
     return [Effect(with_it[name], without[name], name, metric, stage) for name in names]
@@ -101,7 +105,7 @@ def compare_doubtful(stage: StageEvidence, metric: str, values: Seconds, error: 
     Leaving out many values changes a percentile by chance, and few of the values in doubt have the largest error. If too
     few values would remain, only the second is left.
     """
-    names = supported(stage.metrics[metric])
+    names = checked(stage.metrics[metric])
     infinite = stage.metrics[metric].infinite
     doubtful = error > 0
     if not names or not doubtful.any():
