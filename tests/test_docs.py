@@ -19,6 +19,7 @@ import pytest
 import yaml
 from helpers import measure, polite, scripted
 
+from inferometer.analysis.slo_expression import parse
 from inferometer.cli.main import main
 from inferometer.cli.serve import command as serve
 from inferometer.config import from_mapping
@@ -97,6 +98,16 @@ def test_commands_and_flags_in_examples_exist(page: Path) -> None:
                 assert f"| `{key}` |" in CONFIG, line
 
 
+def test_objectives_in_examples_can_be_parsed() -> None:
+    for page in PAGES:
+        for line in _commands(page):
+            arguments = shlex.split(line, comments=True)
+            given = [slo for option, slo in pairwise(arguments) if option == "--slo" and "ttfft" not in slo]
+            assert all(parse(slo) for slo in given)
+        for block in _blocks(page, "yaml"):
+            assert all(parse(slo) for slo in yaml.safe_load(block).get("slo", []))
+
+
 def test_make_targets_in_examples_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
@@ -146,25 +157,28 @@ def test_a_client_can_be_written_as_the_page_says(way: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "p99", "result"),
+    ("status", "verdict", "result"),
     [
-        (0, 0.1, "fast enough: ttft p99 is 0.1 s\n"),
-        (0, 0.2, "too slow: ttft p99 is 0.2 s, the limit is 0.150 s\n"),
-        (0, None, "too slow: ttft p99 is null s, the limit is 0.150 s\n"),
-        (1, 0.1, "not measured: exit status 1\nlag: the client sent late\n"),
+        (0, "VALID", "fast enough: ttft p99 is 0.1 s\n"),
+        (1, "VALID", "missed: ttft.p99 < 150ms: too slow\nundecided: failure_rate < 1%: too short\n"),
+        (1, "INVALID", "not measured: exit status 1\nlag: the client sent late\n"),
+        (2, "VALID", "not measured: exit status 2\n"),
     ],
 )
-def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, result: str, tmp_path: Path) -> None:
-    """The page's script, with stand-ins for the run and the server; the summary is a real one, with a p99 of our choice."""
+def test_the_gate_decides_as_the_page_says(status: int, verdict: str, result: str, tmp_path: Path) -> None:
+    """The page's script, with stand-ins for the run and the server; the summary is a real one, with results of our choice."""
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
     with scripted(polite) as url:
-        _, summary = measure(tmp_path / "runs", url)
+        _, summary = measure(tmp_path / "runs", url, slo=["ttft.p99 < 150ms", "failure_rate < 1%", "e2e.p99 < 9s"])
     tree = json.loads(encode(summary))
     assert "p99" in tree["metrics"]["ttft"]
-    tree["metrics"]["ttft"]["p99"] = p99
+    tree["metrics"]["ttft"]["p99"], tree["verdict"] = 0.1, verdict
+    outcomes = (("missed", "too slow"), ("undecided", "too short"), ("met", "fast"))
+    for slo, (outcome, reason) in zip(tree["slos"], outcomes, strict=True):
+        slo.update({"status": outcome, "reason": reason})
     for check in tree["checks"]:
-        is_lag = status and check["name"] == "completed"
+        is_lag = verdict == "INVALID" and check["name"] == "completed"
         check.update(
             {"name": "lag", "status": "fail", "message": "the client sent late"} if is_lag else {"status": "pass"}
         )
@@ -179,7 +193,7 @@ def test_the_gate_decides_as_the_page_says(status: int, p99: float | None, resul
         command.chmod(0o755)
     (script,) = _blocks(DOCS / "how-to" / "ci-gate.md", "sh")
     ended = _shell(f"PATH={shlex.quote(str(commands))}:$PATH\n{script}", tmp_path)
-    assert (ended.returncode, ended.stdout) == (int(not result.startswith("fast")), result), ended.stderr
+    assert (ended.returncode, ended.stdout) == (status, result), ended.stderr
 
 
 # --- the reference server --------------------------------------------------------------------------------------------

@@ -159,10 +159,10 @@ def test_requests_meet_conditions_if_they_succeed_and_every_value_is_within_its_
     rows = blank(5)
     rows["open_loop"], rows["done"] = 1, SECOND
     rows["first_token"], rows["last_token"] = 100 * MS, 500 * MS
-    rows["n_out"] = 11  # 40 ms per token
+    rows["n_out"] = rows["chunk_count"] = 11  # 40 ms per token
     rows["first_token"][1] = 600 * MS
     rows["last_token"][2] = SECOND  # 90 ms per token
-    rows["n_out"][3] = 1  # no time per token: nothing to violate
+    rows["n_out"][3] = rows["chunk_count"][3] = 1  # no time per token: nothing to violate
     rows["failure"][4] = 1
     both = parse("goodput(ttft<500ms & tpot<50ms) > 95%").per_request()
     assert both is not None

@@ -1,6 +1,7 @@
 """`run` and `report` with objectives, from the outside: the exit status, the report's last lines, and errors in an expression."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,11 +97,11 @@ def test_last_lines_say_what_was_missed_and_how_much_longer_to_run(tmp_path: Pat
     *_, head, met, why_met, missed, why_missed, undecided, why_undecided, goodput, _, _ = result.out.splitlines()
     assert head.strip() == "objectives   1 missed, 1 undecided, 1 met"
     assert met.split()[:2] == ["✓", "met"]
-    assert why_met.strip() == "0% of 5 requests failed, 90% may"
+    assert re.fullmatch(r"0% of \d requests failed, 90% may", why_met.strip())
     assert missed.split()[:5] == ["✗", "missed", "e2e.p99", "<", "1us"]
-    assert why_missed.strip() == "100% of 5 requests violate it, 1% may"
+    assert re.fullmatch(r"100% of \d requests violate it, 1% may", why_missed.strip())
     assert undecided.split()[:2] == ["?", "undecided"]
-    assert "0% of 5 requests violate it, 1% may; run about" in why_undecided
+    assert re.match(r"0% of \d requests violate it, 1% may; run about ", why_undecided.strip())
     assert goodput.strip().startswith("goodput   0.000 requests/s, 0.00 % of the requests met e2e<1us & e2e<100s")
     assert max(len(line) for line in result.out.splitlines()) <= 100
 

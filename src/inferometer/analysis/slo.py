@@ -34,8 +34,8 @@ from inferometer.units import NS, format_number, format_seconds
 
 Status = Literal["met", "missed", "undecided"]
 _WORST: tuple[Status, ...] = ("missed", "undecided", "met")
-_FAILURES_VIOLATE = ("ttft", "ttft_service", "tpot", "e2e", "e2e_service", "ntpot")
-"""Latencies of a request: one that failed violates any limit on them."""
+_FAILURES_VIOLATE = ("tpot", "ntpot")
+"""Latencies that a failed request violates any limit on, beside those in which it counts as infinitely slow."""
 _RAISED = (1.7291 / 1.6449) ** 2
 """(95 % quantile of Student's t with BLOCKS - 1 degrees of freedom / that of the normal distribution)^2."""
 assert BLOCKS == 20
@@ -164,7 +164,8 @@ class _Counted:
         values = compute(self.rows)
         if METRICS[metric].of == "sent":
             return np.where(self.rows["sent"] == MISSING, np.nan, values)
-        return np.where(self.failed, np.inf if metric in _FAILURES_VIOLATE else np.nan, values)
+        violates = METRICS[metric].can_fail or metric in _FAILURES_VIOLATE
+        return np.where(self.failed, np.inf if violates else np.nan, values)
 
     def is_unknown(self, metric: str) -> bool:
         """Whether no request that succeeded has a value, although some succeeded."""
