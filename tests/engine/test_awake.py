@@ -33,7 +33,10 @@ class World:
         self.runnable = 1
         self.latency_file = tmp_path / "cpu_dma_latency"
         monkeypatch.setattr(module, "now", lambda: self.clock)
+        self.idle_driver = tmp_path / "current_driver"
+        self.idle_driver.write_text("intel_idle\n")
         monkeypatch.setattr(module, "_LATENCY_FILE", str(self.latency_file))
+        monkeypatch.setattr(module, "_IDLE_DRIVER", str(self.idle_driver))
         monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
         monkeypatch.setattr(module, "_processors", lambda: 2)
         monkeypatch.setattr(module.os, "pread", lambda *_: b"0.10 0.20 0.30 %d/99 7\n" % self.runnable)
@@ -172,11 +175,13 @@ def test_off_and_latency_never_spin(world: World) -> None:
         awake.close()
 
 
-def test_latency_is_held_at_0_until_the_end(world: World) -> None:
+@pytest.mark.parametrize(("driver", "microseconds"), [("haltpoll", 0), ("intel_idle", 2), ("acpi_idle", 2)])
+def test_latency_is_kept_low_until_the_end(world: World, driver: str, microseconds: int) -> None:
     world.latency_file.touch()
+    world.idle_driver.write_text(driver + "\n")
     awake = world.awake("latency")
     assert awake.kind == "latency"
-    assert struct.unpack("i", world.latency_file.read_bytes()) == (0,)
+    assert struct.unpack("i", world.latency_file.read_bytes()) == (microseconds,)
     descriptor = awake._latency_file
     os.fstat(descriptor)
     awake.close()
@@ -188,6 +193,14 @@ def test_latency_that_is_not_permitted_is_an_error_with_a_remedy(world: World) -
     with pytest.raises(UserError) as caught:
         world.awake("latency")
     assert "client.awake" in caught.value.what and "auto" in caught.value.remedy
+
+
+def test_latency_without_an_idle_driver_has_no_effect_so_auto_spins(world: World) -> None:
+    world.latency_file.touch()
+    world.idle_driver.write_text("none\n")
+    assert world.awake("auto").kind == "spin"
+    with pytest.raises(UserError, match="idle driver"):
+        world.awake("latency")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from inferometer.config import from_mapping
 from inferometer.engine import deadlines, dispatcher
 from inferometer.engine.dispatcher import Dispatcher
+from inferometer.engine.http2_connection import Http2Connection
 from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.run_state import RunState
 from inferometer.engine.shard import Shard
@@ -19,6 +20,7 @@ from inferometer.fleet.runner import make_task
 from inferometer.probe import reach
 from inferometer.store.spool import Control
 from inferometer.types import End
+from inferometer.wire.http2 import Data
 from inferometer.wire.target import parse
 
 OK = End(keep_alive=True)
@@ -147,3 +149,13 @@ def test_request_was_not_held_if_the_response_had_arrived_before_it_came_due(mon
     *_, flight = [capped.release(id, at) for id, at in enumerate((100, 100, 500))]
     capped.end(900, 450)
     assert capped.pool.sent[-1] is flight and flight.held == 0
+
+
+def test_requests_that_come_due_are_sent_while_many_responses_of_one_read_are_decoded() -> None:
+    """Over HTTP/2, one read may have the responses of hundreds of calls."""
+    caught_up: list[int] = []
+    nobody: Any = None
+    connection = Http2Connection(nobody)
+    connection.transport = type("Transport", (), {"catch_up": lambda _: caught_up.append(1)})()  # type: ignore[assignment]
+    connection._handle_events([Data(1, b"x", False)] * 800, at=1, delay=0)
+    assert len(caught_up) >= 100

@@ -13,6 +13,7 @@ transport.py         a socket;  tls_transport.py  the same with TLS
 reader.py            reads every socket that has data, with kernel stamps, then decodes
 poller.py            reports which sockets have data
 deadlines.py         runs callbacks at absolute deadlines, on one timer
+awake.py             keeps the processor awake while a send or a short response is near
 timeouts.py          ends requests that exceeded a timeout
 recorder.py          records how requests ended;  telemetry.py  publishes counts and samples to the parent
 run_state.py         the state that all of these share

@@ -3,8 +3,8 @@
 A processor that sleeps takes some ten microseconds to wake up, and on a virtual machine up to milliseconds, because the host has to
 schedule it first. There are two ways to prevent that:
 
-- `latency`: the kernel lets no processor sleep as long as /dev/cpu_dma_latency is open with a latency of 0. That takes power, but no time
-  from any process. It needs write access to that file, which usually only root has.
+- `latency`: the kernel lets no processor sleep deeply as long as /dev/cpu_dma_latency is open with a low latency. That takes power, but no
+  time from any process. It needs write access to that file, which usually only root has.
 - `spin`: instead of sleeping, the process polls its sockets and deadlines until the instant that it awaits. It does so only while each
   process on the machine that wants to run has a processor, so that a server on the same machine is not slowed down.
 
@@ -13,6 +13,7 @@ because each of its requests waits for the response before: polling also saves t
 """
 
 import asyncio
+import errno
 import os
 import struct
 import sys
@@ -42,6 +43,11 @@ _PAUSE = 20_000_000
 _STOLEN = 50_000
 """A poll that takes longer than this was interrupted, and was not spent spinning."""
 _LATENCY_FILE = "/dev/cpu_dma_latency"
+_IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
+_LATENCY_US = 2
+_LATENCY_US_OF = {"haltpoll": 0}
+"""The time in which processors have to wake up, by idle driver. 2 us allow the lightest sleep, in which a processor leaves its power and
+its execution units to the others; in virtual machines with `haltpoll`, only 0 keeps a processor from being taken by the host."""
 
 
 class Awake:
@@ -148,7 +154,10 @@ def _open_latency_file(mode: Mode) -> int:
     """Open the file that keeps processors awake, and return its descriptor; -1: it is not wanted, or not available."""
     if mode not in ("auto", "latency"):
         return -1
+    driver = _idle_driver()
     try:
+        if driver == "none":
+            raise OSError(errno.ENODEV, "no effect, because this kernel has no idle driver")
         descriptor = os.open(_LATENCY_FILE, os.O_WRONLY)
     except OSError as error:
         if mode == "latency":
@@ -156,8 +165,15 @@ def _open_latency_file(mode: Mode) -> int:
                 f"client.awake: latency: {_LATENCY_FILE}: {error.strerror}", "run as root, or use client.awake: auto"
             ) from None
         return -1
-    os.write(descriptor, struct.pack("i", 0))
+    os.write(descriptor, struct.pack("i", _LATENCY_US_OF.get(driver, _LATENCY_US)))
     return descriptor
+
+
+def _idle_driver() -> str:
+    try:
+        return Path(_IDLE_DRIVER).read_text().strip()
+    except OSError:
+        return "none"
 
 
 def _processors() -> float:
