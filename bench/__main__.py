@@ -1,9 +1,9 @@
-"""`python -m bench [truth throughput ceiling pacing report grpc triton server soak]`: runs all benchmarks, or those named."""
+"""`python -m bench [truth throughput coverage ceiling pacing report grpc triton server soak]`: runs all benchmarks, or those named."""
 
 import importlib
 import sys
 
-NAMES = ("truth", "throughput", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
+NAMES = ("truth", "throughput", "coverage", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ import synthetic_run as made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.analysis.gaps import Gaps, gather
+from inferometer.analysis import blocks
+from inferometer.analysis.gaps import Gaps, gather, tally
 from inferometer.errors import UserError
 from inferometer.records import Chunks
 
@@ -45,6 +46,33 @@ def test_pieces_of_any_size_give_the_same_gaps(responses: list[tuple[int, int, i
     for stage, part in found.stages.items():
         assert sorted(found.values[part].tolist()) == at_once(rows, chunks, np.array(counted), stage)
     assert sum(part.stop - part.start for part in found.stages.values()) == len(found.values)
+
+
+@given(responses, st.integers(1, 40), st.lists(st.integers(0, 300), max_size=3))
+@settings(deadline=None)
+def test_gaps_are_counted_by_the_block_in_which_they_end(
+    responses: list[tuple[int, int, int, bool]], piece: int, limits: list[int]
+) -> None:
+    counts, spare, stages, counted = (list(column) for column in zip(*responses, strict=True))
+    rows, chunks = tangled(counts, spare, stages)
+    rows["done"] = 800
+    run, mask = made.run(rows, chunks, piece=piece), np.array(counted)
+    found = gather(run, mask)
+    own = {stage for stage, part in found.stages.items() if part.stop > part.start}
+    thresholds = {stage: {str(limit): float(limit) for limit in limits} for stage in own}
+    result = tally(run, found.slices, found.slices.stage, thresholds)
+    for stage in own:
+        ends, gaps = [], []
+        for row in rows[mask & (rows["stage"] == stage)]:
+            arrival = chunks.arrival[row["chunk_start"] : row["chunk_start"] + row["chunk_count"]]
+            ends += arrival[1:].tolist()
+            gaps += np.diff(arrival).tolist()
+        block = blocks.index(np.array(ends), 0, 800)
+        assert result[stage].finite.tolist() == np.bincount(block, minlength=20).tolist()
+        assert result[stage].sums == np.bincount(block, gaps, minlength=20).tolist()
+        for limit in limits:
+            above = block[np.array(gaps) > limit]
+            assert result[stage].above[str(limit)].tolist() == np.bincount(above, minlength=20).tolist()
 
 
 # --- read late -------------------------------------------------------------------------------------------------------

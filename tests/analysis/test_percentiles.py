@@ -54,6 +54,20 @@ def test_interval_contains_the_percentile_and_covers_95_percent(count: int, p: i
     assert cdf[1] - cdf[0] >= 0.95 - 1e-12
 
 
+@given(st.integers(1, 5_000), st.floats(0, 1), st.sampled_from(list(PERCENTILES.values())))
+def test_interval_for_fewer_independent_values_is_wider(count: int, share: float, p: int) -> None:
+    free_low, free_high = interval(p, count)
+    low, high = interval(p, count, share * count)
+    assert (low or 0) <= (free_low or 0) <= rank(p, count) <= (free_high or count + 1) <= (high or count + 1)
+
+
+@given(st.integers(1, 5_000), st.floats(0, 1))
+def test_intervals_of_higher_percentiles_are_higher(count: int, share: float) -> None:
+    ranks = [interval(p, count, share * count) for p in PERCENTILES.values()]
+    lows, highs = [low or 0 for low, _ in ranks], [high or count + 1 for _, high in ranks]
+    assert lows == sorted(lows) and highs == sorted(highs)
+
+
 def test_an_unbounded_end_of_the_interval_is_none() -> None:
     found = distribution(np.arange(100.0), "s")
     low, high = found.ci["p999"]
@@ -75,11 +89,20 @@ def test_a_percentile_is_null_below_its_needed_count(name: str, p: int) -> None:
 def test_infinite_values_are_above_all_others() -> None:
     found = distribution(np.arange(97.0), "s", infinite=3)
     assert (found.count, found.infinite, found.p50, found.p95) == (100, 3, 49.0, 94.0)
-    assert found.value("p99") == math.inf and found.max == math.inf and found.mean == math.inf and found.std is None
+    assert found.value("p99") == math.inf and found.ci["p99"] == (96.0, None)
+
+
+def test_infinite_values_only_count_in_percentiles() -> None:
+    found = distribution(np.arange(97.0), "s", infinite=3)
+    finite = distribution(np.arange(97.0), "s")
+    for name in ("mean", "std", "min", "max"):
+        assert getattr(found, name) == getattr(finite, name)
 
 
 def test_only_infinite_values() -> None:
-    assert distribution(np.zeros(0), "s", infinite=2).min == math.inf
+    found = distribution(np.zeros(0), "s", infinite=8)
+    assert (found.p50, found.ci["p50"]) == (math.inf, (math.inf, math.inf))
+    assert (found.mean, found.min, found.max, found.std) == (None, None, None, None)
 
 
 def test_no_values_at_all() -> None:

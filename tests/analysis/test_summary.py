@@ -8,7 +8,7 @@ import pytest
 import synthetic_run as made
 
 from inferometer.analysis.metrics import METRICS
-from inferometer.analysis.summary import summarise
+from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.window import mark
 from inferometer.config.schema import Measure, Window
 from inferometer.records import Columns, Failure
@@ -28,7 +28,7 @@ def test_results_of_a_closed_run() -> None:
     assert found.throughput.output_tokens == pytest.approx(10 * rate, rel=0.01)
     assert found.throughput.input_tokens == pytest.approx(64 * rate, rel=0.01)
     ttft = np.sort(rows["first_token"] - rows["sent"])
-    assert found.metrics["ttft"].p50 == ttft[299] / 1e9 and found.metrics["ttft"].p99 == ttft[593] / 1e9
+    assert found.metrics["ttft"].p50 == ttft[299] / 1e9 and found.metrics["ttft"].value("p99") == ttft[593] / 1e9
     gaps = np.sort(np.diff(chunks.arrival.reshape(600, 10), axis=1).reshape(-1))
     assert found.metrics["itl"].count == 5400 and found.metrics["itl"].p999 == gaps[5394] / 1e9
     assert found.stages == ()
@@ -76,16 +76,51 @@ def test_failures_are_counted_by_kind_and_excluded_from_latency() -> None:
     assert found.metrics["lag"].count == 598
 
 
-def test_failures_as_inf_move_the_percentiles_and_are_null_in_json() -> None:
+def refused(which: list[int], **about: object) -> Summary:
+    """An open-loop run of 600 requests, of which some failed, with the default settings."""
     rows, chunks = made.open_rows()
-    made.fail(rows, slice(0, 12), 1)
-    config = {"measure": {"failures_as_inf": True}}
-    found = summarise(made.run(rows, chunks, failures=BUSY, config=config))
-    e2e = found.metrics["e2e"]
-    assert (e2e.count, e2e.infinite, e2e.p99, e2e.max, e2e.mean) == (600, 12, math.inf, math.inf, math.inf)
-    assert math.isfinite(e2e.p95 or math.inf) and found.metrics["itl"].infinite == found.metrics["lag"].infinite == 0
-    stored = msgspec.json.decode(encode(found))["metrics"]["e2e"]
-    assert stored["p99"] is None and stored["infinite"] == 12 and "p99" not in stored["unsupported"]
+    made.fail(rows, which, 1)
+    return summarise(made.run(rows, chunks, failures=BUSY, **({"config": {}} | about)))
+
+
+def test_row_6_refusing_the_slowest_requests_does_not_improve_the_p99_of_ttft() -> None:
+    rows, _ = made.open_rows()
+    slowest = np.argsort(rows["first_token"] - rows["intended"])[-12:].tolist()
+    before, after = refused([]).metrics["ttft"].value("p99"), refused(slowest).metrics["ttft"].value("p99")
+    assert before is not None and after is not None and math.isfinite(before) and after == math.inf
+    off = refused(slowest, config={"measure": {"failures_as_inf": False}}).metrics["ttft"]
+    assert off.infinite == 0 and (off.value("p99") or 0) < before, "the old behaviour, on request"
+
+
+def test_failures_count_as_infinite_in_ttft_and_e2e_and_nowhere_else() -> None:
+    found = refused(list(range(0, 600, 50))).metrics
+    assert {name for name, each in found.items() if each.infinite} == {"ttft", "ttft_service", "e2e", "e2e_service"}
+    e2e = found["e2e"]
+    assert (e2e.count, e2e.infinite, e2e.value("p99")) == (600, 12, math.inf)
+    assert math.isfinite(e2e.p95 or math.inf) and math.isfinite(e2e.max or math.inf) and e2e.mean is not None
+
+
+def test_infinite_percentiles_are_words_in_json() -> None:
+    stored = msgspec.json.decode(encode(refused(list(range(0, 600, 10)))))["metrics"]["e2e"]
+    assert stored["p95"] == "inf" and stored["ci"]["p95"] == ["inf", "inf"] and stored["infinite"] == 60
+    assert stored["unsupported"]["p999"]["value"] == "inf" and stored["ci"]["p999"][1] is None
+
+
+def test_cancelled_and_lost_requests_never_count_as_infinite() -> None:
+    rows, chunks = made.open_rows()
+    for number in (1, 2, 3, 4):
+        made.never_sent(rows, list(range(number, 600, 100)), number)
+    kinds = tuple(Failure(code, "") for code in ("dropped", "cancelled", "lost", "http_503"))
+    assert summarise(made.run(rows, chunks, failures=kinds, config={})).metrics["e2e"].infinite == 12
+
+
+def test_a_metric_that_does_not_apply_has_no_failures() -> None:
+    rows = made.blank(100)
+    rows["intended"] = rows["sent"] = np.arange(100) * made.SECOND
+    rows["done"] = rows["sent"] + made.SECOND
+    made.fail(rows, [3], 1)
+    found = summarise(made.run(rows, failures=BUSY, config={})).metrics
+    assert (found["ttft"].count, found["e2e"].infinite) == (0, 1)
 
 
 def test_warmup_and_cooldown_are_left_out_and_do_not_bias_the_rate() -> None:

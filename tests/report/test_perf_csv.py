@@ -113,13 +113,13 @@ def test_a_stage_without_responses_is_a_row_without_numbers() -> None:
     assert written(run).splitlines()[1] == "8" + "," * 12
 
 
-def test_failures_that_count_as_infinite_leave_their_percentiles_empty() -> None:
+def test_failures_that_count_as_infinite_make_percentiles_infinite() -> None:
     rows, chunks = made.closed_rows()
     made.fail(rows, slice(0, 12))
     config = made.manifest().config | {"measure": {"failures_as_inf": True}}
     run = made.run(rows, chunks, config=config, failures=(Failure("http_503", ""),))
     line = next(csv.DictReader(io.StringIO(written(run))))
-    assert line["p99 latency"] == ""
+    assert line["p99 latency"] == "inf"
     assert int(line["p95 latency"]) > 0
 
 

@@ -4,6 +4,9 @@ Chunk columns arrive in pieces of about a million and are never held in memory a
 directly into one array, in which the gaps of each stage are contiguous, so that a stage's percentiles need no copy. The array
 is uint32 (gaps up to 4.29 s), which halves the memory to read and sort; the first longer gap converts it to int64.
 
+Percentiles reorder the array, and confidence intervals need to know when the gaps above a percentile occurred. So once the
+percentiles are known, a second pass over the chunks counts them by blocks of time (`tally`).
+
 Some gaps of 0 are not the server's doing. The kernel merges chunks that wait in a socket together, and gives all of them the
 timestamp of the latest. The read delay does not show how late they were read, because it counts from that timestamp: if bytes
 waited for 17 ms across a gap of 10 ms, the read delay is only 7 ms. It is what remains of the wait after the merged gaps, and
@@ -17,13 +20,17 @@ chunks are merged again and again, the gaps that are not 0 are ten times too lon
 the mean over all responses.
 """
 
+from collections.abc import Iterator, Mapping
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferometer.analysis.blocks import BLOCKS, Tally, edge, index
 from inferometer.analysis.metrics import stages_of
 from inferometer.errors import UserError
 from inferometer.records import Run
+from inferometer.units import NS
 
 LATE = 4
 """A response was read late if its read delay times this factor exceeds its typical gap."""
@@ -39,12 +46,45 @@ class Gaps(msgspec.Struct, frozen=True):
     """Gaps of 0 in those responses: chunks that the kernel may have merged under one timestamp."""
     first_merged: NDArray[np.int64]
     """Rows of those responses whose first gap is 0: their first token may have the timestamp of the second."""
+    slices: "Slices"
 
 
 def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
     """Collect the gaps of the rows selected by `counted`."""
-    slices = _Slices(run, counted)
+    slices = Slices(run, counted)
     stages = slices.allocate()
+    for position, arrival, gaps in _pieces(run):
+        slices.store(gaps, position)
+        slices.add_totals(arrival, position)
+    late = slices.read_late()
+    first_merged = slices.own[late & slices.first_zero]
+    return Gaps(slices.values, stages, int(late.sum()), int(slices.zeros[late].sum()), first_merged, slices)
+
+
+def tally(
+    run: Run, slices: "Slices", group: NDArray[np.int16], thresholds: Mapping[int, Mapping[str, float]]
+) -> dict[int, Tally]:
+    """Count the gaps of each group above its thresholds, by blocks of time, in another pass over the chunks.
+
+    `group` is the group (such as the stage) of each request that has chunks, in the order of `slices`. A group's blocks
+    divide the time from its first intended instant to its last byte; a gap belongs to the block in which it ends.
+    """
+    counters = {}
+    for each, limits in thresholds.items():
+        own = run.records.rows[slices.own[slices.counted & (group == each)]]
+        counters[each] = _Counter(int(own["intended"].min()), int(own["done"].max()), limits)
+    for position, arrival, gaps in _pieces(run):
+        here, begin, end = slices.within(position, len(gaps))
+        for each in stages_of(group[here]):
+            chosen = slices.counted[here] & (group[here] == each) & (begin < end)
+            if chosen.any():
+                mask = _mask(begin[chosen], end[chosen], len(gaps))
+                counters[each].add(arrival, gaps, mask)
+    return {each: counter.tally() for each, counter in counters.items()}
+
+
+def _pieces(run: Run) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """The chunks piece by piece: the index of the first one, their arrivals, and the gap between each and the one before it."""
     position, previous = 0, 0
     for piece in run.chunks():
         arrival = piece.arrival
@@ -53,15 +93,46 @@ def gather(run: Run, counted: NDArray[np.bool_]) -> Gaps:
         gaps = np.empty(len(arrival), np.int64)
         np.subtract(arrival[1:], arrival[:-1], out=gaps[1:])
         gaps[0] = arrival[0] - previous
-        slices.store(gaps, position)
-        slices.add_totals(arrival, position)
+        yield position, arrival, gaps
         position, previous = position + len(arrival), int(arrival[-1])
-    late = slices.read_late()
-    first_merged = slices.own[late & slices.first_zero]
-    return Gaps(slices.values, stages, int(late.sum()), int(slices.zeros[late].sum()), first_merged)
 
 
-class _Slices:
+class _Counter:
+    """Counts gaps by block and by the thresholds that they exceed."""
+
+    def __init__(self, start: int, end: int, thresholds: Mapping[str, float]) -> None:
+        self._thresholds = {name: int(thresholds[name]) for name in thresholds}
+        self._start, self._end = start, end
+        self._above = {name: np.zeros(BLOCKS, np.int64) for name in thresholds}
+        self._finite = np.zeros(BLOCKS, np.int64)
+        self._sums = [0] * BLOCKS
+
+    def add(self, arrival: NDArray[np.int64], gaps: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
+        """Count the gaps of `mask`, which end at these arrivals. Most pieces lie in one block, or in a few."""
+        first, last = index(np.array([arrival.min(), arrival.max()]), self._start, self._end).tolist()
+        if first == last:
+            self._count(first, gaps[mask])
+            return
+        for each in range(first, last + 1):
+            here = mask.copy()
+            if each > first:
+                here &= arrival >= edge(each, self._start, self._end)
+            if each < last:
+                here &= arrival < edge(each + 1, self._start, self._end)
+            self._count(each, gaps[here])
+
+    def _count(self, block: int, gaps: NDArray[np.int64]) -> None:
+        self._finite[block] += len(gaps)
+        self._sums[block] += int(gaps.sum())
+        for name, threshold in self._thresholds.items():
+            self._above[name][block] += np.count_nonzero(gaps > threshold)
+
+    def tally(self) -> Tally:
+        seconds = (self._end - self._start) / NS
+        return Tally(seconds, self._finite, np.zeros(BLOCKS, np.int64), self._above, self._sums, 1.0)
+
+
+class Slices:
     """Assigns gaps to requests: each request owns a slice of the chunk columns."""
 
     def __init__(self, run: Run, counted: NDArray[np.bool_]) -> None:
@@ -98,12 +169,7 @@ class _Slices:
 
     def store(self, gaps: NDArray[np.int64], position: int) -> None:
         """Store the gaps of the chunks from `position` on, each measured from the chunk before it."""
-        limit = position + len(gaps)
-        first = int(np.searchsorted(self.end, position, "right"))
-        last = int(np.searchsorted(self.start, limit, "left"))
-        here = slice(first, last)
-        begin = np.clip(self.start[here] + 1, position, limit) - position
-        end = np.clip(self.end[here], position, limit) - position
+        here, begin, end = self.within(position, len(gaps))
         for stage in stages_of(self.stage[here]):
             chosen = self.counted[here] & (self.stage[here] == stage) & (begin < end)
             picked = gaps[_mask(begin[chosen], end[chosen], len(gaps))]
@@ -112,7 +178,17 @@ class _Slices:
             at = self.filled[stage]
             self.filled[stage] = at + len(picked)
             self.values[at : at + len(picked)] = picked
-            self._compare(picked, first + np.flatnonzero(chosen), end[chosen] - begin[chosen], position)
+            self._compare(picked, here.start + np.flatnonzero(chosen), end[chosen] - begin[chosen], position)
+
+    def within(self, position: int, length: int) -> tuple[slice, NDArray[np.int64], NDArray[np.int64]]:
+        """The requests with chunks among the `length` ones from `position` on, and where the gaps of each begin and end there."""
+        limit = position + length
+        first = int(np.searchsorted(self.end, position, "right"))
+        last = int(np.searchsorted(self.start, limit, "left"))
+        here = slice(first, last)
+        begin = np.clip(self.start[here] + 1, position, limit) - position
+        end = np.clip(self.end[here], position, limit) - position
+        return here, begin, end
 
     def _compare(
         self, picked: NDArray[np.int64], owners: NDArray[np.int64], counts: NDArray[np.int64], position: int

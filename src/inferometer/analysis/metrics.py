@@ -32,7 +32,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def can_fail(self) -> bool:
-        """Whether a failed request may count as +inf: true for the times until a response, or its first token, is there."""
+        """Whether a failed request may count as +inf: its first token and its last byte never came."""
         return self.name in ("ttft", "ttft_service", "ttft_content", "e2e", "e2e_service")
 
 

@@ -7,40 +7,58 @@ Confidence intervals: of n independent values, the number B that lie below the t
 distribution. So [x_(l), x_(u)] covers the quantile with probability P(l <= B < u). l is the largest rank with
 P(B < l) <= 2.5 %, u the smallest with P(B >= u) <= 2.5 %. An end that the sample cannot bound is None.
 
+Values measured under load are not independent. They say as much as n / design effect independent ones (blocks.py), so the ranks
+are those for as many values, scaled to n, and never closer than those for n. (For large n this is Woodruff's interval: p -+ t
+standard errors, through the order statistics; for few values in the tail it keeps the skewness of the binomial.) The variance
+between 20 blocks is uncertain, so the size is reduced further by (normal quantile / t quantile)^2. The design effect of a high
+percentile is the noisiest: to trust it would select the runs that happened to meet no long queue. So p95 and p99 have at least
+the design effect of p90, and p99.9 that of p99. bench/coverage shows how often the intervals hold.
+
 Support: if n values are to say something about p, at least one of them should lie above it: P(none does) = p^n <= 1 %, so
-n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9.
+n >= log 0.01 / log p: 7, 44, 90, 459 and 4603 for p50, p90, p95, p99 and p99.9. n is the effective size.
 """
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import exact
+from inferometer.analysis import blocks, exact
+from inferometer.analysis.blocks import Placed, Tally
 
 PERCENTILES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 """In thousandths, so that ranks are computed in integers."""
 
+EFFECTS = {"p50": ("p50",), "p90": ("p90",), "p95": ("p90", "p95"), "p99": ("p90", "p99"), "p999": ("p90", "p99")}
+"""The percentiles whose design effects count for each percentile: the largest is used."""
+COUNTED = ("p50", "p90", "p95", "p99")
+"""The percentiles whose design effects are estimated."""
+
 Values = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint32]
+Ends = tuple[float | None, float | None]
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """A percentile of too few values: its value, and how many values it needs."""
+    """A percentile of too few values: its value, and how many independent values it needs."""
 
     value: float
     needs: int
+    more_seconds: float | None = None
+    """How much longer to run, at the same load, to have as many; null if it is not known."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one metric. Infinite and missing numbers are null in JSON."""
+    """Statistics of one metric. Missing numbers are null in JSON; an infinite one is "inf"."""
 
     unit: str
     count: int
     infinite: int = 0
-    """Failures among `count` that count as +inf."""
+    """Failures among `count` that count as +inf in the percentiles. Mean, standard deviation, min and max leave them out."""
     mean: float | None = None
     std: float | None = None
     min: float | None = None
@@ -50,8 +68,12 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p99: float | None = None
     p999: float | None = None
     max: float | None = None
-    ci: dict[str, tuple[float | None, float | None]] = {}
-    """95 % confidence interval of each percentile."""
+    ci: dict[str, Ends] = {}
+    """95 % confidence intervals of the percentiles and of the mean; null for an end that the sample cannot bound."""
+    design_effect: dict[str, float] = {}
+    """How many times fewer independent values would say as much about each percentile."""
+    effective: float | None = None
+    """The effective size: `count` divided by the design effect of the p99."""
     unsupported: dict[str, Unsupported] = {}
 
     def value(self, name: str) -> float | None:
@@ -72,11 +94,27 @@ def rank(thousandths: int, count: int) -> int:
     return max(-(-thousandths * count // 1000), 1)
 
 
+def interval(thousandths: int, count: int, effective: float | None = None) -> tuple[int | None, int | None]:
+    """The ranks, from 1, between which the true percentile lies with 95 % confidence; None if no value bounds it.
+
+    `effective` is the number of independent values that say as much as the `count` values; None if those are independent.
+    """
+    low, high = _binomial(thousandths, count)
+    size = count if effective is None else math.floor(effective)
+    if size < 1:
+        return None, None
+    if size < count:
+        fewer = _binomial(thousandths, size)
+        scaled_low, scaled_high = ((2 * each * count + size) // (2 * size) for each in fewer)  # rounded
+        low, high = min(low, scaled_low), max(high, scaled_high)
+    return low or None, high if high <= count else None
+
+
 @lru_cache(maxsize=1024)
-def interval(thousandths: int, count: int) -> tuple[int | None, int | None]:
-    """The ranks, from 1, between which the true percentile lies with 95 % confidence; None if no value bounds it."""
+def _binomial(thousandths: int, count: int) -> tuple[int, int]:
+    """The ranks for independent values; 0 and count + 1 if no value bounds the percentile."""
     low, high = _binomial_quantiles(count, thousandths / 1000, 0.025, 0.975)
-    return low or None, high + 1 if high < count else None
+    return low, high + 1
 
 
 def _binomial_quantiles(n: int, p: float, *levels: float) -> list[int]:
@@ -96,35 +134,107 @@ def _binomial_quantiles(n: int, p: float, *levels: float) -> list[int]:
     return [first + int(np.searchsorted(below, level * below[-1])) for level in levels]
 
 
-def distribution(values: Values, unit: str, infinite: int = 0, scale: float = 1.0) -> Distribution:
-    """Statistics of `values` / `scale` and of `infinite` more values that are +inf. Reorders `values`."""
-    finite = len(values)
-    count = finite + infinite
-    if count == 0:
+class Order:
+    """Order statistics of `values` and of `infinite` more that are +inf. Sorts the values in place, as far as it is needed."""
+
+    def __init__(self, values: Values, infinite: int = 0) -> None:
+        self.values, self.infinite = values, infinite
+        self.count = len(values) + infinite
+        self._placed: list[int] = []
+
+    def at(self, ranks: Iterable[int]) -> dict[int, float]:
+        """The values with these ranks, counted from 1."""
+        wanted = sorted({each - 1 for each in ranks if each <= len(self.values)} - set(self._placed))
+        edges = [-1, *self._placed, len(self.values)]
+        for before, after in pairwise(edges):
+            within = wanted[bisect.bisect(wanted, before) : bisect.bisect_left(wanted, after)]
+            select(self.values[before + 1 : after], [each - before - 1 for each in within])
+        self._placed = sorted([*self._placed, *wanted])
+        return {each: float(self.values[each - 1]) if each <= len(self.values) else math.inf for each in ranks}
+
+    def percentiles(self) -> dict[str, float]:
+        """The percentiles, supported or not."""
+        if not self.count:
+            return {}
+        ranks = {name: rank(p, self.count) for name, p in PERCENTILES.items()}
+        found = self.at(ranks.values())
+        return {name: found[each] for name, each in ranks.items()}
+
+
+def distribution(
+    values: Values, unit: str, infinite: int = 0, scale: float = 1.0, placed: Placed | None = None
+) -> Distribution:
+    """Statistics of `values` / `scale` and of `infinite` more that are +inf. Reorders `values`.
+
+    Values that are not placed in time are taken for independent.
+    """
+    if placed is None:
+        return describe(Order(values, infinite), unit, scale)
+    order = Order(values.copy(), infinite)
+    return describe(order, unit, scale, blocks.count(values, placed, thresholds(order)))
+
+
+def thresholds(order: Order) -> dict[str, float]:
+    """The percentiles above which values have to be counted for a tally."""
+    return {name: value for name, value in order.percentiles().items() if name in COUNTED}
+
+
+def describe(order: Order, unit: str, scale: float = 1.0, tally: Tally | None = None) -> Distribution:
+    """Statistics of the order's values / `scale`. Values without a tally are taken for independent."""
+    count = order.count
+    if not count:
         return Distribution(unit=unit, count=0)
-    ranks = {name: rank(p, count) for name, p in PERCENTILES.items()}
-    bounds = {name: interval(p, count) for name, p in PERCENTILES.items()}
-    wanted = {1, count, *ranks.values(), *(r for pair in bounds.values() for r in pair if r is not None)}
-    select(values, sorted(r - 1 for r in wanted if r <= finite))
-
-    def at(nth: int) -> float:
-        return float(values[nth - 1]) / scale if nth <= finite else math.inf
-
-    mean = math.inf if infinite else exact.mean(values)
-    std = exact.deviation(values, mean) if finite > 1 and not infinite else None
-    short = {name for name, p in PERCENTILES.items() if count < needed(p)}
+    effects = _design_effects(tally)
+    t = blocks.t_quantile(tally.all) if tally else blocks.NORMAL
+    bounds = {
+        name: interval(p, count, count / effects[name] * (blocks.NORMAL / t) ** 2) for name, p in PERCENTILES.items()
+    }
+    ends = order.at([each for pair in bounds.values() for each in pair if each is not None])
+    percentiles = {name: value / scale for name, value in order.percentiles().items()}
+    unsupported = {}
+    for name, p in PERCENTILES.items():
+        effective = count / effects[name]
+        if effective < needed(p):
+            more = tally.seconds * (needed(p) / effective - 1) if tally and tally.seconds else None
+            unsupported[name] = Unsupported(percentiles.pop(name), needed(p), more)
+    of_mean, moments = _moments(order.values, scale, tally)
+    ci = {name: (_scaled(ends, low, scale), _scaled(ends, high, scale)) for name, (low, high) in bounds.items()}
     return Distribution(
         unit=unit,
         count=count,
-        infinite=infinite,
-        mean=mean / scale,
-        std=None if std is None else std / scale,
-        min=at(1),
-        max=at(count),
-        ci={name: (at(low) if low else None, at(high) if high else None) for name, (low, high) in bounds.items()},
-        unsupported={name: Unsupported(at(ranks[name]), needed(PERCENTILES[name])) for name in ranks if name in short},
-        **{name: at(ranks[name]) for name in ranks if name not in short},
+        infinite=order.infinite,
+        ci=ci if of_mean is None else ci | {"mean": of_mean},
+        design_effect=effects if tally else {},
+        effective=count / effects["p99"],
+        unsupported=unsupported,
+        **moments,
+        **percentiles,
     )
+
+
+def _scaled(ends: Mapping[int, float], nth: int | None, scale: float) -> float | None:
+    return None if nth is None else ends[nth] / scale
+
+
+def _design_effects(tally: Tally | None) -> dict[str, float]:
+    if tally is None:
+        return dict.fromkeys(PERCENTILES, 1.0)
+    own = {name: blocks.design_effect(tally.above[name], tally.all) for name in COUNTED}
+    return {name: max(own[each] for each in EFFECTS[name]) for name in PERCENTILES}
+
+
+def _moments(values: Values, scale: float, tally: Tally | None) -> tuple[Ends | None, dict[str, float]]:
+    """The interval of the mean, and the fields of the distribution that are only about finite values."""
+    if not len(values):
+        return None, {}
+    mean, least = exact.mean(values), float(values.min())
+    fields = {"mean": mean / scale, "min": least / scale, "max": float(values.max()) / scale}
+    if len(values) < 2:
+        return None, fields
+    std = exact.deviation(values, mean)
+    error = blocks.mean_error(tally, std) if tally else blocks.NORMAL * std / math.sqrt(len(values))
+    low = mean - error if least < 0 else max(mean - error, 0.0)
+    return (low / scale, (mean + error) / scale), fields | {"std": std / scale}
 
 
 def select(values: Values, indices: Sequence[int]) -> None:

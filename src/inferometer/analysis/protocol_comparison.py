@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from inferometer import __version__
 from inferometer.analysis import exact, metrics
+from inferometer.analysis.blocks import place
 from inferometer.analysis.breakdown import rest
 from inferometer.analysis.percentiles import Distribution, distribution
 from inferometer.analysis.summary import Summary
 from inferometer.analysis.window import STEADY
-from inferometer.records import Run
+from inferometer.records import Columns, Run
 
 
 class ProtocolVariant(msgspec.Struct, frozen=True):
@@ -121,12 +122,23 @@ def cell_of(protocol: str, size: int, measured: Sequence[Measured], kept: bool) 
         ok=sum(summary.counts.ok for _, summary in measured),
         failed=sum(summary.counts.failed for _, summary in measured),
         throughput=_rate([summary for _, summary in measured]),
-        e2e=distribution(np.concatenate([metrics.e2e(rows) for rows in counted]), "s"),
+        e2e=_e2e(counted),
         bytes_out=_mean([rows["bytes_out"] for rows in counted]),
         bytes_in=_mean([rows["bytes_in"] for rows in counted]),
         runs=tuple(str(run.folder) for run, _ in measured) if kept else (),
         **split,
     )
+
+
+def _e2e(rounds: Sequence[Columns]) -> Distribution:
+    """End-to-end times of all rounds; for the confidence intervals, as if each round followed the one before it."""
+    instants, at = [], 0
+    for rows in rounds:
+        if len(rows):
+            instants.append(at + rows["intended"] - rows["intended"].min())
+            at = int(instants[-1].max())
+    known = np.concatenate([np.zeros(0, np.int64), *instants])
+    return distribution(np.concatenate([metrics.e2e(rows) for rows in rounds]), "s", placed=place(known, known[:0]))
 
 
 def _reasons(summary: Summary) -> list[str]:

@@ -10,7 +10,7 @@ from inferometer.analysis import settings, stability
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
-from inferometer.analysis.distributions import distributions
+from inferometer.analysis.distributions import NO_GAPS, distributions, itl_by_stage, itl_of_all
 from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
@@ -83,13 +83,17 @@ def summarise(run: Run) -> Summary:
     limit = settings.limits(run.manifest).overload
     overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
     each = stage_rates(run, settled, overloads)
-    stages = tuple(_stage(run, stage, gaps, as_inf, each[stage], overloads[stage]) for stage in range(len(plans)))
+    itl = itl_by_stage(run, gaps)
+    stages = tuple(
+        _stage(run, stage, itl.get(stage, NO_GAPS), as_inf, each[stage], overloads[stage])
+        for stage in range(len(plans))
+    )
     several = len(stages) > 1
     checks = examine(_evidence(run, steady, gaps, stages))
     window, rates = together(each)
     metrics = stages[0].metrics if not several else {}
     if several and _same_load(plans):
-        metrics = distributions(run, everything, gaps.values, as_inf)
+        metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
@@ -113,11 +117,15 @@ def summarise(run: Run) -> Summary:
 
 
 def _stage(
-    run: Run, stage: int, gaps: Gaps, as_inf: bool, measured: tuple[MeasuredWindow, Throughput], overload: Overload
+    run: Run,
+    stage: int,
+    itl: Distribution,
+    as_inf: bool,
+    measured: tuple[MeasuredWindow, Throughput],
+    overload: Overload,
 ) -> StageSummary:
     mask: Mask = run.records.rows["stage"] == stage
     plan = run.manifest.plan[stage]
-    own = gaps.values[gaps.stages.get(stage, slice(0, 0))]
     good = mask & (run.records.phase == STEADY) & (run.records.rows["failure"] == 0)
     return StageSummary(
         stage,
@@ -125,7 +133,7 @@ def _stage(
         measured[0],
         _counts(run, mask),
         measured[1],
-        distributions(run, mask, own, as_inf),
+        distributions(run, mask, itl, as_inf),
         overload,
         **_split(split(run, good, stage)),
     )

@@ -401,8 +401,11 @@ class Measure(_Section):
     ] = Window("0")
     cooldown: Annotated[Window, Meta(description="What to leave out at the end, likewise.")] = Window("0")
     failures_as_inf: Annotated[
-        bool, Meta(description="Count failed requests as infinitely slow in the latency percentiles.")
-    ] = False
+        bool,
+        Meta(
+            description="Count failed requests as infinitely slow in the percentiles of `ttft` and `e2e` (cancelled and lost requests never do). If it is off, refusing the slowest requests improves the percentiles."
+        ),
+    ] = True
 
 
 class Limits(_Section):

@@ -1,4 +1,11 @@
-"""summary.json: the structs of the summary, in their order. NaN and infinities become null."""
+"""summary.json: the structs of the summary, in their order.
+
+JSON has no infinite numbers. A percentile that is infinite, because failed requests count as infinitely slow, is the string
+"inf"; null means that there is no number. NaN, which would be a number that is not known, is null too.
+"""
+
+import math
+from typing import Any
 
 import msgspec
 
@@ -7,4 +14,13 @@ from inferometer.analysis.summary import Summary
 
 def encode(summary: Summary) -> bytes:
     """Encode a summary; equal summaries give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_with_words(msgspec.to_builtins(summary))), indent=2) + b"\n"
+
+
+def _with_words(tree: Any) -> Any:
+    """The tree with "inf" and "-inf" instead of infinite numbers."""
+    if isinstance(tree, dict):
+        return {key: _with_words(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_with_words(value) for value in tree]
+    return str(tree) if isinstance(tree, float) and math.isinf(tree) else tree

@@ -82,4 +82,6 @@ def _parts(stage: Summary | StageSummary) -> tuple[float | None, ...]:
 
 
 def _microseconds(seconds: float | None) -> str:
-    return f"{seconds * 1e6:.0f}" if seconds is not None and math.isfinite(seconds) else ""
+    if seconds is None or math.isnan(seconds):
+        return ""
+    return f"{seconds * 1e6:.0f}" if math.isfinite(seconds) else "inf"

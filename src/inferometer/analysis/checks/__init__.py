@@ -6,6 +6,7 @@ import msgspec
 
 from inferometer.analysis.checks import client, lag, load, outcome, sample
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
+from inferometer.analysis.percentiles import PERCENTILES, needed
 
 __all__ = ["CHECKS", "Check", "Evidence", "StageEvidence", "examine", "verdict"]
 
@@ -42,7 +43,7 @@ CHECKS = {
         CheckRule("token_source", "the server counted the output tokens", sample.token_source),
         CheckRule("answers", "responses have the requested number of tokens", sample.answers),
         CheckRule("prompts", "no prompt was sent twice, so that prefix caches do not flatter the server", sample.prompts),
-        CheckRule("sample_size", "the window has enough responses to support a p99", sample.size),
+        CheckRule("sample_size", f"the p99s of {', '.join(sample.QUOTED)} are supported in every stage: the values say as much as {needed(PERCENTILES['p99'])} independent ones", sample.size),
     )
 }  # fmt: skip
 

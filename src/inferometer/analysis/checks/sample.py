@@ -1,5 +1,7 @@
 """Do the numbers mean what they seem to? These checks only warn: the measurement is valid, but needs care in its interpretation."""
 
+import math
+
 import numpy as np
 
 from inferometer.analysis import exact
@@ -7,6 +9,10 @@ from inferometer.analysis.checks.evidence import Check, Evidence
 from inferometer.analysis.percentiles import PERCENTILES, needed
 from inferometer.analysis.settings import api, number, receives_text, sends_text, text
 from inferometer.records import COUNTED_BY, MISSING, Manifest
+from inferometer.units import format_seconds
+
+QUOTED = ("ttft", "itl", "e2e")
+"""Latencies whose p99 should be supported."""
 
 SHORT = 0.01
 """Share of responses that may be shorter or longer than requested before there is a warning."""
@@ -80,11 +86,22 @@ def prompts(evidence: Evidence) -> Check | None:
 
 
 def size(evidence: Evidence) -> Check | None:
-    count = min(stage.metrics["e2e"].count for stage in evidence.stages)
+    """Check in every stage whether the effective size supports the p99 of the latencies that reports quote."""
     needs = needed(PERCENTILES["p99"])
-    if not count:
+    sizes = [
+        (found.effective, name, stage, found.unsupported.get("p99"))
+        for stage in evidence.stages
+        for name in QUOTED
+        if (found := stage.metrics[name]).effective is not None
+    ]
+    if not sizes:
         return None
-    if count >= needs:
-        return Check("sample_size", "pass", count, needs, f"{count:,} responses")
-    bad = f"{count:,} responses do not support a p99, which needs {needs}. Run longer."
-    return Check("sample_size", "warn", count, needs, bad)
+    smallest, name, stage, unsupported = min(sizes, key=lambda each: each[0])
+    if unsupported is None:
+        good = f"at least {math.floor(smallest):,} independent values ({name}{stage.label})"
+        return Check("sample_size", "pass", smallest, needs, good)
+    more = unsupported.more_seconds
+    remedy = "Run longer." if more is None else f"Run {format_seconds(math.ceil(more))} longer."
+    bad = f"p99 of {name}{stage.label} is not supported: effective n of {math.floor(smallest):,} of {needs}. {remedy}"
+    short = {each.stage for _, _, each, unsupported in sizes if unsupported is not None}
+    return Check("sample_size", "warn", smallest, needs, bad, ("latency",), tuple(sorted(short)))
