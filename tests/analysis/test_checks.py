@@ -215,7 +215,7 @@ def test_rate_names_sockets_if_the_machine_ran_out_of_them(count: int, plan: Sta
     found = check(opened(without_sockets(count), plan=(plan,), failures=(Failure("no_sockets", NO_FILES),)), "rate")
     assert found.status == "fail" and found.value == pytest.approx(1 - count / 600, rel=0.01)
     assert found.message.endswith(
-        f" planned requests/s were sent. This machine ran out of sockets for {count} requests: {NO_FILES}."
+        f" ({count} of 600 requests were never sent). This machine ran out of sockets for {count} requests: {NO_FILES}."
     )
 
 
@@ -228,6 +228,7 @@ def test_rate_names_sockets_for_the_stage_that_was_too_slow() -> None:
 
     found = check(opened(two_stages, plan=(CAPPED, made.OPEN), failures=(Failure("no_sockets", NO_FILES),)), "rate")
     assert found.value == pytest.approx(1 / 3, rel=0.01) and "ran out of sockets for 200 requests" in found.message
+    assert found.stages == (1,) and "of stage 2" in found.message
 
 
 def test_rate_names_the_client_if_it_was_slow_and_few_sockets_were_missing() -> None:
@@ -257,33 +258,91 @@ def test_rate_fails_if_no_request_was_sent() -> None:
     assert check(opened(lambda rows: made.never_sent(rows, slice(None), 1), **everything), "rate").status == "fail"
 
 
-@pytest.mark.parametrize(("late", "status"), [(90_000, "warn"), (120_000, "fail")])
-def test_concurrency_fails_if_the_client_was_slow_and_warns_if_responses_are_just_short(late: int, status: str) -> None:
+def test_rate_limit_is_configurable() -> None:
+    assert check(opened(slow_sender, config=config(limits={"rate": 0.9})), "rate").status == "pass"
+
+
+def test_a_rate_that_the_cap_lowered_leaves_the_throughput_quotable() -> None:
+    found = opened(held, plan=(CAPPED,))
+    assert check(found, "rate").affects == ("latency",)
+    assert check(opened(slow_sender), "rate").affects == ("latency", "throughput")
+
+
+@pytest.mark.parametrize(
+    ("late", "planned", "status"),
+    [(90_000, 11, "warn"), (120_000, 11, "fail"), (120_000, 9, "warn"), (120_000, 8, "pass")],
+)
+def test_concurrency_fails_below_the_limit_unless_responses_are_just_short(
+    late: int, planned: int, status: str
+) -> None:
     rows, chunks = made.closed_rows()
     rows["intended"] = rows["sent"] - late
-    plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=planned)
     found = check(summarise(made.run(rows, chunks, plan=(plan,))), "concurrency")
-    assert found.status == status and found.value == pytest.approx(0.8, rel=0.01)
-    assert check(closed(), "concurrency").value == pytest.approx(1, abs=0.01)
+    assert found.status == status and found.value == pytest.approx(8 / planned, rel=0.01) and found.limit == 0.8
+    assert found.message.lower().startswith(f"mean in flight 8 of {planned}")
+    assert status == "pass" or found.affects == ("throughput",)
 
 
-def test_concurrency_of_one_only_warns_and_does_not_suggest_more_processes() -> None:
+def test_concurrency_limit_is_configurable() -> None:
+    rows, chunks = made.closed_rows()
+    rows["intended"] = rows["sent"] - 120_000
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=9)
+    limits = {"plan": (plan,), "config": config(limits={"concurrency": 0.9})}
+    assert check(summarise(made.run(rows, chunks, **limits)), "concurrency").status == "fail"
+
+
+@pytest.mark.parametrize(("between", "status"), [(200_000, "warn"), (20_000, "pass")])
+def test_concurrency_of_one_says_what_the_rest_is(between: int, status: str) -> None:
     rows = made.blank(100)
     rows["sent"] = np.arange(100) * made.MS
-    rows["done"] = rows["sent"] + 800_000
-    rows["intended"] = rows["sent"] - 200_000
+    rows["done"] = rows["sent"] + made.MS - between
+    rows["intended"] = rows["sent"] - between
     plan = msgspec.structs.replace(made.CLOSED, concurrency=1)
     found = check(summarise(made.run(rows, plan=(plan,))), "concurrency")
-    assert found.status == "warn" and "took 200 us" in found.message
-    assert "processes" not in found.message and "lower" not in found.message
+    assert found.status == status
+    if status == "warn":
+        assert "Mean in flight 0.8 of 1. The rest is the client's own 200 us between requests" in found.message
+        assert "processes" not in found.message and "lower" not in found.message
 
 
 def test_concurrency_after_failures_points_to_them() -> None:
     rows, chunks = made.closed_rows()
     made.fail(rows, slice(0, 5))
-    plan = msgspec.structs.replace(made.CLOSED, concurrency=10)
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=11)
     found = check(summarise(made.run(rows, chunks, plan=(plan,), failures=(Failure("reset", ""),))), "concurrency")
     assert found.status == "fail" and "see the failures" in found.message
+
+
+def test_littles_law_holds() -> None:
+    assert check(opened(), "littles_law").value == pytest.approx(0, abs=0.02)
+    assert check(closed(), "littles_law").value == pytest.approx(0, abs=0.02)
+    assert not applies(opened(lambda rows: rows["done"].__iadd__(SECOND)), "littles_law"), (
+        "a second is long for a stage of 6 s"
+    )
+
+
+def test_littles_law_warns_if_the_window_is_slower_than_the_rest() -> None:
+    """Requests of the window take twice as long as those that are left out, but were in flight together with them."""
+
+    def slow(rows: np.ndarray) -> None:
+        rows["done"][::2] += 120 * MS
+
+    phase = np.where(np.arange(600) % 2 == 0, 1, 0).astype(np.int8)
+    phase[-1] = 1
+    found = check(opened(slow, phase=phase), "littles_law")
+    assert found.status == "warn" and "Little's law" in found.message
+
+
+def test_warmup_warns_if_auto_reaches_its_bound() -> None:
+    auto = config(measure={"warmup": "auto"})
+
+    def drift(rows: np.ndarray) -> None:
+        rows["done"] += rows["intended"] // 100
+
+    found = check(opened(drift, config=auto), "warmup")
+    assert found.status == "warn" and "that is drift, not warm-up" in found.message
+    assert check(opened(config=auto), "warmup").status == "pass" and not applies(opened(drift), "warmup")
 
 
 def test_concurrency_does_not_apply_with_think_time_or_if_no_request_was_replaced() -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import synthetic_run as made
 
-from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, mark, mser
+from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, is_drifting, mark, mser
 from inferometer.config.schema import Measure, Window
-from inferometer.records import MISSING, Columns
+from inferometer.records import MISSING, Columns, StagePlan
 
 
 def counts(rows: np.ndarray, warmup: str = "0", cooldown: str = "0") -> tuple[int, int, int]:
@@ -73,11 +73,44 @@ def test_auto_warmup_removes_at_most_half() -> None:
     assert counts(rows, "auto")[0] <= 500
 
 
-def test_auto_warmup_looks_at_the_first_stage_only() -> None:
+def two_stages() -> np.ndarray:
+    """500 requests in each stage, one every ms."""
     rows = every(1, 1000)
     rows["stage"] = rows["intended"] >= 500 * made.MS
-    rows["done"] += np.where(rows["stage"] == 0, 500, 0) * made.MS
-    assert counts(rows, "auto")[0] == 0
+    return rows
+
+
+def phases(rows: np.ndarray, warmup: str = "0", cooldown: str = "0") -> list[tuple[int, int, int]]:
+    """The numbers of warm-up, steady and cool-down requests in each stage."""
+    phase = mark(Columns.of(rows), Measure(Window(warmup), Window(cooldown)))
+    return [
+        tuple(np.bincount(phase[rows["stage"] == stage], minlength=3).tolist()) for stage in np.unique(rows["stage"])
+    ]
+
+
+@pytest.mark.parametrize(("warmup", "cooldown"), [("20", "10"), ("20ms", "10ms")])
+def test_each_stage_has_its_own_warmup_and_cooldown(warmup: str, cooldown: str) -> None:
+    assert phases(two_stages(), warmup, cooldown) == [(20, 470, 10)] * 2
+
+
+def test_auto_looks_at_each_stage() -> None:
+    rows = two_stages()
+    rows["done"] += np.random.default_rng(1).normal(0, made.MS, 1000).astype(np.int64)
+    slow = (rows["intended"] % (500 * made.MS)) < 50 * made.MS
+    rows["done"] += np.where(slow, 200, 0) * made.MS
+    assert phases(rows, "auto") == [(50, 450, 0)] * 2
+
+
+def test_auto_cooldown_applies_to_each_stage() -> None:
+    assert phases(two_stages(), "0", "auto") == [(0, 490, 10)] * 2
+
+
+def test_auto_that_reaches_its_bound_is_drift() -> None:
+    rows = every(1, 1000)
+    rows["done"] += np.random.default_rng(1).normal(0, made.MS, 1000).astype(np.int64)
+    assert not is_drifting(Columns.of(rows))
+    rows["done"] += rows["intended"] // 2
+    assert is_drifting(Columns.of(rows))
 
 
 def test_auto_warmup_with_requests_that_were_never_sent() -> None:
@@ -110,3 +143,57 @@ def test_mser_minimises_the_standard_error() -> None:
     series = np.concatenate([np.linspace(9, 1, 20), np.random.default_rng(2).normal(1, 0.1, 80)])
     errors = [((series[d:] - series[d:].mean()) ** 2).sum() / (len(series) - d) ** 2 for d in range(51)]
     assert mser(series) == int(np.argmin(errors))
+
+
+# --- the first responses of a closed loop ----------------------------------------------------------------------------
+
+
+def users(count: int, users: int, ramp: float = 0.0) -> tuple[np.ndarray, StagePlan]:
+    """Users who send a request per second, and start within `ramp` seconds; rows in random order."""
+    rows = made.blank(count)
+    turn, user = np.divmod(np.arange(count), users)
+    rows["intended"] = rows["sent"] = ((turn + user * ramp / users) * made.SECOND).astype(np.int64)
+    rows["done"] = rows["sent"] + made.SECOND
+    plan = StagePlan(type="closed", open=False, concurrency=users, ramp_up=ramp)
+    return rows[np.random.default_rng(0).permutation(count)], plan
+
+
+@pytest.mark.parametrize(
+    ("count", "concurrency", "left_out"), [(80, 8, 8), (50, 10, 10), (49, 8, 0), (79, 16, 0), (8, 8, 0), (50, 1, 1)]
+)
+def test_the_first_response_of_each_user_is_warmup_unless_little_would_be_left(
+    count: int, concurrency: int, left_out: int
+) -> None:
+    rows, plan = users(count, concurrency)
+    phase = mark(Columns.of(rows), Measure(), (plan,))
+    assert np.sort(rows["id"][phase == WARMUP]).tolist() == list(range(left_out))
+    assert (phase[rows["id"] >= left_out] == STEADY).all()
+
+
+def test_what_was_sent_during_the_ramp_is_warmup() -> None:
+    rows, plan = users(100, 10, ramp=2.5)  # the first users are at their third request when the last one starts
+    phase = mark(Columns.of(rows), Measure(), (plan,))
+    assert ((rows["sent"] < 2.5 * made.SECOND) == (phase == WARMUP)).all()
+
+
+def test_a_ramp_longer_than_the_stage_leaves_out_nothing() -> None:
+    rows, plan = users(100, 10, ramp=2.5)
+    longer = StagePlan(type="closed", open=False, concurrency=10, ramp_up=60.0)
+    assert (mark(Columns.of(rows), Measure(), (longer,)) == STEADY).all()
+    assert plan.ramp_up < 60
+
+
+def test_first_responses_are_left_out_of_each_stage() -> None:
+    (first, plan), (second, _) = users(80, 8), users(80, 8)
+    second["id"] += 1 << 32
+    second["stage"] = 1
+    for name in ("intended", "sent", "done"):
+        second[name] += 100 * made.SECOND
+    rows = np.concatenate([first, second])
+    phase = mark(Columns.of(rows), Measure(), (plan, plan))
+    assert [int((phase[rows["stage"] == stage] == WARMUP).sum()) for stage in (0, 1)] == [8, 8]
+
+
+def test_open_loops_keep_their_first_requests() -> None:
+    plan = StagePlan(type="constant", open=True, rate=1000, concurrency=8)
+    assert (mark(Columns.of(every(1, 100)), Measure(), (plan,)) == STEADY).all()

@@ -131,7 +131,7 @@ def fill_time(rows: Columns, share: float = EARLY) -> int | None:
     known = np.flatnonzero((sent != MISSING) & (rows["done"] != MISSING))
     if not len(known):
         return None
-    count = max(round(share * len(known)), 1)
+    count = min(max(round(share * len(known)), 1), len(known))
     early = known[np.argpartition(sent[known], count - 1)[:count]]
     start = np.where(rows["open_loop"][early] != 0, rows["intended"][early], sent[early])
     times = rows["done"][early] - start

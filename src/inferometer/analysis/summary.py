@@ -91,12 +91,13 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     settled = stability.of_run(rows, plans)
     everything = np.ones(len(rows), np.bool_)
     as_inf = settings.measure(run.manifest).failures_as_inf
-    itl = itl_by_stage(run, gaps)
     limit = settings.limits(run.manifest).overload
     overloads = tuple(overload(rows[rows["stage"] == stage], plan, limit) for stage, plan in enumerate(plans))
     each = stage_rates(run, settled, overloads)
+    itl = itl_by_stage(run, gaps)
     stages = tuple(
-        _stage(run, stage, itl.get(stage, NO_GAPS), as_inf, each[stage], overloads[stage]) for stage in range(len(plans))
+        _stage(run, stage, itl.get(stage, NO_GAPS), as_inf, each[stage], overloads[stage])
+        for stage in range(len(plans))
     )
     several = len(stages) > 1
     evidence = _evidence(run, steady, gaps, stages)

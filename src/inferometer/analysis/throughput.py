@@ -185,7 +185,7 @@ def _closed_span(rows: Columns, sent: NDArray[np.int64], plan: StagePlan, start:
     # Each send within the span follows a response. With fewer of them than users, only those count who were quick.
     for full in (max(begin, busy[0] + fill), begin):
         responses = np.count_nonzero((sent > full) & (sent <= finish))
-        if responses >= plan.concurrency and finish - full >= _HALF * (finish - begin):
+        if responses >= plan.concurrency and finish > full and finish - full >= _HALF * (finish - begin):
             return _Span(full, finish, partly=True)
     return _Span(
         reason="fewer than two responses per user after all users had started: "

@@ -10,10 +10,11 @@
 The warm-up is the first part of the same traffic: nothing is drained after it.
 
 Closed loops: the first response of each user is left out as well, and what was sent during the ramp-up. While users start, the
-server has fewer requests than planned, or all of them at once. A stage with fewer than FEWEST requests per user keeps all of
-them, because too little would be left.
+server has fewer requests than planned, or all of them at once. A stage with fewer than 5 requests per user, or fewer than 50
+in total, keeps all of them, because too little would be left.
 
-If a stage ends when it is stable, only its stable windows count, in addition to these rules (stability.py).
+If a stage ends when it is stable, only its stable windows count, in addition to `measure` (stability.py). They are after its
+users' first responses.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ from inferometer.records import MISSING, PHASES, Columns, StagePlan
 from inferometer.units import NS, parse_seconds
 
 WARMUP, STEADY, COOLDOWN = range(len(PHASES))
-FEWEST = 5
-"""A closed stage needs this many requests per user for the users' first responses to be left out."""
+_PER_USER, _IN_TOTAL = 5, 50
+"""A closed stage needs this many requests for its users' first responses to be left out."""
 AUTO = "auto"
 _NOTHING = "0"
 _BATCH = 5
@@ -62,7 +63,7 @@ def _mark(
         phase[_cooldown(rows, measure.cooldown)] = COOLDOWN
     if measure.warmup != _NOTHING:
         phase[_warmup(rows, measure.warmup, 0 if is_first else int(rows["intended"].min()))] = WARMUP
-    if plan is not None and not plan.open:
+    if plan is not None and not plan.open and not plan.stable:
         phase[_first_responses(rows, plan)] = WARMUP
     return phase
 
@@ -86,7 +87,7 @@ def _cooldown(rows: Columns, rule: str) -> NDArray[np.bool_]:
 def _first_responses(rows: Columns, plan: StagePlan) -> NDArray[np.bool_]:
     """Select the first request of each user of a closed loop, and all that were sent before the last user had started."""
     nothing = np.zeros(len(rows), np.bool_)
-    if len(rows) < FEWEST * plan.concurrency:
+    if len(rows) < max(_PER_USER * plan.concurrency, _IN_TOTAL):
         return nothing
     ids = rows["id"]
     first = (
