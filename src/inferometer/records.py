@@ -80,8 +80,9 @@ UNKNOWN = (
 COUNTED_BY = ("nobody", "server", "tokenizer")
 """Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
 
-PHASES = ("warmup", "steady", "cooldown")
-"""The part of the run that a request belongs to. Only `steady` requests are in the statistics."""
+PHASES = ("warmup", "steady", "cooldown", "start")
+"""The part of the run that a request belongs to. Only `steady` requests are in the statistics. `start`: while the users of a closed
+loop start, and each user's first request."""
 
 DROPPED = "dropped"
 """Failure code of a request that was due while the cap was reached, and was not sent."""

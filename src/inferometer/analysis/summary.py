@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis import settings, slo, stability
+from inferometer.analysis.attempts import retried
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
 from inferometer.analysis.checks.evidence import FailureCount, count_failures
@@ -19,7 +20,7 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.throughput import MeasuredWindow, Throughput, stage_rates, together
-from inferometer.analysis.window import STEADY
+from inferometer.analysis.window import START, STEADY
 from inferometer.records import COUNTED_BY, DROPPED, Run, StagePlan
 
 Mask = NDArray[np.bool_]
@@ -27,12 +28,14 @@ FIGURES = ("latency", "throughput")
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Requests in the window. Dropped and cancelled requests are not ok; cancelled ones count as failed, dropped ones do not."""
+    """Requests in the window, and those of users who were starting. Cancelled requests count as failed, dropped ones do not."""
 
     ok: int
     failed: int
     dropped: int
     by_failure: dict[str, int]
+    retried: int = 0
+    """How many of them were sent twice, because the server had closed the connection."""
 
 
 class StageSummary(msgspec.Struct, frozen=True):
@@ -205,11 +208,12 @@ def _split(result: Breakdown | str) -> dict[str, Any]:
 
 
 def _counts(run: Run, mask: Mask) -> Counts:
-    mask = mask & (run.records.phase == STEADY)
+    mask = mask & np.isin(run.records.phase, (STEADY, START))
+    rows = run.records.rows[mask]
     kinds = {kind.code: kind.count for kind in count_failures(run, mask)}
     dropped = kinds.pop(DROPPED, 0)
-    ok = int((mask & (run.records.rows["failure"] == 0)).sum())
-    return Counts(ok, sum(kinds.values()), dropped, kinds)
+    ok = int(np.count_nonzero(rows["failure"] == 0))
+    return Counts(ok, sum(kinds.values()), dropped, kinds, retried(rows))
 
 
 def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from inferometer.analysis import blocks, exact, settings, stability
 from inferometer.analysis.metrics import decoded_tokens, e2e_service
 from inferometer.analysis.overload import EARLY, FLOOD, Overload, fill_time, stage_length
-from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP
+from inferometer.analysis.window import COOLDOWN, START, STEADY, WARMUP
 from inferometer.records import MISSING, PHASES, Columns, Run, StagePlan
 from inferometer.units import NS, format_seconds
 
@@ -136,7 +136,8 @@ def _window(run: Run, stage: int, mask: NDArray[np.bool_], settled: Settled) -> 
     if not len(ended):
         return MeasuredWindow(0.0, 0.0, 0.0, sizes)
     intended = ended["intended"]
-    start = 0 if stage == 0 and not sizes[PHASES[WARMUP]] else int(intended.min())
+    warms_up = sizes[PHASES[WARMUP]] or sizes[PHASES[START]]
+    start = 0 if stage == 0 and not warms_up else int(intended.min())
     tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= intended.max())]
     end = int(tail["intended"].min()) if len(tail) else int(ended["done"].max())
     stable = settled.get(stage, stability.Stability()).settled

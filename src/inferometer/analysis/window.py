@@ -28,7 +28,7 @@ from inferometer.config.schema import Measure
 from inferometer.records import MISSING, PHASES, Columns, StagePlan
 from inferometer.units import NS, parse_seconds
 
-WARMUP, STEADY, COOLDOWN = range(len(PHASES))
+WARMUP, STEADY, COOLDOWN, START = range(len(PHASES))
 _PER_USER, _IN_TOTAL = 5, 50
 """A closed stage needs this many requests for its users' first responses to be left out."""
 AUTO = "auto"
@@ -64,7 +64,7 @@ def _mark(
     if measure.warmup != _NOTHING:
         phase[_warmup(rows, measure.warmup, 0 if is_first else int(rows["intended"].min()))] = WARMUP
     if plan is not None and not plan.open and not plan.stable:
-        phase[_first_responses(rows, plan)] = WARMUP
+        phase[_first_responses(rows, plan) & (phase == STEADY)] = START
     return phase
 
 
