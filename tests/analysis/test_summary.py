@@ -94,7 +94,7 @@ def test_row_6_refusing_the_slowest_requests_does_not_improve_the_p99_of_ttft() 
 
 def test_failures_count_as_infinite_in_ttft_and_e2e_and_nowhere_else() -> None:
     found = refused(list(range(0, 600, 50))).metrics
-    assert {name for name, each in found.items() if each.infinite} == {"ttft", "ttft_service", "e2e", "e2e_service"}
+    assert {name for name, each in found.items() if each.infinite} == {"ttft", "ttft_content", "ttft_service", "e2e", "e2e_service"}
     e2e = found["e2e"]
     assert (e2e.count, e2e.infinite, e2e.value("p99")) == (600, 12, math.inf)
     assert math.isfinite(e2e.p95 or math.inf) and math.isfinite(e2e.max or math.inf) and e2e.mean is not None
@@ -127,7 +127,7 @@ def test_warmup_and_cooldown_are_left_out_and_do_not_bias_the_rate() -> None:
     rows, chunks = made.closed_rows()
     phase = mark(Columns.of(rows), Measure(Window("40"), Window("40")))
     found = summarise(made.run(rows, chunks, phase=phase))
-    assert found.window.requests == {"warmup": 40, "steady": 520, "cooldown": 40}
+    assert found.window.requests == {"warmup": 40, "steady": 520, "cooldown": 40, "start": 0}
     assert found.metrics["ttft"].count == found.counts.ok == 520
     assert found.throughput.requests == pytest.approx(8 / 0.140, rel=0.02)
 
@@ -142,9 +142,9 @@ def test_json_has_the_documented_layout() -> None:
     rows, chunks = made.closed_rows()
     tree = msgspec.json.decode(encode(summarise(made.run(rows, chunks))))
     assert list(tree)[:7] == ["schema", "verdict", "checks", "counts", "throughput", "metrics", "stages"]
-    assert tree["schema"] == 1 and tree["stages"] == []
-    assert set(tree["checks"][0]) == {"name", "status", "value", "limit", "message"}
-    assert list(tree["counts"]) == ["ok", "failed", "dropped", "by_failure"]
+    assert tree["schema"] == 2 and tree["stages"] == []
+    assert set(tree["checks"][0]) == {"name", "status", "value", "limit", "message", "affects", "stages"}
+    assert list(tree["counts"]) == ["ok", "failed", "dropped", "by_failure", "retried"]
     assert set(tree["metrics"]) == set(METRICS)
     ttft = tree["metrics"]["ttft"]
     assert ttft["unit"] == "s" and ttft["p999"] is None and ttft["unsupported"]["p999"]["needs"] == 4603

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import synthetic_run as made
 
-from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, is_drifting, mark, mser
+from inferometer.analysis.window import COOLDOWN, START, STEADY, WARMUP, is_drifting, mark, mser
 from inferometer.config.schema import Measure, Window
 from inferometer.records import MISSING, Columns, StagePlan
 
@@ -161,19 +161,19 @@ def users(count: int, users: int, ramp: float = 0.0) -> tuple[np.ndarray, StageP
 @pytest.mark.parametrize(
     ("count", "concurrency", "left_out"), [(80, 8, 8), (50, 10, 10), (49, 8, 0), (79, 16, 0), (8, 8, 0), (50, 1, 1)]
 )
-def test_the_first_response_of_each_user_is_warmup_unless_little_would_be_left(
+def test_the_first_response_of_each_user_is_left_out_unless_little_would_be_left(
     count: int, concurrency: int, left_out: int
 ) -> None:
     rows, plan = users(count, concurrency)
     phase = mark(Columns.of(rows), Measure(), (plan,))
-    assert np.sort(rows["id"][phase == WARMUP]).tolist() == list(range(left_out))
+    assert np.sort(rows["id"][phase == START]).tolist() == list(range(left_out))
     assert (phase[rows["id"] >= left_out] == STEADY).all()
 
 
-def test_what_was_sent_during_the_ramp_is_warmup() -> None:
+def test_what_was_sent_during_the_ramp_is_left_out() -> None:
     rows, plan = users(100, 10, ramp=2.5)  # the first users are at their third request when the last one starts
     phase = mark(Columns.of(rows), Measure(), (plan,))
-    assert ((rows["sent"] < 2.5 * made.SECOND) == (phase == WARMUP)).all()
+    assert ((rows["sent"] < 2.5 * made.SECOND) == (phase == START)).all()
 
 
 def test_a_ramp_longer_than_the_stage_leaves_out_nothing() -> None:
@@ -191,7 +191,7 @@ def test_first_responses_are_left_out_of_each_stage() -> None:
         second[name] += 100 * made.SECOND
     rows = np.concatenate([first, second])
     phase = mark(Columns.of(rows), Measure(), (plan, plan))
-    assert [int((phase[rows["stage"] == stage] == WARMUP).sum()) for stage in (0, 1)] == [8, 8]
+    assert [int((phase[rows["stage"] == stage] == START).sum()) for stage in (0, 1)] == [8, 8]
 
 
 def test_open_loops_keep_their_first_requests() -> None:

@@ -63,13 +63,13 @@ class Summary(msgspec.Struct, frozen=True):
     throughput: Throughput
     metrics: dict[str, Distribution]
     """Empty if stages have different loads: a percentile over both would describe neither."""
+    stages: tuple[StageSummary, ...]
+    """Empty if the load has only one stage."""
+    window: MeasuredWindow
     quotable: dict[str, bool]
     """Whether the figures of each kind (FIGURES) may be quoted; with several stages, whether those of all stages may."""
     overload: Overload | None
     """None if there are several stages."""
-    stages: tuple[StageSummary, ...]
-    """Empty if the load has only one stage."""
-    window: MeasuredWindow
     failures: tuple[FailureCount, ...]
     tokens_counted_by: dict[str, int]
     started: str
