@@ -100,35 +100,25 @@ def _title(run: Run, summary: Summary) -> RenderableType:
 
 
 def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
-    """Rates above counts: in columns, or one after the other if there is no room for columns."""
-    rates = _rates(run, summary)
-    rows = [("throughput" if index == 0 else "", parts) for index, parts in enumerate(rates) if parts]
-    counts = _counts(summary)
-    rows.append(("requests", counts))
-    cancelled = summary.counts.by_failure.get(CANCELLED, 0)
-    note = Text(f"of which {cancelled:,} cancelled", style="dim")
+    """Rates above counts, as many of them in a line as there is room for."""
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="bold")
-    if width < WIDTH:
-        if cancelled:
-            counts[1] = Text.assemble(counts[1], ", ", note)
-        for label, parts in rows:
-            grid.add_row(label, _flow([part for part in parts if part], width - 15))
-        return grid
-    for label, parts in rows:
-        grid.add_row(label, *parts)
-    if cancelled:
-        grid.add_row("", "", note)
+    for index, parts in enumerate(_rates(run, summary)):
+        if parts:
+            grid.add_row("" if index else "throughput", _flow(parts, width - 15))
+    if remark := _rates_note(summary):
+        grid.add_row("", Text(remark, style="dim"))
+    grid.add_row("requests", _flow(_counts(summary), width - 15))
     return grid
 
 
 def _rates(run: Run, summary: Summary) -> list[list[Text]]:
-    """Requests per second, then what was in them per second. Only an open loop offers a rate of its own."""
+    """Requests per second, then what was in them per second, then their intervals. Only an open loop offers a rate of its own."""
     rate = summary.throughput
     requests = [_number(formatting.number(rate.requests), "requests/s completed")]
     if any(stage.open for stage in run.manifest.plan):
         requests.insert(0, _number(formatting.number(rate.offered), "requests/s offered"))
-    requests.append(Text(f"over {formatting.number(summary.window.span)} s", style="dim"))
+    requests.append(_number(formatting.number(rate.in_flight), "in flight on average"))
     if settings.receives_text(run.manifest):
         contents = {"output tokens/s": rate.output_tokens, "input tokens/s": rate.input_tokens}
     elif settings.sends_text(run.manifest):
@@ -138,14 +128,36 @@ def _rates(run: Run, summary: Summary) -> list[list[Text]]:
     return [requests, [_number(formatting.number(value), unit) for unit, value in contents.items()]]
 
 
+def _rates_note(summary: Summary) -> str:
+    """How long the rates count over, and their intervals; or why there are none."""
+    rate = summary.throughput
+    if rate.reason:
+        return f"no rate: {rate.reason}"
+    ends = {
+        unit: " .. ".join(map(formatting.number, rate.ci[name]))
+        for name, unit in {"requests": "requests/s", "output_tokens": "output tokens/s"}.items()
+        if name in rate.ci
+    }
+    intervals = "; 95 % CI " + ", ".join(f"{both} {unit}" for unit, both in ends.items()) if ends else ""
+    return f"over {formatting.number(rate.span)} s{intervals}" if rate.span else ""
+
+
 def _counts(summary: Summary) -> list[Text]:
-    counts = summary.counts
-    left_out = sum(summary.window.requests.values()) - summary.window.requests["steady"]
+    counts, phases = summary.counts, summary.window.requests
+    cancelled = counts.by_failure.get(CANCELLED, 0)
+    failed = _number(f"{counts.failed:,}", "failed", "red" if counts.failed else "")
+    if cancelled:
+        failed.append(f", of which {cancelled:,} cancelled", "dim")
+    remarks = {
+        f"{counts.retried:,} sent twice": counts.retried,
+        f"{phases['start']:,} while users started": phases["start"],
+        f"{phases['warmup'] + phases['cooldown']:,} left out": phases["warmup"] + phases["cooldown"],
+    }
     return [
         _number(f"{counts.ok:,}", "ok"),
-        _number(f"{counts.failed:,}", "failed", "red" if counts.failed else ""),
+        failed,
         _number(f"{counts.dropped:,}", "dropped", "red" if counts.dropped else ""),
-        Text(f"{left_out:,} left out" if left_out else "", style="dim"),
+        *(Text(remark, style="dim") for remark, number in remarks.items() if number),
     ]
 
 

@@ -1,5 +1,7 @@
 """The table of latencies, with their confidence intervals, and what has to be said about it."""
 
+import math
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +11,7 @@ from inferometer.analysis.summary import Summary
 from inferometer.records import Run, StagePlan
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
+from inferometer.units import format_seconds
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SERVICE = ("ttft_service", "e2e_service")
@@ -21,10 +24,12 @@ def latency(run: Run, summary: Summary, width: int) -> RenderableType:
     """Latencies in ms, then the lag, which tells how much of them is due to late sends."""
     plan = run.manifest.plan
     names = [name for name in LATENCIES if summary.metrics[name].count]
+    if summary.metrics["reasoning_tokens"].max or 0:
+        names.insert(names.index("ttft") + 1, "ttft_content")
     service = [name for name in SERVICE if any(stage.open for stage in plan) and summary.metrics[name].count]
     table = tables.table("latency, ms", [*tables.COLUMNS.values(), CONFIDENCE])
     for name in names:
-        _row(table, name, summary.metrics[name], style="bold")
+        _row(table, name.replace("_", " "), summary.metrics[name], style="bold")
     for name in service:
         _row(table, name.replace("_", " "), summary.metrics[name])
     if summary.metrics["lag"].count:
@@ -66,12 +71,21 @@ def _row(table: Table, label: str, found: Distribution, style: str = "") -> None
 
 def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
     """Explain the mark for each column of the table that has it, and how failures are counted."""
-    needs = {tables.COLUMNS[name]: found.needs for each in shown for name, found in each.unsupported.items()}
+    needs: dict[str, int] = {}
+    longer: dict[str, float] = {}
+    for each in shown:
+        for name, found in each.unsupported.items():
+            column = tables.COLUMNS[name]
+            needs[column] = found.needs
+            longer[column] = max(longer.get(column, 0.0), found.more_seconds or 0.0)
     notes = []
     marked = [name for name in columns if name in needs]
     if marked:
         wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
-        notes.append(f"{tables.MARK} too few values: it needs {wanted}")
+        more = ", ".join(
+            f"{format_seconds(math.ceil(longer[name]))} longer for {name}" for name in marked if longer[name]
+        )
+        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}" + (f"; run {more}" if more else ""))
     if failed := max((each.infinite for each in shown), default=0):
         notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
     return notes

@@ -5,7 +5,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.analysis.checks import Check
+from inferometer.analysis.checks import Check, in_words
 from inferometer.analysis.summary import FIGURES, Summary
 from inferometer.records import Run
 from inferometer.report import formatting
@@ -16,7 +16,7 @@ _STYLES = {"VALID": "green", "VALID with warnings": "yellow", "INVALID": "red"}
 def verdict(run: Run, summary: Summary, width: int) -> RenderableType:
     """The verdict in words, with the checks that failed or warned."""
     by_status = {status: [c for c in summary.checks if c.status == status] for status in ("fail", "warn", "pass")}
-    words = f"{summary.verdict} with warnings" if summary.verdict == "VALID" and by_status["warn"] else summary.verdict
+    words = in_words(summary.checks)
     names = {"fail": "failed", "warn": "warned", "pass": "passed"}
     counts = ", ".join(f"{len(by_status[status])} {name}" for status, name in names.items() if by_status[status])
     lines: list[RenderableType] = [

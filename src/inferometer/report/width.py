@@ -33,8 +33,8 @@ def bare(*columns: Column) -> Table:
 
 
 def fitted(table: Table, width: int, optional: Sequence[str]) -> Table:
-    """Remove optional columns from a bare table, the first of them first, until it fits. At WIDTH it is left alone."""
-    for name in optional if width < WIDTH else ():
+    """Remove optional columns from a bare table, the first of them first, until it fits."""
+    for name in optional:
         if Console(width=_UNLIMITED).measure(table).maximum < width:
             break
         kept = [column for column in table.columns if str(column.header).strip() != name]
