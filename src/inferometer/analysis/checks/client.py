@@ -109,7 +109,7 @@ def stalls(evidence: Evidence) -> Check | None:
     if evidence.stamps == "user":
         late = [Interval(s.shard, begin, s.at + STALL, s.stall) for begin, s in _spans(shards) if s.stall >= STALL]
         cause = f"The client's {blocked}, and arrivals were timestamped when they were read"
-        changed = judge_effects("stalls", _effects(evidence, late), evidence.limits, cause, remedy)
+        changed = judge_effects("stalls", _effects(evidence, late, (-1,)), evidence.limits, cause, remedy)
         if changed is not None:
             return changed
     if share <= limit:
@@ -145,7 +145,7 @@ def clock_step(evidence: Evidence) -> Check | None:
     ]
     remedy = "Wait until NTP has settled and run again, or use client.stamps: user."
     cause = f"{jump}, and kernel timestamps with it"
-    changed = judge_effects("clock_step", _effects(evidence, wrong), evidence.limits, cause, remedy)
+    changed = judge_effects("clock_step", _effects(evidence, wrong, (-1, 1)), evidence.limits, cause, remedy)
     if changed is not None:
         return changed
     if longest <= limit:
@@ -172,8 +172,9 @@ def _steps(shards: dict[int, list[Sample]]) -> list[tuple[int, Sample, int]]:
     ]
 
 
-def _effects(evidence: Evidence, intervals: Sequence[Interval]) -> list[Effect]:
-    """What arrivals that are wrong within these intervals may have done to the percentiles."""
+def _effects(evidence: Evidence, intervals: Sequence[Interval], signs: tuple[int, ...]) -> list[Effect]:
+    """What arrivals that are wrong within these intervals may have done to the percentiles. `signs`: whether the true ones
+    are earlier (-1) or later (1)."""
     if not intervals:
         return []
     effects: list[Effect] = []
@@ -185,9 +186,10 @@ def _effects(evidence: Evidence, intervals: Sequence[Interval]) -> list[Effect]:
             if values is None:
                 continue
             error = np.sum([found[column] for column in columns], axis=0) / NS
-            if metric == "tpot":
-                error = error / np.maximum(rows["n_out"] - 1, 1)
-            effects += compare_doubtful(stage, metric, values, error)
+            if metric == "tpot":  # its first arrival may be wrong, or its last
+                effects += compare_doubtful(stage, metric, values, error / np.maximum(rows["n_out"] - 1, 1))
+            else:
+                effects += compare_doubtful(stage, metric, values, error, signs)
     return effects + _effects_on_gaps(evidence, intervals)
 
 

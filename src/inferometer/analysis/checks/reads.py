@@ -78,10 +78,11 @@ def _merged_first_chunks(evidence: Evidence, stage: StageEvidence) -> list[Effec
     rows = successful(evidence, stage)
     error = error[stage.steady & (evidence.run.records.rows["failure"] == 0)]
     effects: list[Effect] = []
-    for metric in ("ttft", "ttft_service", "tpot"):
+    for metric in ("ttft", "ttft_service"):
         if (values := values_of(metric, rows)) is not None:
-            scale = np.maximum(rows["n_out"] - 1, 1) if metric == "tpot" else 1
-            effects += compare_doubtful(stage, metric, values, error / scale)
+            effects += compare_doubtful(stage, metric, values, error, (-1,))
+    if (values := values_of("tpot", rows)) is not None:
+        effects += compare_doubtful(stage, "tpot", values, error / np.maximum(rows["n_out"] - 1, 1), (1,))
     return effects
 
 
@@ -96,7 +97,7 @@ def _held_up(evidence: Evidence, stage: StageEvidence) -> tuple[list[Effect], in
     effects: list[Effect] = []
     for metric in ("e2e", "e2e_service"):
         if (values := values_of(metric, rows)) is not None:
-            effects += compare_doubtful(stage, metric, values, error)
+            effects += compare_doubtful(stage, metric, values, error, (-1,))
     return effects, count
 
 
