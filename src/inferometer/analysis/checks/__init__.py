@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from inferometer.analysis import merges
-from inferometer.analysis.checks import client, lag, load, lockstep, outcome, sample
+from inferometer.analysis.checks import client, lag, load, lockstep, outcome, reads, sample
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
 from inferometer.analysis.client_samples import Stalls
 from inferometer.analysis.percentiles import PERCENTILES, needed
@@ -46,8 +46,8 @@ CHECKS = {
         CheckRule("stalls", "the client's event loop was blocked (for 10 ms or more at a time) for at most limits.stalls of the run (a warning); without kernel timestamps: the responses read meanwhile change no printed percentile by more than limits.effect_fail (a warning above limits.effect_pass)", client.stalls),
         CheckRule("memory", "at most limits.memory of the machine's memory was in use (a warning)", client.memory),
         CheckRule("clock_step", "the wall clock, which the kernel uses for its timestamps, was stepped by at most limits.clock_step (a warning), and the responses that arrived meanwhile change no printed percentile by more than limits.effect_fail (a warning above limits.effect_pass)", client.clock_step),
-        CheckRule("read_delay", "kernel timestamps: without the chunks that the client may have merged by reading late, and the large responses that waited until it read, no printed percentile changes by more than limits.effect_fail (a warning above limits.effect_pass)", client.read_delay),
-        CheckRule("merged_chunks", "kernel timestamps: at most limits.merged of the chunks came together with the chunk before although the client read in time, merged by the server or the network (a warning)", client.merged_chunks),
+        CheckRule("read_delay", "kernel timestamps: without the chunks that the client may have merged by reading late, and the large responses that waited until it read, no printed percentile changes by more than limits.effect_fail (a warning above limits.effect_pass)", reads.read_delay),
+        CheckRule("merged_chunks", "kernel timestamps: at most limits.merged of the chunks came together with the chunk before although the client read in time, merged by the server or the network (a warning)", reads.merged_chunks),
         CheckRule("stamps", f"arrivals were timestamped by the kernel, not when the client read them (a warning above {client.UNSTAMPED:.0%})", client.stamps),
         CheckRule("token_source", "the server counted the output tokens", sample.token_source),
         CheckRule("answers", "responses have the requested number of tokens", sample.answers),

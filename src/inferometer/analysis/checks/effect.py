@@ -98,31 +98,37 @@ def compare(stage: StageEvidence, metric: str, values: Seconds, corrected: Secon
     return [Effect(with_it[name], without[name], name, metric, stage) for name in names]
 
 
-def compare_doubtful(stage: StageEvidence, metric: str, values: Seconds, error: Seconds) -> list[Effect]:
-    """Effects on one metric whose values are each known to within an `error`; 0: correct.
+def compare_doubtful(
+    stage: StageEvidence, metric: str, values: Seconds, error: Seconds, signs: Sequence[int] = (-1, 1)
+) -> list[Effect]:
+    """Effects on one metric whose values are each known to within an `error`; 0: correct. `signs`: the true values may be
+    lower (-1) or higher (1).
 
-    There are two estimates: leave out the values in doubt, or change them by the largest possible error. The smaller counts.
-    Leaving out many values changes a percentile by chance, and few of the values in doubt have the largest error. If too
-    few values would remain, only the second is left.
+    The values in doubt are left out. That may change a percentile by more than the client can have done, because few values
+    remain, or because the server was slow at the same time. So the largest possible error of each value is a bound. If too
+    few values remain, only the bound is left.
     """
-    names = checked(stage.metrics[metric])
-    infinite = stage.metrics[metric].infinite
+    printed = checked(stage.metrics[metric])
     doubtful = error > 0
-    if not names or not doubtful.any():
+    if not printed or not doubtful.any():
         return []
-    printed = percentiles(values, names, infinite)
-    changed = [percentiles(values + sign * error, names, infinite) for sign in (-1.0, 1.0)]
+    infinite = stage.metrics[metric].infinite
+    bounds = [
+        percentiles(values, printed, infinite),
+        *(percentiles(values + s * error, printed, infinite) for s in signs),
+    ]
     left = values[~doubtful]
     remaining = int(np.count_nonzero(~np.isnan(left))) + infinite
-    left_out = percentiles(left, [name for name in names if remaining >= needed(PERCENTILES[name])], infinite)
+    left_out = percentiles(left, [name for name in printed if remaining >= needed(PERCENTILES[name])], infinite)
     effects = []
-    for name in names:
-        bounds = [Effect(printed[name], bound[name], name, metric, stage) for bound in changed]
-        largest = max(bounds, key=lambda effect: effect.seconds)
+    for name in printed:
+        measured, *possible = (bound[name] for bound in bounds)
+        low, high = min(measured, *possible), max(measured, *possible)
         if name in left_out:
-            effects.append(min(largest, largest._replace(corrected=left_out[name]), key=lambda effect: effect.seconds))
+            corrected = min(max(left_out[name], low), high)
         else:
-            effects.append(largest)
+            corrected = max(possible, key=lambda value: abs(value - measured))
+        effects.append(Effect(measured, corrected, name, metric, stage))
     return effects
 
 
