@@ -94,7 +94,9 @@ def test_row_6_refusing_the_slowest_requests_does_not_improve_the_p99_of_ttft() 
 
 def test_failures_count_as_infinite_in_ttft_and_e2e_and_nowhere_else() -> None:
     found = refused(list(range(0, 600, 50))).metrics
-    assert {name for name, each in found.items() if each.infinite} == {"ttft", "ttft_service", "e2e", "e2e_service"}
+    assert {name for name, each in found.items() if each.infinite} == {
+        *("ttft", "ttft_service", "ttft_content", "e2e", "e2e_service")
+    }
     e2e = found["e2e"]
     assert (e2e.count, e2e.infinite, e2e.value("p99")) == (600, 12, math.inf)
     assert math.isfinite(e2e.p95 or math.inf) and math.isfinite(e2e.max or math.inf) and e2e.mean is not None
@@ -158,3 +160,12 @@ def test_a_token_rate_is_not_known_if_one_count_is_not() -> None:
     found = summarise(made.run(rows, chunks))
     assert found.throughput.input_tokens is None and found.throughput.total_tokens is None
     assert found.throughput.output_tokens is not None
+
+
+def test_estimates_are_counted() -> None:
+    rows, chunks = made.closed_rows()
+    rows["streamed_tokens"][:7] = -1
+    rows["chunk_count"][0] = 1
+    found = summarise(made.run(rows, chunks)).metrics
+    assert (found["tpot"].count, found["tpot"].estimated, found["tps_user"].estimated) == (599, 6, 6)
+    assert found["ttft"].estimated == 0

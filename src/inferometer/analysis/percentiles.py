@@ -59,6 +59,8 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     infinite: int = 0
     """Failures among `count` that count as +inf in the percentiles. Mean, standard deviation, min and max leave them out."""
+    estimated: int = 0
+    """Values among `count` that are estimates, such as a TPOT without the tokens of each chunk."""
     mean: float | None = None
     std: float | None = None
     min: float | None = None
