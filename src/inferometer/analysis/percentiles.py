@@ -205,6 +205,7 @@ def describe(order: Order, unit: str, scale: float = 1.0, tally: Tally | None = 
         unit=unit,
         count=count,
         infinite=order.infinite,
+        estimated=0,
         ci=ci if of_mean is None else ci | {"mean": of_mean},
         design_effect=effects if tally else {},
         effective=count / effects["p99"],
