@@ -158,3 +158,12 @@ def test_a_token_rate_is_not_known_if_one_count_is_not() -> None:
     found = summarise(made.run(rows, chunks))
     assert found.throughput.input_tokens is None and found.throughput.total_tokens is None
     assert found.throughput.output_tokens is not None
+
+
+def test_estimates_are_counted() -> None:
+    rows, chunks = made.closed_rows()
+    rows["streamed_tokens"][:7] = -1
+    rows["chunk_count"][0] = 1
+    found = summarise(made.run(rows, chunks)).metrics
+    assert (found["tpot"].count, found["tpot"].estimated, found["tps_user"].estimated) == (599, 6, 6)
+    assert found["ttft"].estimated == 0

@@ -5,12 +5,13 @@ A request lies in the block of time of its intended instant, a gap between chunk
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferometer.analysis import blocks, gaps
 from inferometer.analysis.gaps import Gaps
-from inferometer.analysis.metrics import METRICS, Column
+from inferometer.analysis.metrics import METRICS, Column, Metric
 from inferometer.analysis.percentiles import Distribution, Order, describe, distribution, thresholds
 from inferometer.analysis.window import STEADY
 from inferometer.records import CANCELLED, LOST, MISSING, Columns, Run
@@ -46,8 +47,17 @@ def distributions(run: Run, mask: Mask, itl: Distribution, as_inf: bool) -> dict
         applies = metric.can_fail and (len(values) or not chosen["ok"].any())
         infinite = failures if applies else nothing
         placed = blocks.Placed(blocks.index(at, start, end), infinite, (end - start) / NS)
-        result[name] = distribution(values, metric.unit, len(infinite), placed=placed)
+        found = distribution(values, metric.unit, len(infinite), placed=placed)
+        estimated = _count_estimates(metric, rows[chosen[metric.of]])
+        result[name] = msgspec.structs.replace(found, estimated=estimated) if estimated else found
     return result
+
+
+def _count_estimates(metric: Metric, rows: Columns) -> int:
+    """How many of the rows' known values are estimates."""
+    if metric.estimated is None or metric.values is None:
+        return 0
+    return int(np.count_nonzero(metric.estimated(rows) & ~np.isnan(metric.values(rows))))
 
 
 def itl_by_stage(run: Run, found: Gaps) -> dict[int, Distribution]:

@@ -59,6 +59,8 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     infinite: int = 0
     """Failures among `count` that count as +inf in the percentiles. Mean, standard deviation, min and max leave them out."""
+    estimated: int = 0
+    """Values among `count` that are estimates, such as a TPOT without the tokens of each chunk."""
     mean: float | None = None
     std: float | None = None
     min: float | None = None
@@ -203,6 +205,7 @@ def describe(order: Order, unit: str, scale: float = 1.0, tally: Tally | None = 
         unit=unit,
         count=count,
         infinite=order.infinite,
+        estimated=0,
         ci=ci if of_mean is None else ci | {"mean": of_mean},
         design_effect=effects if tally else {},
         effective=count / effects["p99"],

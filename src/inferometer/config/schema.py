@@ -15,7 +15,7 @@ class RampUp(str):
 
 
 class Window(str):
-    """What to leave out at one end of the run: `0`, a number of requests, a duration (`5s`), or `auto`."""
+    """What to leave out at one end of a stage: `0`, a number of requests, a duration (`5s`), or `auto`."""
 
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -435,9 +435,12 @@ class Client(_Section):
 
 class Measure(_Section):
     warmup: Annotated[
-        Window, Meta(description="What to leave out at the start: a number of requests, a duration, or `auto`.")
+        Window,
+        Meta(
+            description="What to leave out at the start of each stage: a number of requests, a duration, or `auto`. Closed loops also leave out the ramp-up and each user's first response, if they have at least 5 requests per user and 50 in total."
+        ),
     ] = Window("0")
-    cooldown: Annotated[Window, Meta(description="What to leave out at the end, likewise.")] = Window("0")
+    cooldown: Annotated[Window, Meta(description="What to leave out at the end of each stage, likewise.")] = Window("0")
     failures_as_inf: Annotated[
         bool,
         Meta(

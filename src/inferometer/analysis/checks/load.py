@@ -237,7 +237,7 @@ def concurrency(evidence: Evidence) -> Check | None:
     is_allowed, remedy = _why_fewer(own, planned)
     status: Literal["warn", "fail"] = "warn" if is_allowed or share >= limit else "fail"
     short = tuple(sorted(stage for share, _, stage in results if share < WARN))
-    label = evidence.stages[stage].label
+    label = f", in stage {stage + 1}" if len(evidence.stages) > 1 else ""
     return Check(
         "concurrency", status, share, limit, f"{message.capitalize()}{label}. {remedy}", ("throughput",), short
     )
