@@ -134,6 +134,7 @@ def measure(folder: str, url: str, *options: str, **settings: object) -> Measure
         *options,
         *sets,
         f"--set=output={folder}/runs",
+        "--set=client.probe=false",
         f"--json={json_path}",
     )
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
