@@ -120,7 +120,7 @@ def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, S
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-        "load": {"type": "closed", "concurrency": 2, "requests": 6},
+        "load": {"type": "closed", "concurrency": 2, "requests": 6, "ramp_up": 0},
         "client": {"processes": 0} | sections.pop("client", {}),
         "output": str(folder),
     }
