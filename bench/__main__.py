@@ -3,7 +3,19 @@
 import importlib
 import sys
 
-NAMES = ("truth", "coverage", "throughput", "verdict", "ceiling", "pacing", "report", "grpc", "triton", "server", "soak")
+NAMES = (
+    "truth",
+    "coverage",
+    "throughput",
+    "verdict",
+    "ceiling",
+    "pacing",
+    "report",
+    "grpc",
+    "triton",
+    "server",
+    "soak",
+)
 
 
 def main() -> int:

@@ -94,7 +94,13 @@ def test_row_6_refusing_the_slowest_requests_does_not_improve_the_p99_of_ttft() 
 
 def test_failures_count_as_infinite_in_ttft_and_e2e_and_nowhere_else() -> None:
     found = refused(list(range(0, 600, 50))).metrics
-    assert {name for name, each in found.items() if each.infinite} == {"ttft", "ttft_content", "ttft_service", "e2e", "e2e_service"}
+    assert {name for name, each in found.items() if each.infinite} == {
+        "ttft",
+        "ttft_content",
+        "ttft_service",
+        "e2e",
+        "e2e_service",
+    }
     e2e = found["e2e"]
     assert (e2e.count, e2e.infinite, e2e.value("p99")) == (600, 12, math.inf)
     assert math.isfinite(e2e.p95 or math.inf) and math.isfinite(e2e.max or math.inf) and e2e.mean is not None

@@ -54,7 +54,7 @@ def test_1000_streams_at_once_on_one_connection(tmp_path: Path) -> None:
     server.start()
     assert ready.wait(30)
     try:
-        load = {"type": "closed", "concurrency": 1000, "requests": 2000}
+        load = {"type": "closed", "concurrency": 1000, "requests": 2000, "ramp_up": 0}
         done, summary = run(tmp_path, f"grpc://127.0.0.1:{ports[0]}", client={"connections": 1}, load=load)
     finally:
         stop.set()
@@ -74,9 +74,8 @@ def test_more_connections_are_opened_if_the_server_allows_few_streams(tmp_path: 
 
     options = [("grpc.max_concurrent_streams", 3)]
     with grpcio(options, workers=12, Unary=wait) as url:
-        done, summary = run(
-            tmp_path, url, client={"connections": 1}, load={"type": "closed", "concurrency": 12, "requests": 36}
-        )
+        load = {"type": "closed", "concurrency": 12, "requests": 36, "ramp_up": 0}
+        done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (36, 0)
     assert len(peers) >= 4
     rows = done.records.rows
@@ -103,7 +102,7 @@ def calls_by_connection(tmp_path: Path, concurrency: int, connections: int) -> t
             in_flight[peer] -= 1
         return message
 
-    load = {"type": "closed", "concurrency": concurrency, "requests": 48}
+    load = {"type": "closed", "concurrency": concurrency, "requests": 48, "ramp_up": 0}
     with grpcio(Unary=note) as url:
         _, summary = run(tmp_path, url, client={"connections": connections}, load=load)
     assert summary.counts.ok == 48

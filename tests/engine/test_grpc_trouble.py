@@ -120,7 +120,7 @@ def test_no_call_is_lost_on_a_connection_that_was_closed_while_idle(tmp_path: Pa
                 return
             peer.respond(stream)
 
-    load = {"type": "closed", "concurrency": 3, "requests": 6}
+    load = {"type": "closed", "concurrency": 3, "requests": 6, "ramp_up": 0}
     with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert (summary.counts.ok, summary.counts.failed) == (6, 0)
@@ -165,7 +165,7 @@ def test_connection_that_ends_during_calls_fails_all_of_them(tmp_path: Path, har
     def receive_until_quiet(peer: GrpcPeer) -> None:
         peer.request()
 
-    load = {"type": "closed", "concurrency": 3, "requests": 4}
+    load = {"type": "closed", "concurrency": 3, "requests": 4, "ramp_up": 0}
     with scripted_grpc(script) as url:
         done, summary = run(tmp_path, url, client={"connections": 1}, load=load)
     assert summary.counts.ok == 1
@@ -260,7 +260,7 @@ def test_calls_that_wait_for_a_stream_are_cancelled_when_the_run_ends(tmp_path: 
             url,
             server={"timeouts": {"connect": 0}},
             client={"connections": 1, "grace": "100ms"},
-            load={"type": "closed", "concurrency": 3, "requests": 9},
+            load={"type": "closed", "concurrency": 3, "requests": 9, "ramp_up": 0},
         )
     assert summary.counts.ok == 0
     assert len(done.records.rows["id"]) == 3
@@ -287,7 +287,7 @@ def test_waiting_calls_are_not_sent_when_those_before_them_are_cancelled(tmp_pat
             url.replace("http", "grpc", 1),
             server={"timeouts": {"connect": 0, "total": "60s"}},
             client={"connections": 1, "grace": "100ms"},
-            load={"type": "closed", "concurrency": 3, "requests": 9},
+            load={"type": "closed", "concurrency": 3, "requests": 9, "ramp_up": 0},
         )
         assert all_received.wait(30)
     assert {failure.code for failure in done.records.failures} == {"cancelled"}

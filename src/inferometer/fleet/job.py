@@ -24,6 +24,7 @@ _DISTINCT_UNKNOWN = 4_096
 
 _SEQUENCES_PER_USER = 4
 _SPARE_FROM = 1 << 39
+_MIN_SPARE = 64
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -109,10 +110,12 @@ def _ids(plan: Plan) -> list[int]:
 def _spare_ids(plan: Plan) -> range:
     """Return ids for the requests that a shard sends beyond its share, if the parent deals out requests (fleet/dealing.py).
 
-    A request is made from the next id in this list, whatever its own id is. No stage has these ids, so no prompt is sent twice.
+    A request is made from the next id in this list, whatever its own id is. No stage has these ids, so no prompt is sent twice,
+    unless a shard sends more than a quarter beyond its share: it then uses the first ones again.
     """
     first = plan.stages[0]
-    spare = sum(stage.requests for stage in plan.stages if isinstance(stage, ClosedStage) and stage.granted) // 4
+    shares = [stage.requests for stage in plan.stages if isinstance(stage, ClosedStage) and stage.granted]
+    spare = sum(max(share // 4, min(share * (first.id_step - 1), _MIN_SPARE)) for share in shares)
     return range(_SPARE_FROM + first.first_id, _SPARE_FROM + first.first_id + spare * first.id_step, first.id_step)
 
 
