@@ -120,13 +120,8 @@ def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, S
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
         "data": {"type": "prompts", "prompts": ["hello"], "output": 2},
-<<<<<<< HEAD
-        "load": {"type": "closed", "concurrency": 2, "requests": 6},
-        "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
-=======
         "load": {"type": "closed", "concurrency": 2, "requests": 6, "ramp_up": 0},
-        "client": {"processes": 0} | sections.pop("client", {}),
->>>>>>> stages
+        "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
         "output": str(folder),
     }
     return conduct.measure(from_mapping(tree | sections))
