@@ -214,7 +214,9 @@ class StreamResponse(Protocol):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """The requests of a shard as bytes, so that nothing is encoded after t=0. After the last tail the first is used again.
+    """The requests of a shard as bytes, so that nothing is encoded after t=0.
+
+    After the last tail the first is used again.
 
     HTTP/1.1 (`decoder`): request n is heads[url] + its id + tails[n]: the request line and the headers up to the value of
     the id header, then the id, then the remaining headers and the body.
@@ -233,6 +235,10 @@ class Calls(msgspec.Struct, frozen=True):
     """HTTP/1.1: creates the decoder of a connection."""
     response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
+    ids: tuple[int, ...] = ()
+    """Parallel to the tails: the id of the request that each is made for. Empty: the tails are used in turn, whatever the ids are."""
+    period: int = 0
+    """With `ids`: requests whose ids differ by this much are the same; 0: no two are."""
     sequences: tuple[int, ...] = ()
     """Lengths of the sequences that the tails form, one after the other; empty if there are none. One user sends a sequence
     from its first request to its last; to close it early, it skips to the last."""

@@ -72,7 +72,7 @@ def test_an_unknown_command_names_the_nearest_or_all() -> None:
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A command with a bug; returns the folder for temporary files."""
 
-    def open_run(folder: str) -> None:
+    def open_run(*_: object) -> None:
         raise ValueError("no such\nthing")
 
     monkeypatch.setattr(conduct, "open_run", open_run)
@@ -105,7 +105,7 @@ def test_debug_shows_the_traceback(broken: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unexpected_operating_system_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_run(folder: str) -> None:
+    def open_run(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(conduct, "open_run", open_run)

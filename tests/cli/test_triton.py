@@ -199,7 +199,7 @@ def test_without_responses_there_are_no_latencies(url: str, model: Model, tmp_pa
     assert result.status == 1
     assert result.out.splitlines()[0] == "Throughput: 0.0 infer/sec"
     assert result.out.splitlines()[2] == "\tAvg: - ms"
-    assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,,,,"
+    assert (tmp_path / "out.csv").read_text().splitlines()[1] == "1,0.0,inf,inf,inf,inf"
 
 
 # --- what is not -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ class Requests:
     def __init__(self, calls: Calls, shard: int, urls: int) -> None:
         self._heads = calls.heads
         self._encoded = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
+        self._index = {id: n for n, id in enumerate(calls.ids)}
+        self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = bool(calls.sessions)
         self._shard = shard
@@ -28,13 +30,15 @@ class Requests:
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
         heads, encoded, urls, sequences = self._heads, self._encoded, self._urls, self.sequences
-        distinct = len(encoded)
+        distinct, index, period = len(encoded), self._index, self._period
         made = []
         for id, (user, intended) in zip(ids, due, strict=True):
             if sequences is not None:
                 n, url = sequences.take((stage, user)), (self._shard + user) % urls
             else:
-                n, url = self._made % distinct, id % urls
+                n, url = index.get(id % period, -1) if index else -1, id % urls
+                if n < 0:
+                    n = self._made % distinct
             self._made += 1
             tail, n_in, n_out = encoded[n]
             flight = Flight(

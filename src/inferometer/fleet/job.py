@@ -23,8 +23,6 @@ _DISTINCT_UNKNOWN = 4_096
 """The number made for a closed loop that ends by time, since it is not known how many will be sent."""
 
 _SEQUENCES_PER_USER = 4
-_SPARE_FROM = 1 << 39
-_MIN_SPARE = 64
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -69,16 +67,43 @@ def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Port
         yield Portion(payloads, in_flight, tuple(map(len, sequences)))
 
 
-def first_requests(config: Config, plan: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
-    """Return the requests to make before t=0, for this shard's plan.
+def first_requests(config: Config, part: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
+    """Return the requests to make before t=0, for this shard's plan. They are used in turn."""
+    in_sequences = [id for sequence in sequences for id in sequence]
+    return workload.build(config.data, config.seed, in_sequences or _ids(part)[: _distinct(config, shards)])
+
+
+def requests_by_id(config: Config, plan: Plan, part: Plan, shards: int) -> tuple[list[Request], int]:
+    """Return the requests to make before t=0 if the parent deals out ids during the run (fleet/dealing.py), so that a request has the
+    same content whichever shard sends it. The second result is the number of different requests, after which they repeat; 0: they
+    do not.
+    """
+    period = _distinct(config, shards)
+    if period is not None and period <= MAX_DISTINCT:
+        return workload.build(config.data, config.seed, range(period)), period
+    return workload.build(config.data, config.seed, _ids(part, dealt_ids(plan, shards))), 0
+
+
+def dealt_ids(plan: Plan, shards: int) -> list[int]:
+    """Return the ids that the parent deals out during the run."""
+    starts = ((stage, schedule.dealt_from(stage, shards)) for stage in plan.stages)
+    return [
+        id
+        for stage, first in starts
+        if first is not None and isinstance(stage, ClosedStage)
+        for id in range(stage.first_id + first, stage.first_id + stage.requests)
+    ]
+
+
+def _distinct(config: Config, shards: int) -> int | None:
+    """Return how many different requests a shard needs; None if every id has its own.
 
     The number of distinct random tensors is limited by memory. The shards share it: together they make all of them.
     """
-    in_sequences = [id for sequence in sequences for id in sequence]
     distinct = workload.distinct(config.data)
     if distinct is not None and isinstance(config.data, Tensors) and config.data.fill == "random":
-        distinct = -(-distinct // shards)
-    return workload.build(config.data, config.seed, in_sequences or _ids(plan)[:distinct])
+        return -(-distinct // shards)
+    return distinct
 
 
 def longest_sequence(config: Config) -> int:
@@ -96,32 +121,24 @@ def sequences_of(config: Config, plan: Plan, shard: int, shards: int) -> list[Se
     return tensors.sequences(config.data, _SEQUENCES_PER_USER * users, shard, shards)
 
 
-def _ids(plan: Plan) -> list[int]:
-    """Return the ids of the requests to make before t=0: the first ones of each stage, at most MAX_DISTINCT in total."""
+def _ids(part: Plan, dealt: Sequence[int] = ()) -> list[int]:
+    """Return the ids of the requests to make before t=0: the first ones of each stage, at most MAX_DISTINCT in total.
+
+    `dealt`: ids that any shard may be given during the run, in addition to its own.
+    """
     ids: list[int] = []
-    for stage in plan.stages:
-        known = len(stage.instants) if isinstance(stage, OpenStage) else stage.requests
+    for stage in part.stages:
+        known = len(stage.instants) if isinstance(stage, OpenStage) else (dealt and stage.granted) or stage.requests
         count = min(known or _DISTINCT_UNKNOWN, MAX_DISTINCT - len(ids))
         ids += range(stage.first_id, stage.first_id + count * stage.id_step, stage.id_step)
-    ids += _spare_ids(plan)[: MAX_DISTINCT - len(ids)]
+    ids += dealt[: MAX_DISTINCT - len(ids)]
     return ids or [0]
 
 
-def _spare_ids(plan: Plan) -> range:
-    """Return ids for the requests that a shard sends beyond its share, if the parent deals out requests (fleet/dealing.py).
-
-    A request is made from the next id in this list, whatever its own id is. No stage has these ids, so no prompt is sent twice,
-    unless a shard sends more than a quarter beyond its share: it then uses the first ones again.
-    """
-    first = plan.stages[0]
-    shares = [stage.requests for stage in plan.stages if isinstance(stage, ClosedStage) and stage.granted]
-    spare = sum(max(share // 4, min(share * (first.id_step - 1), _MIN_SPARE)) for share in shares)
-    return range(_SPARE_FROM + first.first_id, _SPARE_FROM + first.first_id + spare * first.id_step, first.id_step)
-
-
 def prepared_count(plan: Plan, shards: int) -> int:
-    """Return how many requests all shards together make before t=0."""
-    return sum(len(_ids(schedule.shard(plan, shard, shards))) for shard in range(shards))
+    """Return how many different requests all shards together make before t=0."""
+    dealt = dealt_ids(plan, shards)
+    return len(set[int]().union(*(_ids(schedule.shard(plan, shard, shards), dealt) for shard in range(shards))))
 
 
 def max_in_flight(stage: OpenStage | ClosedStage) -> int:

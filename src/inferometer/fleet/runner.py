@@ -17,8 +17,10 @@ from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
     Job,
     ShardReport,
+    dealt_ids,
     first_requests,
     max_in_flight,
+    requests_by_id,
     sequences_of,
     shard_plan,
 )
@@ -69,11 +71,16 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
-    plan = shard_plan(job, schedule.plan(config.load, config.seed, job.probe.e2e_ns), shard)
+    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
+    plan = shard_plan(job, whole, shard)
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
-    requests = first_requests(config, plan, sequences, job.shards)
+    period, by_id = 0, not sequences and shared is None and bool(dealt_ids(whole, job.shards))
+    if by_id:
+        requests, period = requests_by_id(config, whole, plan, job.shards)
+    else:
+        requests = first_requests(config, plan, sequences, job.shards)
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     context = msgspec.structs.replace(
@@ -85,6 +92,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     encoded = calls.encode(context, requests)
     if model_tokenizer(config.data) is None:  # another vocabulary would give other counts
         encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
+    if by_id:
+        encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
     if sessions := workload.sessions(config.data, requests):
         encode = partial(_encode_turn, context)
         encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.summary import Summary
-from inferometer.records import Run, StagePlan
+from inferometer.records import Run
 from inferometer.report import formatting, tables
 from inferometer.report.width import fitted
 from inferometer.units import format_seconds
@@ -22,11 +22,11 @@ _OPTIONAL = (CONFIDENCE, "p99.9", "p90", "p95", "mean")
 
 def latency(run: Run, summary: Summary, width: int) -> RenderableType:
     """Latencies in ms, then the lag, which tells how much of them is due to late sends."""
-    plan = run.manifest.plan
+    is_open = run.manifest.plan[0].open  # stages with different loads have no common table
     names = [name for name in LATENCIES if summary.metrics[name].count]
     if summary.metrics["reasoning_tokens"].max or 0:
         names.insert(names.index("ttft") + 1, "ttft_content")
-    service = [name for name in SERVICE if any(stage.open for stage in plan) and summary.metrics[name].count]
+    service = [name for name in SERVICE if is_open and summary.metrics[name].count]
     table = tables.table("latency, ms", [*tables.COLUMNS.values(), CONFIDENCE])
     for name in names:
         _row(table, name.replace("_", " "), summary.metrics[name], style="bold")
@@ -36,25 +36,18 @@ def latency(run: Run, summary: Summary, width: int) -> RenderableType:
         _row(table, "lag", summary.metrics["lag"])
     table = fitted(table, width, _OPTIONAL)
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
-    notes = [*_legend(names, plan), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
+    notes = [_legend(names, is_open), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
-def _legend(names: list[str], plan: tuple[StagePlan, ...]) -> list[str]:
+def _legend(names: list[str], is_open: bool) -> str:
     """Say from when the rows count: in open loop the intended send time, in closed loop the send."""
-    is_open, is_closed = any(stage.open for stage in plan), any(not stage.open for stage in plan)
     if "e2e" not in names:
-        late, idle = "lag: from the intended send time to the send", "how long a free user waited for the send"
-        return [f"{late}; in closed loop {idle}" if is_open and is_closed else late if is_open else f"lag: {idle}"]
+        return f"lag: {'from the intended send time to the send' if is_open else 'how long a free user waited for the send'}"
     which = "ttft and e2e count" if "ttft" in names else "e2e counts"
-    if not is_closed:
-        return [f"{which} from the intended send time, service from the actual send; lag is the difference"]
-    if not is_open:
-        return [f"{which} from the send (closed loop); lag: how long a free user waited for it"]
-    return [
-        f"{which} from the intended send time in open loop, from the send in closed loop",
-        "service counts from the send; lag: how late the send was, or how long a free user waited for it",
-    ]
+    if is_open:
+        return f"{which} from the intended send time, service from the actual send; lag is the difference"
+    return f"{which} from the send (closed loop); lag: how long a free user waited for it"
 
 
 def _row(table: Table, label: str, found: Distribution, style: str = "") -> None:

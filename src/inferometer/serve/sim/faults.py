@@ -17,7 +17,7 @@ KINDS = {
     "reject": ("=STATUS", "respond with an error of this status (503)"),
     "reset": ("", "reset the connection before the first byte of the response"),
     "error_body": ("", "respond with status 200 and an error object as the body"),
-    "empty": ("", "respond with status 200 and a complete response without a token"),
+    "empty": ("", "respond with status 200, completely, but without a token"),
     "html": ("", "respond with status 200 and an HTML page"),
     "abort": ("", "reset the connection halfway through the response"),
     "cut": ("", "close the connection halfway through the body"),
