@@ -216,8 +216,6 @@ class StreamResponse(Protocol):
 class Calls(msgspec.Struct, frozen=True):
     """The requests of a shard as bytes, so that nothing is encoded after t=0.
 
-    After the last tail the first is used again.
-
     HTTP/1.1 (`decoder`): request n is heads[url] + its id + tails[n]: the request line and the headers up to the value of
     the id header, then the id, then the remaining headers and the body.
     HTTP/2 (`response`): heads[url] is the header block, tails[n] the body.
@@ -236,7 +234,8 @@ class Calls(msgspec.Struct, frozen=True):
     response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
     ids: tuple[int, ...] = ()
-    """Parallel to the tails: the id of the request that each is made for. Empty: the tails are used in turn, whatever the ids are."""
+    """Parallel to the tails: the id of the request that each is made for. Requests with other
+    ids use the tails in turn, as all requests do if this is empty."""
     period: int = 0
     """With `ids`: requests whose ids differ by this much are the same; 0: no two are."""
     sequences: tuple[int, ...] = ()

@@ -106,7 +106,11 @@ def together(stages: Sequence[tuple[MeasuredWindow, Throughput]]) -> tuple[Measu
         min(each.start for each in counted),
         max(each.end for each in counted),
         math.fsum(each.span for each in windows),
-        {name: sum(each.requests[name] for each in windows) for name in PHASES},
+        {
+            name: sum(each.requests.get(name, 0) for each in windows)
+            for name in PHASES
+            if any(name in each.requests for each in windows)
+        },
     )
     offered = [(each.offered, window.span) for window, each in stages if each.offered is not None]
     found = Throughput(offered=_average(offered))
@@ -132,11 +136,13 @@ def _window(run: Run, stage: int, mask: NDArray[np.bool_], settled: Settled) -> 
     """From the first intended instant (t=0 if there is no warm-up) until the last response has ended, or the cool-down begins."""
     rows, phase = run.records.rows, run.records.phase
     sizes = {name: int((mask & (phase == number)).sum()) for number, name in enumerate(PHASES)}
+    if not sizes[PHASES[START]]:
+        del sizes[PHASES[START]]  # only closed loops have it
     ended = rows[mask & (phase == STEADY) & (rows["done"] != MISSING)]
     if not len(ended):
         return MeasuredWindow(0.0, 0.0, 0.0, sizes)
     intended = ended["intended"]
-    warms_up = sizes[PHASES[WARMUP]] or sizes[PHASES[START]]
+    warms_up = sizes[PHASES[WARMUP]] or PHASES[START] in sizes
     start = 0 if stage == 0 and not warms_up else int(intended.min())
     tail = rows[mask & (phase == COOLDOWN) & (rows["intended"] >= intended.max())]
     end = int(tail["intended"].min()) if len(tail) else int(ended["done"].max())

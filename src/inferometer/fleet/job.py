@@ -53,13 +53,13 @@ class ShardReport(msgspec.Struct, frozen=True):
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     """Return one shard's part of the plan."""
-    return schedule.shard(plan, shard, job.shards, longest_sequence(job.config))
+    return schedule.shard(plan, shard, job.shards, division_unit(job.config))
 
 
 def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Portion]:
     """Yield what each shard will send, for the shared memory that its tensors are put into."""
     for shard in range(shards):
-        part = schedule.shard(plan, shard, shards, longest_sequence(config))
+        part = schedule.shard(plan, shard, shards, division_unit(config))
         sequences = sequences_of(config, part, shard, shards)
         requests = first_requests(config, part, sequences, shards)
         payloads = cast("list[tuple[Tensor, ...]]", [request.payload for request in requests])
@@ -68,15 +68,15 @@ def portions(config: Config, plan: Plan, shards: int, e2e: int) -> Iterator[Port
 
 
 def first_requests(config: Config, part: Plan, sequences: list[Sequence[int]], shards: int) -> list[Request]:
-    """Return the requests to make before t=0, for this shard's plan. They are used in turn."""
+    """Return the requests to make before t=0 if they are used in turn: those of sequences, or in shared memory."""
     in_sequences = [id for sequence in sequences for id in sequence]
     return workload.build(config.data, config.seed, in_sequences or _ids(part)[: _distinct(config, shards)])
 
 
 def requests_by_id(config: Config, plan: Plan, part: Plan, shards: int) -> tuple[list[Request], int]:
-    """Return the requests to make before t=0 if the parent deals out ids during the run (fleet/dealing.py), so that a request has the
-    same content whichever shard sends it. The second result is the number of different requests, after which they repeat; 0: they
-    do not.
+    """Return the requests to make before t=0 if each has an id, and so the same content whichever shard sends it and when.
+
+    The second result is the number of different requests, after which they repeat; 0: they do not.
     """
     period = _distinct(config, shards)
     if period is not None and period <= MAX_DISTINCT:
@@ -85,7 +85,7 @@ def requests_by_id(config: Config, plan: Plan, part: Plan, shards: int) -> tuple
 
 
 def dealt_ids(plan: Plan, shards: int) -> list[int]:
-    """Return the ids that the parent deals out during the run."""
+    """Return the ids that the parent deals out during the run (fleet/dealing.py)."""
     starts = ((stage, schedule.dealt_from(stage, shards)) for stage in plan.stages)
     return [
         id
@@ -104,6 +104,14 @@ def _distinct(config: Config, shards: int) -> int | None:
     if distinct is not None and isinstance(config.data, Tensors) and config.data.fill == "random":
         return -(-distinct // shards)
     return distinct
+
+
+def division_unit(config: Config) -> int:
+    """Return how many requests stay together when they are divided among the shards in advance; 0: the parent deals them out.
+
+    Sequences stay together, and tensors in shared memory were put there for one shard.
+    """
+    return longest_sequence(config) or int(config.server.shared_memory)
 
 
 def longest_sequence(config: Config) -> int:

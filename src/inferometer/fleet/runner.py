@@ -17,7 +17,6 @@ from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
     Job,
     ShardReport,
-    dealt_ids,
     first_requests,
     max_in_flight,
     requests_by_id,
@@ -76,7 +75,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
     shared = job.shared[shard] if job.shared else None
-    period, by_id = 0, not sequences and shared is None and bool(dealt_ids(whole, job.shards))
+    period, by_id = 0, not sequences and shared is None
     if by_id:
         requests, period = requests_by_id(config, whole, plan, job.shards)
     else:

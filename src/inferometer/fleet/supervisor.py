@@ -12,7 +12,7 @@ import numpy as np
 from inferometer.errors import UserError
 from inferometer.fleet.control import ShardHandle, StartShard, WorkerResult
 from inferometer.fleet.dealing import Dealing
-from inferometer.fleet.job import Job, ShardReport, longest_sequence
+from inferometer.fleet.job import Job, ShardReport, division_unit
 from inferometer.open_files import RESERVED_FILES, file_limit
 from inferometer.records import ROW, Snapshot
 from inferometer.store.spool import Control, peeks_of, rows_of
@@ -41,7 +41,7 @@ class Supervisor:
         self._t0 = 0
         self._stop = self._stop_sent = 0
         self._barriers = list(job.barriers)
-        self.dealing = Dealing(plan, job.shards, self._controls, longest_sequence(job.config))
+        self.dealing = Dealing(plan, job.shards, self._controls, division_unit(job.config))
         self._running: dict[int, ShardHandle] = {}
         self.errors: list[str] = []
         self.reports: list[ShardReport] = []

@@ -150,7 +150,7 @@ def _counts(summary: Summary) -> list[Text]:
         failed.append(f", of which {cancelled:,} cancelled", "dim")
     remarks = {
         f"{counts.retried:,} sent twice": counts.retried,
-        f"{phases['start']:,} while users started": phases["start"],
+        f"{phases.get('start', 0):,} while users started": phases.get("start", 0),
         f"{phases['warmup'] + phases['cooldown']:,} left out": phases["warmup"] + phases["cooldown"],
     }
     return [
