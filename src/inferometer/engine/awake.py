@@ -42,7 +42,8 @@ _LOOK_EVERY = 5_000_000
 _MAX_SWITCHES = 2
 """How often the process may be interrupted by another between two looks; the kernel's own threads do so now and then."""
 _PAUSE = 50_000_000
-"""How long not to spin once another process was found to need the processor."""
+_MAX_PAUSE = 1_000_000_000
+"""How long not to spin once another process was found to need the processor: longer each time in a row."""
 _STOLEN = 50_000
 """A poll that takes longer than this was interrupted, and was not spent spinning."""
 _LATENCY_FILE = "/dev/cpu_dma_latency"
@@ -143,6 +144,7 @@ class _Others:
         self._looked_at = self._look_at = 0
         self._switches = _involuntary_switches()
         self._was_waiting = False
+        self._pause = _PAUSE
 
     def need_processor(self) -> bool:
         """Return whether another process needs the processor, or did a moment ago."""
@@ -153,7 +155,11 @@ class _Others:
         before, self._switches = self._switches, _involuntary_switches()
         is_recent = at - self._looked_at <= 2 * _LOOK_EVERY
         self._was_waiting = runnable > self._processors or (is_recent and self._switches - before > _MAX_SWITCHES)
-        self._looked_at, self._look_at = at, at + (_PAUSE if self._was_waiting else _LOOK_EVERY)
+        self._looked_at, self._look_at = at, at + (self._pause if self._was_waiting else _LOOK_EVERY)
+        if self._was_waiting:
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
+        elif is_recent:  # it could spin undisturbed
+            self._pause = _PAUSE
         return self._was_waiting
 
     def close(self) -> None:
