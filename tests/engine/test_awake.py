@@ -31,6 +31,8 @@ class World:
         self.polls = self.rounds = 0
         self.state = RunState(given_up=[])
         self.runnable = 1
+        self.switches = 0
+        self.switches_per_poll = 0
         self.latency_file = tmp_path / "cpu_dma_latency"
         monkeypatch.setattr(module, "now", lambda: self.clock)
         self.idle_driver = tmp_path / "current_driver"
@@ -39,6 +41,7 @@ class World:
         monkeypatch.setattr(module, "_IDLE_DRIVER", str(self.idle_driver))
         monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
         monkeypatch.setattr(module, "_processors", lambda: 2)
+        monkeypatch.setattr(module, "_involuntary_switches", lambda: self.switches)
         monkeypatch.setattr(module.os, "pread", lambda *_: b"0.10 0.20 0.30 %d/99 7\n" % self.runnable)
 
     def awake(self, mode: Any = "spin") -> Awake:
@@ -59,6 +62,7 @@ class World:
     def poll(self) -> bool:
         self.polls += 1
         self.clock += POLL
+        self.switches += self.switches_per_poll
         if self.arrivals and self.arrivals[0] <= self.clock:
             self.arrivals.pop(0)
             self.clock += 30 * US
@@ -131,6 +135,15 @@ def test_spinning_ends_when_another_process_starts_to_wait(world: World) -> None
     world.runnable = 3
     world.run()
     assert world.clock < 2 * module._LOOK_EVERY
+
+
+def test_spinning_ends_when_other_processes_keep_interrupting_it(world: World) -> None:
+    """They share its processor although others are idle, for example because all are pinned to it."""
+    world.switches = 1_000  # from before
+    world.switches_per_poll = 1
+    world.awake().stay(100 * MS)
+    world.run()
+    assert 0 < world.clock < 2 * module._LOOK_EVERY
 
 
 @pytest.mark.parametrize(

@@ -428,7 +428,7 @@ class Client(_Section):
     awake: Annotated[
         Literal["auto", "spin", "latency", "off"],
         Meta(
-            description="How to keep the processor from sleeping when a send is near: `latency` opens `/dev/cpu_dma_latency`, which holds for all processors and usually needs root; `spin` polls instead of sleeping, as long as no process waits for a processor. `auto`: `latency` if permitted, else `spin`; short responses of a closed loop are always awaited by `spin`. It does not spin if the client may use less than two processors."
+            description="How to keep the processor from sleeping when a send is near: `latency` opens `/dev/cpu_dma_latency`, which holds for all processors and usually needs root; `spin` polls instead of sleeping, as long as no process waits for a processor. `auto`: `latency` if permitted, else `spin`; short responses of a closed loop are always awaited by `spin`. It does not spin on a machine, or in a container, with less than two processors."
         ),
     ] = "auto"
 

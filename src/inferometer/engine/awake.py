@@ -15,6 +15,7 @@ because each of its requests waits for the response before: polling also saves t
 import asyncio
 import errno
 import os
+import resource
 import struct
 import sys
 from collections.abc import Callable
@@ -38,8 +39,11 @@ _SHORT = 3_000_000
 _SLICE = 200_000
 """How long to poll before the event loop gets its turn: it has other callbacks, such as those of sockets that can be written again."""
 _LOOK_EVERY = 5_000_000
-_PAUSE = 20_000_000
-"""How long not to spin once a process was found waiting for a processor."""
+_MAX_SWITCHES = 2
+"""How often the process may be interrupted by another between two looks; the kernel's own threads do so now and then."""
+_PAUSE = 50_000_000
+_MAX_PAUSE = 1_000_000_000
+"""How long not to spin once another process was found to need the processor: longer each time in a row."""
 _STOLEN = 50_000
 """A poll that takes longer than this was interrupted, and was not spent spinning."""
 _LATENCY_FILE = "/dev/cpu_dma_latency"
@@ -128,26 +132,43 @@ class Awake:
 
 
 class _Others:
-    """Finds out whether processes wait for a processor, from the number of runnable threads in /proc/loadavg."""
+    """Finds out whether other processes need the processor that spinning would keep busy.
+
+    They do if there are more runnable threads on the machine than processors (/proc/loadavg), or if they interrupt this process all
+    the time, because it shares its processor with them although others are idle.
+    """
 
     def __init__(self) -> None:
         self._file = os.open("/proc/loadavg", os.O_RDONLY)
         self._processors = os.cpu_count() or 1
-        self._look_at = 0
+        self._looked_at = self._look_at = 0
+        self._switches = _involuntary_switches()
         self._was_waiting = False
+        self._pause = _PAUSE
 
     def need_processor(self) -> bool:
-        """Return whether a process waits for a processor, or did a moment ago."""
+        """Return whether another process needs the processor, or did a moment ago."""
         at = now()
         if at < self._look_at:
             return self._was_waiting
         runnable = int(os.pread(self._file, 64, 0).split()[3].partition(b"/")[0])
-        self._was_waiting = runnable > self._processors
-        self._look_at = at + (_PAUSE if self._was_waiting else _LOOK_EVERY)
+        before, self._switches = self._switches, _involuntary_switches()
+        is_recent = at - self._looked_at <= 2 * _LOOK_EVERY
+        self._was_waiting = runnable > self._processors or (is_recent and self._switches - before > _MAX_SWITCHES)
+        self._looked_at, self._look_at = at, at + (self._pause if self._was_waiting else _LOOK_EVERY)
+        if self._was_waiting:
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
+        elif is_recent:  # it could spin undisturbed
+            self._pause = _PAUSE
         return self._was_waiting
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _involuntary_switches() -> int:
+    """Return how often another process or thread has taken the processor from this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def _open_latency_file(mode: Mode) -> int:
@@ -177,8 +198,8 @@ def _idle_driver() -> str:
 
 
 def _processors() -> float:
-    """Return how many processors this process may use, by its affinity and the limit of its control group."""
-    count = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
+    """Return how many processors the machine has, or the control group allows if that is less."""
+    count = float(os.cpu_count() or 1)
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return min(count, int(limit) / int(period))
