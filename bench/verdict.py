@@ -48,9 +48,8 @@ class Case(msgspec.Struct, kw_only=True):
     faults: tuple[str, ...] = ()
     max_queue: int | None = None
     tokens_per_chunk: int = 1
-    model: str = ""
-    """A tensor model to serve instead of the simulator."""
-    over_grpc: bool = False
+    tensors: str = ""
+    """`http` or `grpc`: serve a tensor model that takes 20 ms instead of the simulator."""
     during: During | None = None
     patch: str = ""
     """Python that the client runs first, to inject what cannot be done to a real machine."""
@@ -101,12 +100,13 @@ def pause(pid: int) -> None:
 
 STEP = """
 import time
-from inferometer.engine import self_monitor
-from inferometer.timing import clock
-real, begin = clock.wall_offset, time.monotonic()
-self_monitor.wall_offset = lambda: real() + (20_000_000 if time.monotonic() - begin > 6 else 0)
+from inferometer.engine import reader, self_monitor
+offset, unpack, begin = self_monitor.wall_offset, reader.unpack_stamp, time.monotonic()
+step = lambda: -20_000_000 if time.monotonic() - begin > 6 else 0
+self_monitor.wall_offset = lambda: offset() + step()
+reader.unpack_stamp = lambda data: (unpack(data)[0], unpack(data)[1] + step())
 """
-"""The wall clock seems to jump by 20 ms, 6 s after the start."""
+"""The wall clock, and the kernel's timestamps with it, jump back by 20 ms, 6 s after the start."""
 
 
 def _quotable(latency: bool, throughput: bool) -> Callable[[dict[str, Any]], str]:
@@ -144,7 +144,7 @@ SICK = [
          status="fail", because=("lag", "read_delay", "stalls")),
     Case(name="client paused for 0.5 s", options=("--rate", "50", "--duration", "15s", *LENGTH), during=pause,
          status="fail", because=("lag", "stalls")),
-    Case(name="wall clock steps by 20 ms", options=("--rate", "50", "--duration", "12s", "--set", "client.processes=0", *LENGTH),
+    Case(name="wall clock steps back by 20 ms", options=("--rate", "50", "--duration", "12s", "--set", "client.processes=0", *LENGTH),
          patch=STEP, status="fail", because=("clock_step",)),
     Case(name="30 % failures", options=("--rate", "50", "--duration", "10s", *LENGTH), faults=("reject=503@30%",),
          status="fail", because=("failures",)),
@@ -181,13 +181,13 @@ HEALTHY = [
     Case(name="0.95 x capacity, constant arrivals", timing=QUEUE, options=("--rate", "76", "--duration", "20s", "--set", "load.type=constant", *LENGTH)),
     Case(name="batch engine at half load", timing=Batch(), options=("--rate", "10", "--duration", "15s", "--input", "256", "--output", "32")),
     Case(name="sweep of three rates", options=("--rate", "10:30:10", "--duration", "8s", *LENGTH)),
-    Case(name="tensors over HTTP", model="identity", options=("--concurrency", "4", "--duration", "8s", "--set", "server.api=kserve")),
-    Case(name="tensors over gRPC", model="identity", over_grpc=True, options=("--concurrency", "4", "--duration", "8s")),
+    Case(name="tensors over HTTP", tensors="http", options=("--concurrency", "4", "--duration", "8s", "--set", "server.api=kserve")),
+    Case(name="tensors over gRPC", tensors="grpc", options=("--concurrency", "4", "--duration", "8s")),
 ]  # fmt: skip
 
 
 def main() -> int:
-    lines = []
+    lines: list[Line] = []
     with tempfile.TemporaryDirectory(prefix="inferometer-") as folder:
         lines += [_judge(case, Path(folder)) for case in SICK]
         lines.append(_nagle(Path(folder)))
@@ -202,8 +202,9 @@ def _judge(case: Case, folder: Path) -> Line:
         for _ in range(case.before):
             _run(case, url, folder)
         summary = _run(case, url, folder)
-    wrong = None if case.model or case.before else _error(summary, log)
-    return _line(case, summary, wrong)
+    line = _line(case, summary, None if case.tensors or case.status else _error(summary, log))
+    print(f"{'ok  ' if line.ok else 'MISS'}  {line.what}: {line.found}", flush=True)
+    return line
 
 
 def _line(case: Case, summary: dict[str, Any], wrong: float | None) -> Line:
@@ -230,7 +231,9 @@ def _nagle(folder: Path) -> Line:
         because=("merged_chunks",),
     )
     with nagle_server() as url:
-        return _line(case, _run(case, url, folder), None)
+        line = _line(case, _run(case, url, folder), None)
+        print(f"{'ok  ' if line.ok else 'MISS'}  {line.what}: {line.found}", flush=True)
+        return line
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -238,9 +241,10 @@ def _nagle(folder: Path) -> Line:
 
 @contextlib.contextmanager
 def _server(case: Case, log: Path) -> Iterator[str]:
-    if case.model:
-        with serving(Settings(models=(case.model,), http=0, grpc=0)) as server:
-            yield server.grpc if case.over_grpc else server.url
+    if case.tensors:
+        settings = Settings(models=(_delayed(log.parent),), http=0, grpc=0)
+        with serving(settings) as server:
+            yield server.grpc if case.tensors == "grpc" else server.url
         return
     settings = simulator(
         timing=case.timing,
@@ -253,11 +257,29 @@ def _server(case: Case, log: Path) -> Iterator[str]:
         yield server.url
 
 
+def _delayed(folder: Path) -> str:
+    """A model repository with one model, which takes 20 ms for each request."""
+    repository = folder / "models"
+    (repository / "delay" / "1").mkdir(parents=True, exist_ok=True)
+    (repository / "delay" / "config.pbtxt").write_text(_DELAY)
+    return str(repository)
+
+
+_DELAY = """
+backend: "sim"
+max_batch_size: 8
+input  [{ name: "INPUT0", data_type: TYPE_FP32, dims: [ 16 ] }]
+output [{ name: "OUTPUT0", data_type: TYPE_FP32, dims: [ 16 ] }]
+parameters { key: "delay" value { string_value: "20ms" } }
+parameters { key: "slots" value { string_value: "0" } }
+"""
+
+
 def _run(case: Case, url: str, folder: Path) -> dict[str, Any]:
     """Run the client as a user would, and return its summary."""
     path = folder / "summary.json"
     path.unlink(missing_ok=True)
-    api = () if case.model else ("--set", "server.api=completions")
+    api = () if case.tensors else ("--set", "server.api=completions")
     arguments = ["run", url, "-q", *case.options, *api, "--set", f"output={folder}/runs", "--json", str(path)]
     program = f"{case.patch}\nfrom inferometer.cli.main import entry\nentry()"
     process = subprocess.Popen(
