@@ -174,7 +174,18 @@ def test_only_short_responses_are_awaited_by_spinning(world: World, took: int, s
         world.soon.clear()
         awake._is_spinning = False
         awake.expect_response(took)
-    assert bool(world.soon) == spins
+    assert bool(world.soon) == spins and not world.due
+
+
+def test_response_of_some_milliseconds_is_awaited_by_sleeping_first(world: World) -> None:
+    world.awake().expect_response(4 * MS)
+    assert not world.soon
+    ((at, callback),) = world.due
+    assert at == 2 * MS
+    world.clock = at
+    callback()
+    world.run()
+    assert 8 * MS <= world.clock < 9 * MS
 
 
 def test_off_and_latency_never_spin(world: World) -> None:

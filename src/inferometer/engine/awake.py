@@ -34,8 +34,9 @@ LEAD = 2_000_000
 sends is spent spinning."""
 _BRIEF = 200_000
 """Gaps shorter than this are spun through: it is not worthwhile to sleep."""
-_SHORT = 3_000_000
-"""Responses that take longer on average than this are not awaited by spinning: the time to wake up is short in comparison."""
+_SHORT = 5_000_000
+"""Responses that take longer on average than this are not awaited by spinning: the time to wake up is short in comparison. Those that take
+more than a millisecond are awaited by sleeping for half of that time and then spinning."""
 _SLICE = 200_000
 """How long to poll before the event loop gets its turn: it has other callbacks, such as those of sockets that can be written again."""
 _LOOK_EVERY = 5_000_000
@@ -93,8 +94,12 @@ class Awake:
         """Be awake when the next response arrives, if responses are short. `took`: how long the last one took, in ns."""
         if self._spins_for_responses:
             self._typical += (took - self._typical) // 8 if self._typical else took
-            if self._typical <= _SHORT:
-                self.stay(now() + 2 * self._typical + _BRIEF)
+            at = now()
+            until = at + 2 * self._typical + _BRIEF
+            if self._typical <= LEAD // 2:
+                self.stay(until)
+            elif self._typical <= _SHORT:
+                self._deadlines.at(at + self._typical // 2, lambda: self.stay(until))
 
     def stay(self, until: int) -> None:
         """Do not sleep before this instant (monotonic ns)."""
