@@ -119,6 +119,9 @@ def command(
     click.echo(triton_client.text(summary), nl=False)
     if csv_path is not None:
         write_file(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
+    for check in summary.checks:
+        if check.name == "concurrency" and check.status == "warn" and not verbose:
+            click.echo(f"inferometer: {check.message}", err=True)  # why throughput x latency is less than one request
     if summary.verdict == "INVALID" and not verbose:
         failed = [f"  {check.name}: {check.message}" for check in summary.checks if check.status == "fail"]
         click.echo("\n".join(["inferometer: INVALID", *failed]), err=True)
