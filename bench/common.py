@@ -148,5 +148,11 @@ def measure(folder: str, url: str, *options: str, **settings: object) -> Measure
     return Measured(run, json.loads(json_path.read_bytes()), end - start, cpu, end - last)
 
 
+def percentile(metric: dict[str, Any], name: str) -> float:
+    """A percentile from summary.json, whether or not the sample supports it."""
+    value = metric[name] if metric[name] is not None else metric["unsupported"][name]["value"]
+    return float(value)
+
+
 def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.common import CLIENT_CORE, HERE, Line, Measured, compiled_server, measure, median, pinned, show
+from bench.common import CLIENT_CORE, HERE, Line, Measured, compiled_server, measure, median, percentile, pinned, show
 from inferometer.wire import protobuf
 
 METHOD = "inference.GRPCInferenceService/ModelInfer"
@@ -61,7 +61,7 @@ def _latency(folder: str, port: int, facts: dict[str, object]) -> list[Line]:
         for kind in PEERS:
             latency[kind].append(_grpcio(kind, port, 1, 1)["p50"])
         alone = _inferometer(folder, port, 1, "--concurrency", "1", "--duration", f"{SECONDS}s")
-        latency["inferometer"].append(alone.summary["metrics"]["e2e_service"]["p50"])
+        latency["inferometer"].append(percentile(alone.summary["metrics"]["e2e_service"], "p50"))
     facts["latency"] = latency
     ratio = median(latency["inferometer"]) / min(median(latency[kind]) for kind in PEERS)
     return [

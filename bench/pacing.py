@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from scipy import stats
 
-from bench.common import CLIENT_CORE, Line, Measured, compiled, measure, median, null_server, pinned, show
+from bench.common import CLIENT_CORE, Line, Measured, compiled, measure, median, null_server, percentile, pinned, show
 
 RATES = (100, 500, 2_000, 5_000, 20_000)
 MODES = ("off", "spin", "latency")
@@ -65,9 +65,9 @@ def _bare(pacer: Path, url: str, rate: int) -> tuple[float, float]:
 
 def _lag(rate: int, found: Measured, bare: tuple[float, float]) -> list[Line]:
     lag = found.summary["metrics"]["lag"]
-    words = f"{lag['p50'] * 1e6:.0f} us p50  {lag['p99'] * 1e6:.0f} us p99  {found.summary['verdict']}"
+    words = f"{percentile(lag, 'p50') * 1e6:.0f} us p50  {percentile(lag, 'p99') * 1e6:.0f} us p99  {found.summary['verdict']}"
     limit = 200.0 if bare[1] <= 100 else 2 * bare[1]
-    held = (f"<= {limit:.0f} us p99", bool(lag["p99"] * 1e6 <= limit)) if rate == 5_000 else ("", None)
+    held = (f"<= {limit:.0f} us p99", bool(percentile(lag, "p99") * 1e6 <= limit)) if rate == 5_000 else ("", None)
     return [
         Line(f"lag of a loop in C at {rate:,}/s", f"{bare[0]:.0f} us p50  {bare[1]:.0f} us p99"),
         Line(f"lag at {rate:,}/s", words, *held),
@@ -122,7 +122,7 @@ def _mode(rate: int, mode: str, runs: list[Measured]) -> Line:
     share = f"CPU {cpu:.0f} % + {spinning:.0f} % spinning"
     if not rate:
         return Line(f"1 in flight, {mode}", f"throughput x latency {median(list(map(_product, runs))):.3f}", share)
-    p50, p99 = ([run.summary["metrics"]["lag"][of] * 1e6 for run in runs] for of in ("p50", "p99"))
+    p50, p99 = ([percentile(run.summary["metrics"]["lag"], of) * 1e6 for run in runs] for of in ("p50", "p99"))
     words = f"{median(p50):.0f} us p50  {median(p99):.0f} us p99 (least {min(p99):.0f})"
     return Line(f"lag at {rate:,}/s, {mode}", words, share)
 
