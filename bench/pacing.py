@@ -65,7 +65,8 @@ def _bare(pacer: Path, url: str, rate: int) -> tuple[float, float]:
 
 def _lag(rate: int, found: Measured, bare: tuple[float, float]) -> list[Line]:
     lag = found.summary["metrics"]["lag"]
-    words = f"{percentile(lag, 'p50') * 1e6:.0f} us p50  {percentile(lag, 'p99') * 1e6:.0f} us p99  {found.summary['verdict']}"
+    p50, p99 = (percentile(lag, name) * 1e6 for name in ("p50", "p99"))
+    words = f"{p50:.0f} us p50  {p99:.0f} us p99  {found.summary['verdict']}"
     limit = 200.0 if bare[1] <= 100 else 2 * bare[1]
     held = (f"<= {limit:.0f} us p99", bool(p99 <= limit)) if rate == 5_000 else ("", None)
     return [
@@ -110,7 +111,7 @@ def modes() -> int:
         for _ in range(ROUNDS):
             for (rate, mode), runs in found.items():
                 load = ("--rate", str(rate)) if rate else ("--concurrency", "1")
-                options = (*load, "--duration", "5s", "--input", "64", "--output", "1")
+                options = (*load, "--duration", "4s", "--input", "64", "--output", "1")
                 runs.append(measure(folder, url, *options, client__awake=mode, **UNSTREAMED))
     return show("pacing_modes", [_mode(rate, mode, runs) for (rate, mode), runs in found.items()])
 

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.common import CLIENT_CORE, HERE, RESULTS, SERVER_CORE, Line, measure, median, show
+from bench.common import CLIENT_CORE, HERE, RESULTS, SERVER_CORE, Line, measure, median, percentile, show
 from inferometer import compare_protocols
 from inferometer.report import protocol_comparison as protocols_report
 from inferometer.serve import background
@@ -168,7 +168,7 @@ def _measure(folder: str, server: Server, protocol: str, in_flight: int, seconds
     summary = found.summary
     assert summary["counts"]["failed"] == 0, (server.name, summary["counts"])
     e2e, failed = summary["metrics"]["e2e_service"], [c["name"] for c in summary["checks"] if c["status"] != "pass"]
-    p50, p99 = (e2e.get(name) or e2e["unsupported"].get(name, {}).get("value", 0.0) for name in ("p50", "p99"))
+    p50, p99 = (percentile(e2e, name) for name in ("p50", "p99"))
     requests = len(found.run.records.rows)
     rate = summary["throughput"]["requests"] or 0.0
     client = next((check["value"] for check in summary["checks"] if check["name"] == "cpu"), None) or 0.0
