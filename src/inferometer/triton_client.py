@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from inferometer import conduct
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.window import START, STEADY
 from inferometer.config import from_mapping
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
@@ -23,6 +25,7 @@ from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.scheme import with_scheme
 from inferometer.records import Run
 from inferometer.tensors import shown
+from inferometer.units import NS
 
 PORTS = {"http": 8000, "grpc": 8001}
 PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -165,19 +168,28 @@ def gave_up(run: Run) -> str | None:
     return f"the server could not be reached for {GIVEN_UP_AFTER} s, after {len(run.records.rows):,} of {planned:,} requests"
 
 
-def text(summary: Summary) -> str:
+def throughput(run: Run) -> float:
+    """Requests per second as Triton's client counts them: those measured, by the time from the first send to the last response."""
+    records = run.records
+    measured = records.rows[np.isin(records.phase, (STEADY, START)) & (records.rows["failure"] == 0)]
+    if not len(measured):
+        return 0.0
+    return len(measured) / (int(measured["done"].max() - measured["sent"].min()) / NS)
+
+
+def text(run: Run, summary: Summary) -> str:
     """The report in the format of Triton's client, which does not round."""
     latency = summary.metrics["e2e"]
-    lines = [f"Throughput: {summary.throughput.requests or 0.0} infer/sec", "Latencies:"]
+    lines = [f"Throughput: {throughput(run)} infer/sec", "Latencies:"]
     for label, seconds in [("Avg", latency.mean), *((name, latency.value(name)) for name in PERCENTILES)]:
         lines.append(f"\t{label}: {'-' if seconds is None else seconds * 1e3} ms")
     return "\n".join(lines) + "\n"
 
 
-def csv(summary: Summary) -> str:
+def csv(run: Run, summary: Summary) -> str:
     """The report as CSV, in the format of Triton's client: a header and one line, with latencies in microseconds."""
     latencies = [summary.metrics["e2e"].value(name) for name in PERCENTILES]
-    cells = ["1", str(summary.throughput.requests or 0.0)]
+    cells = ["1", str(throughput(run))]
     cells += ["" if seconds is None else str(seconds * 1e6) for seconds in latencies]
     header = ["Concurrency", "Inferences/Second", *(f"{name} latency" for name in PERCENTILES)]
     return f"{','.join(header)}\n{','.join(cells)}\n"

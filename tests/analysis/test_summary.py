@@ -173,3 +173,12 @@ def test_estimates_are_counted() -> None:
     found = summarise(made.run(rows, chunks)).metrics
     assert (found["tpot"].count, found["tpot"].estimated, found["tps_user"].estimated) == (599, 6, 6)
     assert found["ttft"].estimated == 0
+
+
+def test_stages_of_the_same_load_are_pooled() -> None:
+    """Stages as the manifest has them: they differ in their first ids and in how they start."""
+    rows, chunks = made.open_rows()
+    rows["stage"] = rows["id"] >= 300
+    second = msgspec.structs.replace(made.OPEN, name="again", first_id=300, drain=True)
+    found = summarise(made.run(rows, chunks, plan=(made.OPEN, second)))
+    assert found.metrics["e2e"].count == 600 and [stage.metrics["e2e"].count for stage in found.stages] == [300, 300]

@@ -192,8 +192,9 @@ def _evidence(run: Run, steady: Mask, gaps: Gaps, stages: tuple[StageSummary, ..
 
 
 def _same_load(plans: tuple[StagePlan, ...]) -> bool:
-    """Whether the stages differ in nothing but their names and lengths."""
-    loads = {msgspec.structs.replace(plan, name="", duration=0.0, requests=0) for plan in plans}
+    """Whether the stages differ in nothing but their names, their lengths, and how they start."""
+    alike = {"name": "", "duration": 0.0, "requests": 0, "first_id": 0, "drain": False, "ramp_up": 0.0}
+    loads = {msgspec.structs.replace(plan, **alike) for plan in plans}
     return len(loads) == 1
 
 

@@ -116,9 +116,9 @@ def command(
     if why := triton_client.gave_up(run):
         click.echo(f"inferometer: {why}\n  next: check whether the server is still up", err=True)
         return 1
-    click.echo(triton_client.text(summary), nl=False)
+    click.echo(triton_client.text(run, summary), nl=False)
     if csv_path is not None:
-        write_file(csv_path, lambda file: file.write(triton_client.csv(summary).encode()))
+        write_file(csv_path, lambda file: file.write(triton_client.csv(run, summary).encode()))
     for check in summary.checks:
         if check.name == "concurrency" and check.status == "warn" and not verbose:
             click.echo(f"inferometer: {check.message}", err=True)  # why throughput x latency is less than one request

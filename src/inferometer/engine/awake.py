@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from inferometer import processors
 from inferometer.engine.deadlines import Deadlines
 from inferometer.engine.run_state import RunState
 from inferometer.errors import UserError
@@ -71,7 +72,7 @@ class Awake:
         self._deadlines = deadlines
         self._poll = poll
         self._latency_file = _open_latency_file(mode)
-        can_spin = sys.platform == "linux" and (mode == "spin" or (mode == "auto" and _processors() >= 2))
+        can_spin = sys.platform == "linux" and (mode == "spin" or (mode == "auto" and processors.usable() >= 2))
         self._others = _Others() if can_spin else None
         self._spins_before_sends = can_spin and self._latency_file < 0
         self._spins_for_responses = can_spin
@@ -200,13 +201,3 @@ def _idle_driver() -> str:
         return Path(_IDLE_DRIVER).read_text().strip()
     except OSError:
         return "none"
-
-
-def _processors() -> float:
-    """Return how many processors the machine has, or the control group allows if that is less."""
-    count = float(os.cpu_count() or 1)
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(count, int(limit) / int(period))
-    except (OSError, ValueError):  # there is no limit, which is the word `max`
-        return count

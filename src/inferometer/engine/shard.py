@@ -2,7 +2,7 @@
 
 The work on a request is divided: requests.py makes it, drivers.py decides when it is due, dispatcher.py sends it, recorder.py
 records how it ended, sessions.py makes the next turn from its response. This file connects the parts, and settles requests that
-have ended: all that ended in one turn of the reader are recorded first, then all that may follow are sent.
+have ended: all that may follow those that ended in one turn of the reader are sent first, then those that ended are recorded.
 """
 
 import asyncio

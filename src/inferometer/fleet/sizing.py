@@ -1,13 +1,12 @@
 """How many client processes and connections a load needs, from its plan and from what the probe showed (probe/estimate.py)."""
 
 import math
-import os
 import time
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer import schedule
+from inferometer import processors, schedule
 from inferometer.apis import scheme_of
 from inferometer.config.schema import Config, Messages, Tensors
 from inferometer.records import Probe
@@ -78,7 +77,7 @@ def process_count(config: Config, plan: Plan, probe: Probe, cores: int | None = 
     most = schedule.max_shards(plan)
     if config.client.processes != "auto":
         return max(1, min(config.client.processes, most)), "set by client.processes"
-    cores = cores or usable_cores()
+    cores = cores or max(int(processors.usable()), 1)
     cpu = cpu_per_request(config, probe, slowness())
     rate = max(expected_rate(stage, probe.e2e_ns) for stage in plan.stages)
     users = max(stage.concurrency if isinstance(stage, ClosedStage) else 0 for stage in plan.stages)
@@ -122,10 +121,6 @@ def _chunks(config: Config, probe: Probe) -> float:
     if not config.server.stream or isinstance(config.data, Tensors | Messages):
         return 0
     return config.data.output or _CHUNKS_UNKNOWN
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slowness() -> float:
