@@ -40,7 +40,7 @@ class World:
         monkeypatch.setattr(module, "_LATENCY_FILE", str(self.latency_file))
         monkeypatch.setattr(module, "_IDLE_DRIVER", str(self.idle_driver))
         monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
-        monkeypatch.setattr(module, "_processors", lambda: 2)
+        monkeypatch.setattr(module.processors, "usable", lambda: 2)
         monkeypatch.setattr(module, "_involuntary_switches", lambda: self.switches)
         monkeypatch.setattr(module.os, "pread", lambda *_: b"0.10 0.20 0.30 %d/99 7\n" % self.runnable)
 
@@ -234,7 +234,7 @@ def test_latency_without_an_idle_driver_has_no_effect_so_auto_spins(world: World
 def test_auto_takes_the_way_that_costs_other_processes_least(
     world: World, monkeypatch: pytest.MonkeyPatch, has_file: bool, processors: float, kind: str
 ) -> None:
-    monkeypatch.setattr(module, "_processors", lambda: processors)
+    monkeypatch.setattr(module.processors, "usable", lambda: processors)
     if has_file:
         world.latency_file.touch()
     awake = world.awake("auto")
