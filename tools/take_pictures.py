@@ -28,11 +28,11 @@ class Camera(LiveView):
 
     def progress(self, snapshot: Snapshot) -> None:
         super().progress(snapshot)
-        if snapshot.elapsed > 8 and not self.taken:
+        if snapshot.elapsed > 20 and not self.taken:
             self.taken = True
             sheet = Console(record=True, width=WIDTH, file=io.StringIO())
             sheet.print(self._render())
-            save(sheet, "live", "inferometer run http://127.0.0.1:8000 --rate 40 --duration 15s")
+            save(sheet, "live", "inferometer run http://127.0.0.1:8000 --rate 40 --duration 30s")
 
 
 def save(sheet: Console, name: str, title: str) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         running(Settings(sim=Sim(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05)), http=8000)) as url,
         tempfile.TemporaryDirectory() as folder,
     ):
-        load = {"type": "poisson", "rate": 40, "duration": "15s"}
+        load = {"type": "poisson", "rate": 40, "duration": "30s"}
         data = {"input": 128, "output": 64}
         config = from_mapping({"server": {"url": url}, "load": load, "data": data, "output": folder})
         run, summary = conduct.measure(config, Camera(Console(file=io.StringIO())))

@@ -23,10 +23,10 @@ def metrics() -> str:
             "# What the numbers mean\n",
             "<!-- Written by `make docs` from the tables in the code. Do not edit by hand. -->\n",
             "Every report prints the definitions it used if you pass `--explain`. [How it measures](../explanation/measurement.md) says how the\n"
-            "values are taken.\n",
+            "values are taken, and [Statistics that hold under load](../explanation/statistics.md) what is made of them.\n",
             "## Metrics\n\n| name | unit | definition |\n|---|---|---|",
             *rows,
-            "\n## Rates\n\n| name | definition |\n|---|---|",
+            "\n## Rates\n\nRates leave out the edges of a stage: see [Throughput](../explanation/statistics.md#throughput).\n\n| name | definition |\n|---|---|",
             *rates,
             "\n## What other tools call them\n\nFigures compare only if their definitions agree. In open loop, `ttft` and `e2e` count from the instant at\n"
             "which the plan intended to send a request, so they include the time that it waited; most other tools count from the send, as\n"
@@ -37,7 +37,9 @@ def metrics() -> str:
             "\n## Where the time went\n\nMeans, for servers that report their own times: see\n"
             "[where the time went](../how-to/kserve-server.md#where-the-time-went).\n\n| name | definition |\n|---|---|",
             *parts,
-            "\n## Checks\n\nA run is VALID when none of these fails.\n\n| name | what it checks |\n|---|---|",
+            "\n## Checks\n\nA run is VALID if none of these fails. Each row says what has to be true; a check marked as a warning does not make the run INVALID. The\n"
+            "printed percentiles are the p50, p90, p95 and p99 of the latencies: [The verdict](../explanation/statistics.md#the-verdict) explains how\n"
+            "checks of the client are judged. `limits.*` are [keys of the configuration](config.md#limits).\n\n| name | what it checks |\n|---|---|",
             *checks,
             "\n## Failures\n\n`http_NNN` stands for every status other than 200. Each failure keeps the server's own message, cut to a bounded length.\n\n"
             "| code | meaning |\n|---|---|",

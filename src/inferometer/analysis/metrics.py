@@ -151,7 +151,7 @@ METRICS = {
         Metric("ttft_service", "s", "time to first token from the send: first token - sent", ttft_service),
         Metric("ttft_content", "s", "time to the first token of the response itself, after any reasoning: first content or tool call - intended (closed loop: - sent)", ttft_content),
         Metric("itl", "s", "inter-token latency: each gap between consecutive chunks of a response", None),
-        Metric("tpot", "s", "time per output token after the first chunk: (last token - first token) / (streamed tokens - tokens of the first chunk); nothing for a response in one chunk; estimated with tokens / chunks as the tokens of the first chunk if they are not known", tpot, estimated=_chunks_are_unknown),
+        Metric("tpot", "s", "time per output token after the first chunk: (last token - first token) / (streamed tokens - tokens of the first chunk); no value for a response in one chunk; if the tokens of each chunk are not known, the first chunk is taken to have tokens / chunks, and the value is an estimate", tpot, estimated=_chunks_are_unknown),
         Metric("tps_user", "tokens/s", "output tokens per second that a user sees while a response is streamed: 1 / tpot", tps_user, estimated=_chunks_are_unknown),
         Metric("e2e", "s", "end-to-end latency: last byte of the response - intended (closed loop: - sent)", e2e),
         Metric("e2e_service", "s", "end-to-end latency from the send: last byte of the response - sent", e2e_service),
@@ -172,16 +172,16 @@ METRICS = {
 """In the order in which reports print them."""
 
 RATES = {
-    "requests": "requests completed per second, without the edges of the stage; in closed loop a request that crosses an edge counts by the share of its time within",
-    "output_tokens": "output tokens that arrived per second, in the same time (by the arrival of their chunk)",
-    "input_tokens": "prompt tokens of the requests completed in that time, per second",
+    "requests": "successful requests completed per second, leaving out the edges of the stage, when it fills and drains; in closed loop, a request that crosses an edge counts by the share of its time inside",
+    "output_tokens": "output tokens per second, in the same time as requests; a token counts when its chunk arrives",
+    "input_tokens": "prompt tokens per second, of the requests that throughput.requests counts",
     "total_tokens": "input_tokens + output_tokens",
-    "inferences": "requests completed per second x batch size; null if requests carry no batches",
-    "offered": "requests sent per second, from the first send within the window to the last",
+    "inferences": "throughput.requests x batch size; null if requests carry no batches",
+    "offered": "requests sent per second, from the first send in the window to the last",
     "in_flight": "mean number of requests in flight, in the same time as requests",
-    "little": "in_flight / (requests x mean e2e_service), of successful requests: by Little's law 1 in a steady state",
-    "decode": "output tokens per second of decoding, per request: tokens after the first chunk / (last token - first token), summed over all responses",
-    "span": "seconds that these rates count over",
+    "little": "in_flight / (requests x mean e2e_service), for successful requests; by Little's law it is 1 in a steady state",
+    "decode": "output tokens per second of one response while it is streamed: tokens after the first chunk / (last token - first token), each summed over all responses",
+    "span": "seconds over which these rates are counted; offered and decode cover the whole window",
 }
 """The window starts at its first intended instant (at t=0 if there is no warm-up) and ends when its last response ends (with a
 cool-down: at the first intended instant of that). The rates leave out the edges of a stage. Open loop: they count from the first

@@ -5,8 +5,8 @@ An objective is met only if the run shows it with 95 % confidence, and missed on
 "ttft.p99 < 500ms" says that at most 1 % of the requests violate ttft < 500ms. So a percentile is judged by the number of
 violations, with the exact binomial test (binomial.py), and a failed or dropped request is a violation. Requests that are in
 flight together resemble each other: n requests count as n / design effect independent ones (blocks.py). Few violations say
-little about how they cluster, so the design effect is the largest of the violations' own and those of the metric's p50, p90
-and p99; and it is itself an estimate from 20 blocks, for which it is raised by (Student's t / normal quantile)^2. Simulated at
+little about how they cluster, so the design effect is the largest of the violations' own and those of the metric's p90 and
+p99; and it is itself an estimate from 20 blocks, for which it is raised by (Student's t / normal quantile)^2. Simulated at
 exactly the limit, "p99" is then wrongly met in 0 to 4 % of runs (independent requests, and M/M/1 queues at 50 and 80 % load;
 500 to 30,000 requests), "p90" in up to 7 % at 50 % load.
 
@@ -172,7 +172,7 @@ class _Counted:
         return bool(np.isnan(self.values(metric)[~self.failed]).all() and not self.failed.all())
 
     def effect(self, metric: str) -> float:
-        """The largest design effect of the metric's percentiles up to the p99."""
+        """The larger of the design effects of the metric's p90 and p99."""
         return self.stage.metrics[metric].design_effect.get("p99", 1.0)
 
     def share(self, hit: Mask, conditions: Iterable[Condition], of: Mask | slice = slice(None)) -> Proportion:
