@@ -102,7 +102,9 @@ def test_objectives_in_examples_can_be_parsed() -> None:
     for page in PAGES:
         for line in _commands(page):
             arguments = shlex.split(line, comments=True)
-            given = [slo for option, slo in pairwise(arguments) if option == "--slo" and "ttfft" not in slo]
+            given = [
+                slo for option, slo in pairwise(arguments) if option == "--slo" and "ttfft" not in slo and slo != "..."
+            ]
             assert all(parse(slo) for slo in given)
         for block in _blocks(page, "yaml"):
             assert all(parse(slo) for slo in yaml.safe_load(block).get("slo", []))

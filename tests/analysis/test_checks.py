@@ -454,6 +454,24 @@ def test_sample_size_is_judged_for_each_stage() -> None:
     assert (found.status, found.stages) == ("warn", (1,)) and "stage 2" in found.message
 
 
+def test_sample_size_does_not_apply_if_every_request_failed() -> None:
+    assert not applies(
+        closed(lambda rows: made.fail(rows, slice(None)), failures=(Failure("http_503", ""),)), "sample_size"
+    )
+
+
+def test_sample_size_does_not_apply_to_overloaded_stages() -> None:
+    """A longer run does not help: the latency grows for as long as requests are sent."""
+
+    def grow(rows: np.ndarray) -> None:
+        for name in ("first_token", "last_token", "done"):
+            rows[name] += rows["intended"]
+
+    summary = opened(grow)
+    assert check(summary, "overload").status == "fail"
+    assert not applies(summary, "sample_size")
+
+
 def test_requests_that_wait_in_the_same_queue_are_a_smaller_sample() -> None:
     """600 requests, but slow ones and fast ones alternate for a second at a time."""
 

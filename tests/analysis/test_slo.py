@@ -221,6 +221,26 @@ def test_rates() -> None:
     assert [result.status for result in results] == list(texts.values())
 
 
+def test_the_number_in_flight_is_judged_if_it_has_an_interval() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    (result,) = judge(
+        run, "throughput.in_flight > 5", throughput=Throughput(in_flight=8.0, ci={"in_flight": (7.0, 9.0)})
+    )
+    assert (result.status, result.reason) == ("met", "95 % confidence interval 7 .. 9")
+    (result,) = judge(run, "throughput.in_flight > 5", throughput=Throughput(in_flight=8.0))
+    assert result.status == "undecided"
+    assert result.reason == "this run has no confidence interval for throughput.in_flight"
+
+
+def test_an_objective_without_an_interval_says_that_there_are_too_few_values() -> None:
+    run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
+    rates, figures = Throughput(requests=8.0, ci={"requests": (None, None)}), Distribution(unit="s", count=1, mean=0.3)
+    results = judge(run, "throughput.requests > 5", "ttft.mean < 1s", throughput=rates, metrics={"ttft": figures})
+    assert [result.status for result in results] == ["undecided", "undecided"]
+    assert results[0].reason == "too few responses for a confidence interval"
+    assert results[1].reason == "too few values for a confidence interval"
+
+
 def test_overloaded_stages_miss_latency_objectives_but_have_a_throughput() -> None:
     run = run_of(np.arange(1001) / 10, np.full(1001, 0.1))
     given = {"overload": Overload("overloaded", growth=10.0), "throughput": Throughput(offered=100.0)}
@@ -276,8 +296,8 @@ def test_there_is_no_goodput_without_limits_for_single_requests(slos: tuple[str,
 
 def test_goodput_is_judged_as_a_share_or_as_a_rate() -> None:
     run = run_with_failures("http_503")  # 95 % of 100/s
-    texts = ("goodput(ttft<1s) > 90%", "goodput(ttft<1s) > 98%", "goodput(ttft<1s) > 90", "goodput(ttft<1s) >= 98/s")
-    results = judge(run, *texts, "goodput(ttft<1s) > 120")
+    texts = ("goodput(ttft<1s) > 90%", "goodput(ttft<1s) > 98%", "goodput(ttft<1s) > 90/s", "goodput(ttft<1s) >= 98/s")
+    results = judge(run, *texts, "goodput(ttft<1s) > 120/s")
     assert [result.status for result in results] == ["met", "missed", "met", "missed", "missed"]
     assert results[0].value == pytest.approx(0.95)
     assert results[2].value == pytest.approx(95, rel=0.01)
@@ -309,6 +329,26 @@ def test_a_run_without_objectives_has_neither_results_nor_goodput() -> None:
     summary = summary_of()
     assert summary.slos == ()
     assert summary.goodput is None
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_every_objective_is_judged_if_all_requests_failed(dropped: bool) -> None:
+    """What says that requests are to succeed is missed; what only successful requests have could not be measured."""
+    texts = {
+        "ttft.p99 < 1s": "missed",
+        "failure_rate < 1%": "missed",
+        "goodput(tps_user>10) > 95%": "missed",
+        "tps_user.p50 > 10": "undecided",
+        "output_tokens.p50 > 10": "undecided",
+        "ttft.mean < 1s": "undecided",
+    }
+    rows, _ = made.closed_rows(100)
+    (made.never_sent if dropped else made.fail)(rows, slice(None), 1)
+    rows["chunk_count"] = 0
+    code = DROPPED if dropped else "http_404"
+    summary = summarise(made.run(rows, failures=(Failure(code, ""),)), [*texts])
+    assert {result.slo.replace(" & ", "&"): result.status for result in summary.slos} == texts
+    assert summary.slos[3].reason == "tps_user could not be measured: every request failed"
 
 
 def test_of_several_stages_the_worst_counts() -> None:

@@ -37,12 +37,13 @@ def slos(draw: st.DrawFn) -> Slo:
         metric = draw(st.sampled_from([*METRICS]))
         return Slo(kind, *draw(limits(metric)), metric, draw(st.sampled_from(["mean", *PERCENTILES])))
     if kind == "throughput":
-        threshold = Threshold(draw(NUMBERS), draw(st.sampled_from(["", "/s"])))
-        return Slo(kind, draw(SIGNS[">"]), threshold, draw(st.sampled_from([*RATES])))
+        rate = draw(st.sampled_from([name for name in RATES if name not in ("little", "decode", "span")]))
+        threshold = Threshold(draw(NUMBERS), "" if rate == "in_flight" else draw(st.sampled_from(["", "/s"])))
+        return Slo(kind, draw(SIGNS[">"]), threshold, rate)
     share = Threshold(draw(st.floats(0.001, 99.99)), "%")
     if kind == "failure_rate":
         return Slo(kind, draw(SIGNS["<"]), share)
-    threshold = draw(st.just(share) | st.builds(Threshold, NUMBERS, st.sampled_from(["", "/s"])))
+    threshold = draw(st.just(share) | st.builds(Threshold, NUMBERS, st.just("/s")))
     return Slo(
         kind, draw(SIGNS[">"]), threshold, conditions=tuple(draw(st.lists(conditions(), min_size=1, max_size=3)))
     )
@@ -117,6 +118,14 @@ def test_p999_can_be_written_in_two_ways() -> None:
         ("output_tokens.p50 > 5ms", "'ms' is not a unit here", "write the number alone"),
         ("ttft.p99 < -5ms", "expected a number, got '-5ms' (column 12 of", "500ms"),
         ("ttft.p99 < 0ms", "the limit must be more than 0, got 0ms", "no run can show"),
+        ("ttft.p99 < 1e400s", "the limit 1e400s is too large (column 12 of", "500ms"),
+        ("goodput(ttft<5ms) > 0.95", "the number needs a unit (column 25 of", "did you mean 95% or 0.95/s?"),
+        ("goodput(ttft<5ms) > 95", "the number needs a unit", "did you mean 95% or 95/s?"),
+        ("goodput(ttft<5ms) > 200", "the number needs a unit", "did you mean 200/s?"),
+        ("throughput.decode > 5", "throughput.decode has no confidence interval", "use one of requests, output_tokens"),
+        ("throughput.little > 0.9", "throughput.little has no confidence interval", "offered, in_flight"),
+        ("throughput.span > 5", "throughput.span has no confidence interval (column 12 of", "use one of"),
+        ("throughput.in_flight > 5/s", "'/s' is not a unit here", "write the number alone"),
         ("failure_rate < 5", "the limit must be less than 100%, got 5", "did you mean 5%?"),
         ("goodput(ttft<5ms) > 100%", "the limit must be less than 100%, got 100%", "no run can show"),
         ("goodput > 95%", "expected '(', got '>' (column 9 of", "goodput(ttft<500ms & tpot<50ms) > 95%"),

@@ -3,13 +3,14 @@
     ttft.p99 < 500ms        a statistic of a metric: mean, p50, p90, p95, p99 or p99.9
     throughput.requests > 20                  a rate per second
     failure_rate < 0.1%                       the share of requests that fail
-    goodput(ttft<500ms & tpot<50ms) > 95%     the share of requests that meet every condition, or (> 20) how many per second
+    goodput(ttft<500ms & tpot<50ms) > 95%     the share of requests that meet every condition, or (> 20/s) how many per second
 
 docs/reference/slo.md is the reference. `parse` raises UserError with the column at fault; `str` gives an expression that
 parses to an equal one. How an objective is judged is in slo.py.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -33,7 +34,11 @@ _DIVISORS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9, "%": 100.0, "/s": 1.0, "
 _ALIASES = {"µs": "us", "μs": "us"}
 _PER_SECOND = ("", "/s")
 _TIMES = ("ms", "s", "us", "ns")
-_EXAMPLES = {_TIMES: "500ms", _PER_SECOND: "20", ("%", ""): "0.1%", ("%", "", "/s"): "95%", ("",): "100"}
+_GOODPUT = ("%", "/s")
+"""A goodput needs one of them: 0.95 could be a share as well as a rate."""
+_EXAMPLES = {_TIMES: "500ms", _PER_SECOND: "20", ("%", ""): "0.1%", _GOODPUT: "95%", ("",): "100"}
+_NOT_JUDGED = ("little", "decode", "span")
+"""Rates without a confidence interval: no run could decide an objective for them."""
 _STATISTICS = {"mean": "mean", **{name: name for name in PERCENTILES}, "p99.9": "p999"}
 _SHOWN = {"p999": "p99.9"}
 _KINDS: tuple[Kind, ...] = ("throughput", "failure_rate", "goodput")
@@ -115,7 +120,7 @@ class Slo(msgspec.Struct, frozen=True):
             return f"{format_number(100 * value, 4)} %"
         if self.kind == "metric" and METRICS[self.name].unit == "s":
             return f"{format_number(value * _DIVISORS[self.threshold.unit], 4)} {self.threshold.unit}"
-        return format_number(value, 4) + ("/s" if self.kind != "metric" else "")
+        return format_number(value, 4) + ("/s" if self.kind != "metric" and self.name != "in_flight" else "")
 
     def __str__(self) -> str:
         return f"{self.subject} {self.sign} {self.threshold}"
@@ -164,16 +169,25 @@ def _slo(scanner: "_Scanner") -> Slo:
     _, name = scanner.word([*METRICS, *_KINDS], "metric")
     if name == "throughput":
         scanner.expect(".", "name a rate: throughput.requests, throughput.output_tokens ...")
-        _, rate = scanner.word([*RATES], "rate")
-        return Slo("throughput", scanner.sign(">"), scanner.threshold(_PER_SECOND), rate)
+        rate = _rate(scanner)
+        units = ("",) if rate == "in_flight" else _PER_SECOND
+        return Slo("throughput", scanner.sign(">"), scanner.threshold(units), rate)
     if name == "failure_rate":
         return Slo("failure_rate", scanner.sign("<"), scanner.threshold(("%", "")))
     if name == "goodput":
         conditions = _conditions(scanner)
-        return Slo("goodput", scanner.sign(">"), scanner.threshold(("%", *_PER_SECOND)), conditions=conditions)
+        return Slo("goodput", scanner.sign(">"), scanner.threshold(_GOODPUT), conditions=conditions)
     scanner.expect(".", f"name a statistic: {name}.p99 or {name}.mean, for example")
     _, statistic = scanner.word([*_STATISTICS], "statistic")
     return Slo("metric", *_limit(scanner, name), name, _STATISTICS[statistic])
+
+
+def _rate(scanner: "_Scanner") -> str:
+    start, rate = scanner.word([*RATES], "rate")
+    if rate in _NOT_JUDGED:
+        judged = ", ".join(name for name in RATES if name not in _NOT_JUDGED)
+        raise scanner.error(start, f"throughput.{rate} has no confidence interval", f"use one of {judged}")
+    return rate
 
 
 def _conditions(scanner: "_Scanner") -> tuple[Condition, ...]:
@@ -285,16 +299,19 @@ class _Scanner:
         if unit not in units:
             known = ", ".join(one for one in units if one)
             what = f"{found[0]!r} is not a unit here" if found else "the number needs a unit"
-            raise self.error(at, what, f"use {known}: {example}" if known else f"write the number alone: {example}")
+            remedy = f"use {known}: {example}" if known else f"write the number alone: {example}"
+            raise self.error(at, what, _share_or_rate(match[0]) if units == _GOODPUT and not found else remedy)
         self.at = found.end() if found else match.end()
         threshold = Threshold(float(match[0]), unit)
+        if math.isinf(threshold.number):
+            raise self.error(start, f"the limit {match[0]}{unit} is too large", f"write for example {example}")
         self._check_range(start, threshold, units)
         return threshold
 
     def _check_range(self, start: int, threshold: Threshold, units: tuple[str, ...]) -> None:
         """A threshold that no number of requests could show to be met is an error, like one that is always met."""
         value, is_share = threshold.value, threshold.unit == "%" or units == ("%", "")
-        if not 0 < value < float("inf"):
+        if value <= 0:
             raise self.error(start, f"the limit must be more than 0, got {threshold}", "no run can show less than that")
         if is_share and value >= 1:
             remedy = f"did you mean {threshold}%?" if not threshold.unit else "no run can show more than that"
@@ -307,3 +324,10 @@ class _Scanner:
     def _next(self) -> str:
         rest = self._text[self.at :].split()
         return repr(rest[0]) if rest else "nothing"
+
+
+def _share_or_rate(number: str) -> str:
+    """What a number without a unit may mean for a goodput: a share, or a rate."""
+    value = float(number)
+    percent = 100 * value if value < 1 else value
+    return f"did you mean {f'{percent:.12g}% or ' if percent < 100 else ''}{number}/s?"

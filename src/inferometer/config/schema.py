@@ -450,7 +450,7 @@ class Measure(_Section):
 
 
 class Limits(_Section):
-    """Limits on the client, the server and the data. Only `effect_fail` and `failures` make a run INVALID; the others warn."""
+    """Limits on the client, the server and the data. `effect_fail`, `failures`, `rate`, `concurrency` and `overload` make a run INVALID; the others warn."""
 
     effect_pass: Annotated[
         float,

@@ -108,11 +108,20 @@ def cached_tokens(evidence: Evidence) -> Check | None:
 
 
 def size(evidence: Evidence) -> Check | None:
-    """Check in every stage whether the effective size supports the p99 of the latencies that reports quote."""
+    """Check whether the effective size supports the p99 of the latencies that reports quote.
+
+    Stages without a steady latency, or without a response, are left out: a longer run would not help.
+    """
     needs = needed(PERCENTILES["p99"])
+    succeeded = evidence.run.records.rows["failure"] == 0
+    stages = [
+        stage
+        for stage in evidence.stages
+        if stage.overload.status not in ("overloaded", "too_short") and (stage.steady & succeeded).any()
+    ]
     sizes = [
         (found.effective, name, stage, found.unsupported.get("p99"))
-        for stage in evidence.stages
+        for stage in stages
         for name in QUOTED
         if (found := stage.metrics[name]).effective is not None
     ]
