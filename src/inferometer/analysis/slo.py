@@ -6,17 +6,11 @@ An objective is met only if the run shows it with 95 % confidence, and missed on
 violations, with the exact binomial test (binomial.py), and a failed or dropped request is a violation. Requests that are in
 flight together resemble each other: n requests count as n / design effect independent ones (blocks.py). Few violations say
 little about how they cluster, so the design effect is the largest of the violations' own and those of the metric's p90 and
-<<<<<<< HEAD
-p99; and it is itself an estimate from 20 blocks, for which it is raised by (Student's t / normal quantile)^2. Simulated at
-exactly the limit, "p99" is then wrongly met in 0 to 4 % of runs (independent requests, and M/M/1 queues at 50 and 80 % load;
-500 to 30,000 requests), "p90" in up to 7 % at 50 % load.
-=======
 p99 (percentiles.EFFECTS); and it is itself an estimate from 20 blocks, for which it is raised by (Student's t / normal
 quantile)^2. Simulated at exactly the limit (250 to 420 runs each; independent requests, and M/M/1 queues at 50 and 80 % load;
 500 to 30,000 requests), "p99" is then wrongly met in 0 to 6 % of runs, and "p90" in up to 3 % (independent) and 6 % (50 % load).
 At 80 % load a run of 500 requests is only a few busy periods long, and too short for its blocks: "p90" is wrongly met in 19 %,
 with 2,000 requests in 11 %, and with 10,000 in 5 %; "p50" in 9 %, 5 % and 2 %.
->>>>>>> slo2
 
 Means, rates and gaps between chunks are judged by their confidence intervals.
 """
