@@ -1,7 +1,7 @@
 """Did the users of a closed loop send together? Then the server saw bursts with pauses between them, not a steady load.
 
-Users who start at the same moment and wait for responses that take equally long stay together for the whole run. Half of the
-users sending within 15 % of an end-to-end time is lockstep: of users who are spread evenly, 15 % would.
+Users who start at the same moment and wait for responses that take equally long stay together for the whole run. It is lockstep if
+more than half of the users send within 15 % of an end-to-end time: of users who are spread evenly, 15 % would.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ FEWEST = 8
 """Users. Fewer are often close together by chance."""
 WITHIN = 0.15
 """Share of the median end-to-end time within which users send together."""
-TOGETHER = 0.5
+TOGETHER = 0.6
 """Share of the users."""
 
 
