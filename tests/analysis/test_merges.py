@@ -1,4 +1,4 @@
-"""Which gaps the client may have merged, and what percentiles are without them."""
+"""Which gaps the client may have merged, and what percentiles would be if it had not."""
 
 import msgspec
 import numpy as np
@@ -7,8 +7,8 @@ import synthetic_run as made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.analysis.checks.effect import percentiles_without
-from inferometer.analysis.client_samples import TICK, Interval, Stalls, errors, overlapping
+from inferometer.analysis.checks.effect import percentiles_replacing
+from inferometer.analysis.client_samples import TICK, UNKNOWN, Interval, Stalls, errors, overlapping
 from inferometer.analysis.gaps import gather
 from inferometer.analysis.merges import Merges, find
 from inferometer.analysis.percentiles import PERCENTILES, needed, rank
@@ -89,14 +89,31 @@ def test_errors_and_overlaps_of_intervals() -> None:
     assert overlapping(intervals, columns).tolist() == [False, True, True, True, False]
 
 
+def test_the_longest_stall_during_each_response() -> None:
+    long = tuple(msgspec.structs.replace(s, stall=50 * MS if s.at == 3 * SECOND else MS) for s in made.samples())
+    begin = np.array([SECOND, SECOND, 4 * SECOND, 4 * SECOND, 9 * SECOND]) + 1
+    end = np.array([2, 4, 5, 9, 9]) * SECOND + 2
+    assert (Stalls(long).during(np.zeros(5, np.int16), begin, end) // MS).tolist() == [1, 50, 1, 1, 1]
+    assert Stalls(()).during(np.zeros(1, np.int16), begin[:1], end[:1]).tolist() == [UNKNOWN]
+
+
+def test_merged_gaps_were_probably_the_mean_gap_and_the_rest() -> None:
+    found = merges_of(run_of([10] * 30 + [210, 0], [0, 10, 20], stall=14 * MS))
+    assert {stage: (gaps / MS).round().tolist() for stage, gaps in found.likely.items()} == {0: [16, 194], 1: [10]}
+
+
 @given(st.lists(st.integers(0, 20), min_size=10, max_size=700), st.data())
 @settings(deadline=None, max_examples=50)
-def test_percentiles_without_suspects_are_those_of_the_others(values: list[int], data: st.DataObject) -> None:
+def test_percentiles_replacing_suspects_are_those_of_the_replaced_values(
+    values: list[int], data: st.DataObject
+) -> None:
     chosen = data.draw(st.integers(0, len(values)))
-    suspects, others = sorted(values[:chosen]), sorted(values[chosen:])
-    found = percentiles_without(np.array(values, np.uint32), np.array(suspects, np.int64), list(PERCENTILES))
+    likely = data.draw(st.lists(st.integers(0, 25), min_size=chosen, max_size=chosen))
+    replaced = sorted(values[chosen:] + likely)
+    suspects, likely_gaps = (np.array(sorted(some), np.int64) for some in (values[:chosen], likely))
+    found = percentiles_replacing(np.array(values, np.uint32), suspects, likely_gaps, list(PERCENTILES))
     assert found == {
-        name: others[rank(thousandths, len(others)) - 1] / SECOND
+        name: replaced[rank(thousandths, len(replaced)) - 1] / SECOND
         for name, thousandths in PERCENTILES.items()
-        if len(others) >= needed(thousandths)
+        if len(replaced) >= needed(thousandths)
     }

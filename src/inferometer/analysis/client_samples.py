@@ -48,6 +48,17 @@ class Stalls:
             stalls[own] = longest[index]
         return stalls
 
+    def during(self, shard: NDArray[np.int16], begin: Whole, end: Whole) -> Whole:
+        """The longest stall between each pair of instants of a shard."""
+        stalls = np.full(len(begin), UNKNOWN, np.int64)
+        for number, (ends, longest) in self._shards.items():
+            own = np.flatnonzero(shard == number)
+            low, high = (np.minimum(np.searchsorted(ends, at[own], "left"), len(ends) - 1) for at in (begin, end))
+            if len(own):
+                pairs = np.stack([low, np.maximum(low, high) + 1], axis=1).ravel()
+                stalls[own] = np.maximum.reduceat(np.append(longest, 0), pairs)[::2]
+        return stalls
+
 
 def _with_next(values: Whole) -> Whole:
     """The larger of each value and the one after it."""

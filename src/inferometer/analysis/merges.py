@@ -6,8 +6,13 @@ chunks took to arrive: chunks that are 10 ms apart are not merged by a client th
 chunks are in doubt only if their response was read late (gaps.py) and the samples of the client's event loop at that time have
 a stall that was long enough.
 
-A merge turns the gaps a, b into a + b, 0: both of them are suspects. If the first chunks of a response are merged, there is no
-gap before them, and it is the time to first token that is too long.
+The samples cannot exclude a stall of up to a tick that lies between two ticks. But if such stalls were frequent, ticks would be
+late as well. So regular gaps of 0 are the server's if hardly any of them has a stall that was long enough. And a server that
+merges chunks does so in all responses: if those read in time have many gaps of 0, as many of those read late are the server's.
+
+A merge turns the gaps a, b into a + b, 0: both of them are suspects, and have probably been the response's mean gap and the
+rest. If the first chunks of a response are merged, there is no gap before them, and it is the time to first token that is too
+long.
 """
 
 from collections.abc import Iterator
@@ -20,7 +25,18 @@ from inferometer.analysis.client_samples import TICK, Stalls
 from inferometer.analysis.gaps import Gaps, _mask
 from inferometer.records import Chunks, Run
 
+REGULAR = 0.02
+"""Share of the gaps above which gaps of 0 are regular, if there are MANY runs of them."""
+MANY = 20
+"""Runs of gaps of 0 of which, if stalls caused them, ticks would have shown some."""
+SEEN = 0.1
+"""Share of the suspects that have a long enough stall, below which regular gaps of 0 are the server's."""
+SEVERAL = 3
+"""Merges in a response that was read in time from which on they are the server's: each of the client's leaves a read delay
+below a quarter of the gap in one of four cases only, so that three of them do in one of 64."""
+
 Whole = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Merges(msgspec.Struct, frozen=True):
@@ -28,46 +44,103 @@ class Merges(msgspec.Struct, frozen=True):
 
     gaps: dict[int, Whole]
     """By stage: the gaps in doubt (ns, ascending), of which many are 0."""
+    likely: dict[int, Whole]
+    """By stage: what as many gaps probably were if the client merged their chunks (ns, ascending)."""
     first: Whole
     """Rows whose first chunk may be merged with the second."""
     first_by: Whole
     """By how much its arrival may be late, at most (ns)."""
 
 
-NONE = Merges({}, np.zeros(0, np.int64), np.zeros(0, np.int64))
+NONE = Merges({}, {}, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def find(run: Run, gaps: Gaps, stalls: Stalls) -> Merges:
     """Look at the responses that were read late. Reads the chunks once more if there are any."""
-    rows = run.records.rows
-    suspects: dict[int, list[Whole]] = {}
-    first: list[Whole] = []
-    first_by: list[Whole] = []
     late = gaps.late_rows
     if not len(late):
         return NONE
+    suspects = _suspects(run, late, stalls)
+    of_server = _of_server(run, gaps, stalls)
+    found: dict[int, Whole] = {}
+    likely: dict[int, Whole] = {}
+    ours = np.zeros(len(suspects.row), np.bool_)
+    for stage in np.unique(suspects.stage).tolist():
+        own = _ours(suspects, stage, gaps, of_server)
+        ours[own] = True
+        length, before, share = suspects.length[own], suspects.before[own], suspects.share[own]
+        has_before = before >= 0
+        zeros = np.zeros(int(length.sum()), np.int64)
+        rest = before - length * share
+        found[stage] = np.sort(np.concatenate([zeros, before[has_before]]))
+        likely[stage] = np.sort(np.concatenate([np.repeat(share, length), rest[has_before]]))
+    first = ours & (suspects.before < 0)
+    found = {stage: values for stage, values in found.items() if len(values)}
+    return Merges(found, likely, suspects.row[first], suspects.stall[first] + TICK)
+
+
+class _Suspects(msgspec.Struct, frozen=True):
+    """Runs of gaps of 0 that a stall of the client may explain."""
+
+    row: Whole
+    stage: Whole
+    length: Whole
+    before: Whole
+    """The gap before them; -1 if they are the first of the response."""
+    share: Whole
+    """What each of the gaps of 0 probably was: the response's mean gap, or an equal part of the gap before if that is less."""
+    stall: Whole
+    """The longest stall around that time."""
+
+
+def _suspects(run: Run, late: Whole, stalls: Stalls) -> _Suspects:
+    rows = run.records.rows
     start, count = rows["chunk_start"][late], rows["chunk_count"][late].astype(np.int64)
-    stage, shard = rows["stage"][late], rows["shard"][late]
+    stage, shard = rows["stage"][late].astype(np.int64), rows["shard"][late]
+    parts: list[tuple[Whole, ...]] = [(late[:0],) * 6]
     for arrival, here, begin in _responses(run.chunks(), start, start + count):
         runs = _runs_of_zeros(arrival, begin, begin + count[here])
         owner = here.start + np.searchsorted(begin, runs.at, "right") - 1
         last = begin + count[here] - 1
         mean = ((arrival[last] - arrival[begin]) / (count[here] - 1))[owner - here.start]
-        blocked = stalls.around(shard[owner], arrival[runs.at]) + TICK
-        is_first = runs.before < 0
-        share = np.where(is_first, mean, np.minimum(mean, runs.before / (runs.length + 1)))
-        doubtful = runs.length * share <= blocked
-        for number in np.unique(stage[owner[doubtful]]).tolist():
-            own = doubtful & (stage[owner] == number)
-            zeros = np.zeros(int(runs.length[own].sum()), np.int64)
-            suspects.setdefault(number, []).extend((zeros, runs.before[own & ~is_first]))
-        first.append(late[owner[doubtful & is_first]])
-        first_by.append(blocked[doubtful & is_first])
-    return Merges(
-        {number: np.sort(np.concatenate(parts)) for number, parts in suspects.items()},
-        np.concatenate(first) if first else late[:0],
-        np.concatenate(first_by) if first_by else late[:0],
-    )
+        stall = stalls.around(shard[owner], arrival[runs.at])
+        share = np.where(runs.before < 0, mean, np.minimum(mean, runs.before / (runs.length + 1))).astype(np.int64)
+        columns = (late[owner], stage[owner], runs.length, runs.before, share, stall)
+        doubtful = runs.length * share <= stall + TICK
+        parts.append(tuple(column[doubtful] for column in columns))
+    return _Suspects(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _ours(suspects: _Suspects, stage: int, gaps: Gaps, of_server: dict[int, float]) -> Whole:
+    """Indices of the suspects of a stage that the client may have caused."""
+    own = np.flatnonzero(suspects.stage == stage)
+    length = suspects.length[own]
+    seen = length * suspects.share[own] <= suspects.stall[own]
+    total = gaps.stages[stage].stop - gaps.stages[stage].start
+    regular = length[~seen].sum() > REGULAR * total and np.count_nonzero(~seen) >= MANY
+    if regular and np.count_nonzero(seen) < SEEN * len(own):
+        own = own[seen]
+    excess = 1 - of_server.get(stage, 0.0)
+    return own[np.linspace(0, len(own), round(excess * len(own)), endpoint=False).astype(np.int64)]
+
+
+def _of_server(run: Run, gaps: Gaps, stalls: Stalls) -> dict[int, float]:
+    """By stage: the share of the gaps of 0 in late responses that is to be expected from the responses read in time."""
+    slices = gaps.slices
+    late = slices.read_late()
+    count = slices.end - slices.start - 1
+    rows = run.records.rows[slices.own]
+    mean = np.maximum(slices.total / np.maximum(count, 1), 1.0)
+    at_once = 1 + (stalls.during(rows["shard"], rows["sent"], rows["done"]) + TICK) / mean  # the client may merge
+    in_time = slices.counted & ~late
+    certain = in_time & (slices.zeros >= SEVERAL * at_once)
+    shares = {}
+    for stage in gaps.stages:
+        own = slices.stage == stage
+        ours, others = late & own, in_time & own
+        expected = slices.zeros[certain & own].sum() / max(count[others].sum(), 1) * count[ours].sum()
+        shares[stage] = min(float(expected / max(slices.zeros[ours].sum(), 1)), 1.0)
+    return shares
 
 
 class _Runs(msgspec.Struct, frozen=True):

@@ -16,12 +16,12 @@ from inferometer.analysis.checks.effect import (
     checked,
     compare_doubtful,
     judge_effects,
-    percentiles_without,
+    percentiles_replacing,
     successful,
     values_of,
 )
 from inferometer.analysis.checks.evidence import Check, Evidence, StageEvidence
-from inferometer.analysis.client_samples import STALL, Interval, by_shard, errors, overlapping
+from inferometer.analysis.client_samples import STALL, TICK, Interval, by_shard, errors, overlapping
 from inferometer.analysis.percentiles import rank
 from inferometer.records import MISSING, Sample
 from inferometer.units import NS, format_seconds
@@ -98,6 +98,9 @@ def stalls(evidence: Evidence) -> Check | None:
 
     Kernel timestamps do not depend on when the client reads. A stall still delays sends and merges chunks, which the checks
     `lag` and `read_delay` judge from the rows themselves.
+
+    Without them, every arrival in the time of a sample may be late by its longest stall. A stall shorter than the monitor's tick
+    is a few late wake-ups, unless the loop was busy all the time, so that every arrival had to wait.
     """
     shards = by_shard([sample for sample in evidence.run.records.samples if sample.at > 0])
     if not shards:
@@ -107,7 +110,11 @@ def stalls(evidence: Evidence) -> Check | None:
     blocked = f"event loop was blocked for {share:.2%} of the time, for {format_seconds(longest)} at most"
     remedy = "Give it a CPU core of its own, or use another machine."
     if evidence.stamps == "user":
-        late = [Interval(s.shard, begin, s.at + STALL, s.stall) for begin, s in _spans(shards) if s.stall >= STALL]
+        late = [
+            Interval(s.shard, begin, s.at + STALL, s.stall)
+            for begin, s in _spans(shards)
+            if s.stall >= TICK or s.cpu > evidence.limits.cpu
+        ]
         cause = f"The client's {blocked}, and arrivals were timestamped when they were read"
         changed = judge_effects("stalls", _effects(evidence, late, (-1,)), evidence.limits, cause, remedy)
         if changed is not None:
@@ -202,11 +209,12 @@ def _effects_on_gaps(evidence: Evidence, intervals: Sequence[Interval]) -> list[
         return []
     others = gaps.gather(evidence.run, good & ~doubtful)
     largest = max(interval.error for interval in intervals) / NS
+    nothing = np.zeros(0, np.int64)
     effects = []
     for stage in evidence.stages:
         left = others.values[others.stages.get(stage.stage, slice(0, 0))]
         values = checked(stage.metrics["itl"])
-        without = percentiles_without(left, np.zeros(0, np.int64), values)
+        without = percentiles_replacing(left, nothing, nothing, values)
         for name, printed in values.items():
             corrected = min(max(without.get(name, 0.0), printed - largest), printed + largest)
             effects.append(Effect(printed, corrected, name, "itl", stage))

@@ -23,6 +23,7 @@ PRINTED = ("p50", "p90", "p95", "p99")
 """The percentiles that are checked, if there are enough values for them."""
 Seconds = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Whole = NDArray[np.int64]
 
 
 class Effect(NamedTuple):
@@ -31,14 +32,13 @@ class Effect(NamedTuple):
     printed: float
     """In seconds, like `corrected`."""
     corrected: float
-    """NaN if hardly a value remains without the suspects, so that the percentile is not known."""
     percentile: str
     metric: str
     stage: StageEvidence
 
     @property
     def seconds(self) -> float:
-        return math.inf if math.isnan(self.corrected) else abs(self.printed - self.corrected)
+        return abs(self.printed - self.corrected)
 
     @property
     def share(self) -> float:
@@ -53,8 +53,6 @@ class Effect(NamedTuple):
 
     def __str__(self) -> str:
         measured = f"the {self.figure} is {format_seconds(self.printed)}"
-        if math.isnan(self.corrected):
-            return f"{measured}, and too few values remain without that to say what it should be"
         off = f" ({self.share:.1%} off)" if math.isfinite(self.share) else ""
         return f"{measured}, and would be {format_seconds(max(self.corrected, 0.0))} without that{off}"
 
@@ -140,20 +138,25 @@ def percentiles(values: Seconds, names: Iterable[str], infinite: int = 0) -> dic
     return {name: float(known[index]) if index < len(known) else math.inf for name, index in ranks.items()}
 
 
-def percentiles_without(values: Values, suspects: NDArray[np.int64], names: Iterable[str]) -> Mapping[str, float]:
-    """Percentiles of gaps (ns, reordered) without `suspects`, which are some of them, in ascending order; in seconds.
+def percentiles_replacing(
+    values: Values, suspects: Whole, replacements: Whole, names: Iterable[str]
+) -> Mapping[str, float]:
+    """Percentiles of gaps (ns, reordered) if `suspects`, which are some of them, were as many `replacements`; in seconds.
 
-    In `values`, the percentile is at least at its rank among those that remain, and at most `len(suspects)` further up.
+    Both are in ascending order. The percentile is a replacement, or one of the values that are at most `len(suspects)` ranks
+    away from it in `values`.
     """
-    remaining = len(values) - len(suspects)
-    targets = {n: rank(PERCENTILES[n], remaining) for n in names if remaining >= needed(PERCENTILES[n])}
-    ends = {name: (target - 1, target - 1 + len(suspects)) for name, target in targets.items()}
+    count, most = len(values), len(suspects)
+    targets = {name: rank(PERCENTILES[name], count) for name in names if count >= needed(PERCENTILES[name])}
+    ends = {name: (max(at - 1 - most, 0), min(at - 1 + most, count - 1)) for name, at in targets.items()}
     select(values, sorted({index for pair in ends.values() for index in pair}))
     found = {}
     for name, (low, high) in ends.items():
-        near = np.sort(values[low : high + 1])
-        left = np.arange(low + 1, high + 2) - np.searchsorted(suspects, near, "right")
-        found[name] = int(near[int(np.argmax(left >= targets[name]))]) / NS
+        near = np.sort(values[low : high + 1].astype(np.int64))
+        possible = np.sort(np.concatenate([near, replacements]))
+        others = np.searchsorted(near, possible, "right") - np.searchsorted(suspects, possible, "right")
+        below = low + others + np.searchsorted(replacements, possible, "right")
+        found[name] = int(possible[int(np.argmax(below >= targets[name]))]) / NS
     return found
 
 

@@ -12,6 +12,8 @@ from inferometer.units import format_seconds
 
 SHARE = 0.005
 """Share of the median time to first token that the p99 of the lag may have without a warning, even if limits.lag is less."""
+ENOUGH = 100
+"""Requests from which on the p99 of the lag is judged by itself: that of fewer is their largest."""
 
 _FROM_INTENDED = ("ttft", "e2e")
 _REMEDY = "If the client is busy, use more client.processes or lower the load. If its machine is (shared and virtual machines wake up late), use a quieter one."
@@ -30,7 +32,7 @@ def lag(evidence: Evidence) -> Check | None:
         lags = client_lag(sent)
         p99, allow = percentiles(lags, ["p99"])["p99"], allowed(evidence, rows)
         message = f"p99 of the client's own lag{stage.label} is {format_seconds(p99)}"
-        if p99 > allow:
+        if p99 > allow and len(sent) >= ENOUGH:
             bad = f"{message}, more than {format_seconds(allow)}, but that changes no percentile by more than {evidence.limits.effect_pass:.1%}. {_REMEDY} Or allow it with limits.lag."
             warnings.append(Check("lag", "warn", p99, allow, bad, ("latency",), (stage.stage,)))
         measured.append(Check("lag", "pass", p99, allow, message))

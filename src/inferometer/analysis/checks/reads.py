@@ -1,7 +1,5 @@
 """Did chunks come together because the client read them late, or because the server or the network merged them?"""
 
-import math
-
 import numpy as np
 
 from inferometer.analysis.checks.effect import (
@@ -9,7 +7,7 @@ from inferometer.analysis.checks.effect import (
     checked,
     compare_doubtful,
     judge_effects,
-    percentiles_without,
+    percentiles_replacing,
     successful,
     values_of,
 )
@@ -64,8 +62,8 @@ def _merged_gaps(stage: StageEvidence, merges: Merges) -> list[Effect]:
     if suspects is None:
         return []
     values = checked(stage.metrics["itl"])
-    without = percentiles_without(stage.gaps, suspects, values)
-    return [Effect(value, without.get(name, math.nan), name, "itl", stage) for name, value in values.items()]
+    without = percentiles_replacing(stage.gaps, suspects, merges.likely[stage.stage], values)
+    return [Effect(values[name], corrected, name, "itl", stage) for name, corrected in without.items()]
 
 
 def _merged_first_chunks(evidence: Evidence, stage: StageEvidence) -> list[Effect]:
