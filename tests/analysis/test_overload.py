@@ -161,6 +161,19 @@ def test_a_stage_of_less_than_twice_the_length_of_a_session_is_too_short() -> No
     assert few.status == "too_short" and few.reason.startswith("a session takes 1")
 
 
+def test_long_sessions_that_still_fill_the_pipeline_are_not_called_overload() -> None:
+    """From 1 to about 60 turns of 1.3 s on a server without a queue: the shortest sessions end early in the stage."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        turns = rng.geometric(1 / 20, 150)
+        session = np.repeat(np.arange(150), turns)
+        turn = np.concatenate([np.arange(count) for count in turns])
+        arrived = np.sort(rng.uniform(0, 30, 150))[session] + 1.3 * turn
+        rows = queues.open_rows(arrived, arrived + 0.3)
+        rows["turn"], rows["session"] = turn, session
+        assert drift(rows, queues.stage(5, 30)).status == "too_short", seed
+
+
 def test_sessions_in_progress_count_until_their_last_turn_has_ended() -> None:
     rows = queues.session_rows(5, 60, 100)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]

@@ -40,7 +40,8 @@ _SETTLING = 0.1
 """Share of a stage that is not looked at, even if the pipeline fills faster."""
 FLOOD, _FLOODED, _QUICK = 0.01, 0.5, 0.2
 """Far above its capacity, a server is so late with the first tenth of the requests that the stage looks too short. It is overloaded if
-the first hundredth took less than a fifth of the stage, and the number in flight then grew by half of the arrivals."""
+the first hundredth took less than a fifth of the stage, and the number in flight then grew by half of the arrivals. Sessions have
+from one to many turns, so a few short ones come first by chance: they are not judged by this."""
 _ENOUGH, _FILLING = 4, 0.3
 """A stage should last four times the p90 of the end-to-end time. In a shorter one, the requests that take even longer may still be
 filling the pipeline, so growth by up to this share of the arrivals says nothing. A queue that makes responses take that long grows
@@ -81,7 +82,7 @@ def overload(rows: Columns, plan: StagePlan, limit: float = LIMIT) -> Overload:
     if fill is None or not length:
         return Overload("not_applicable", "no request was sent" if fill is None else f"all {word}s arrived at once")
     start, is_short = fill, fill > _HALF * length
-    if is_short:
+    if is_short and units is rows:
         start, limit = min(fill_time(units, FLOOD) or fill, fill), max(limit, _FLOODED)
     if not is_short or start <= _QUICK * length:
         begin = first + max(round(_SETTLING * length), start)
