@@ -56,6 +56,26 @@ def queue_rows(
     return open_rows(arrived, serve(arrived, SERVICE[service](rng, slots / capacity, len(arrived)), slots))
 
 
+def session_rows(
+    rate: float, seconds: float, slots: int, turns: int = 8, think: float = 1.0, mean: float = 0.3, seed: int = 0
+) -> np.ndarray:
+    """`rate` sessions/s; each turn but the first is intended `think` seconds after the end of the turn before."""
+    rng = np.random.default_rng(seed)
+    due = [(at, 0, session) for session, at in enumerate(arrivals("poisson", rate, seconds, rng).tolist())]
+    free, ended = [0.0] * slots, []
+    while due:
+        at, turn, session = heapq.heappop(due)
+        done = max(heapq.heappop(free), at) + float(rng.exponential(mean))
+        heapq.heappush(free, done)
+        ended.append((at, done, turn, session))
+        if turn + 1 < turns:
+            heapq.heappush(due, (done + think, turn + 1, session))
+    at, done, turn, session = np.array(ended).T
+    rows = open_rows(at, done)
+    rows["turn"], rows["session"] = turn, session
+    return rows
+
+
 def closed_rows(
     users: int, seconds: float, mean: float, seed: int = 0, ramp: float = 0.0, service: str = "exponential"
 ) -> np.ndarray:

@@ -350,6 +350,21 @@ def test_concurrency_does_not_apply_with_think_time_or_if_no_request_was_replace
     assert not applies(closed(plan=(msgspec.structs.replace(made.CLOSED, concurrency=600),)), "concurrency")
 
 
+def test_concurrency_does_not_apply_if_only_a_few_requests_were_replaced() -> None:
+    """The time from the start of the last user to the last send is then only as long as the gaps between requests."""
+    rows, chunks = made.closed_rows(9)
+    assert not applies(summarise(made.run(rows, chunks)), "concurrency")
+    rows, chunks = made.closed_rows(16)
+    assert check(summarise(made.run(rows, chunks)), "concurrency").status == "pass"
+
+
+def test_concurrency_after_the_loss_of_a_process_names_it() -> None:
+    plan = msgspec.structs.replace(made.CLOSED, concurrency=16)
+    lost = Outcome(errors=("client process 1 died of signal 9",))
+    found = check(closed(plan=(plan,), outcome=lost), "concurrency")
+    assert "client process 1 died of signal 9" in found.message and "client.processes" not in found.message
+
+
 def test_in_flight_is_counted_after_the_ramp_and_before_the_drain() -> None:
     rows = made.blank(4)
     rows["sent"] = np.array([0, 1, 3, 4]) * SECOND  # two users, the second a second later

@@ -7,7 +7,7 @@ import queues
 import synthetic_run as made
 
 from inferometer.analysis.checks import Check
-from inferometer.analysis.overload import Overload, overload
+from inferometer.analysis.overload import Overload, by_session, overload
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.records import MISSING, Columns, Failure, Outcome, StagePlan
 
@@ -105,10 +105,97 @@ def test_closed_loops_have_no_overload() -> None:
     assert not any(check.name == "overload" for check in found.checks)
 
 
-def test_too_few_requests_are_not_tested() -> None:
+def test_the_growth_of_too_few_requests_is_not_tested() -> None:
     arrived = np.arange(19) / 10
-    found = drift(queues.open_rows(arrived, arrived + 5), queues.stage(10, 1.9, "constant"))
+    found = drift(queues.open_rows(arrived, arrived + 0.5), queues.stage(10, 1.9, "constant"))
     assert found.status == "not_applicable" and "19 requests are too few" in found.reason
+
+
+@pytest.mark.parametrize("limits", [{"duration": 1.9}, {"requests": 19}])
+def test_a_few_requests_whose_responses_take_longer_than_the_stage_are_too_short(limits: dict[str, float]) -> None:
+    arrived = np.arange(19) / 10
+    rows = queues.open_rows(arrived, arrived + np.arange(5, 24))
+    found = summarise(queues.run(rows, StagePlan(type="constant", open=True, rate=10, **limits)))
+    assert found.overload is not None and found.overload.status == "too_short"
+    assert found.verdict == "INVALID" and "the stage lasts 1.9 s" in check_of(found).message
+
+
+@pytest.mark.parametrize(("count", "rate", "takes"), [(1, 1, 5), (1, 5, 0.3), (2, 2, 0.4), (4, 5, 0.3), (5, 5, 0.45)])
+def test_a_handful_of_quick_requests_is_valid(count: int, rate: float, takes: float) -> None:
+    arrived = np.arange(count) / rate
+    rows = queues.open_rows(arrived, arrived + takes)
+    found = summarise(queues.run(rows, queues.stage(rate, count / rate, "constant")))
+    assert found.overload is not None and found.overload.status == "not_applicable"
+    assert check_of(found).status == "pass"
+
+
+def test_one_slow_response_does_not_make_a_few_requests_too_short() -> None:
+    arrived, takes = np.arange(10) / 10, np.full(10, 0.1)
+    takes[0] = 0.9
+    found = drift(queues.open_rows(arrived, arrived + takes), queues.stage(10, 1, "constant"))
+    assert found.status == "not_applicable"
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [6, 8])
+def test_more_sessions_than_the_server_completes_are_overload(slots: int) -> None:
+    """5 sessions/s with 8 turns are 40 requests/s: the later turns wait for the server, so requests in flight hide it."""
+    found = summarise(queues.run(queues.session_rows(5, 60, slots), queues.stage(5, 60)))
+    assert found.overload is not None and found.overload.status == "overloaded" and found.verdict == "INVALID"
+    assert found.overload.capacity == pytest.approx(slots / 0.3, rel=0.1)
+    assert found.throughput.requests == pytest.approx(slots / 0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("slots", [14, 100])
+def test_sessions_that_the_server_keeps_up_with_are_steady(slots: int) -> None:
+    for seed in range(5):
+        assert drift(queues.session_rows(5, 120, slots, seed=seed), queues.stage(5, 120)).status == "steady", seed
+
+
+def test_a_stage_of_less_than_twice_the_length_of_a_session_is_too_short() -> None:
+    found = drift(queues.session_rows(5, 15, 100), queues.stage(5, 15))
+    assert found.status == "too_short" and found.reason.startswith("a session takes 1")
+    few = drift(queues.session_rows(1, 15, 100), queues.stage(1, 15))
+    assert few.status == "too_short" and few.reason.startswith("a session takes 1")
+
+
+def test_long_sessions_that_still_fill_the_pipeline_are_not_called_overload() -> None:
+    """From 1 to about 60 turns of 1.3 s on a server without a queue: the shortest sessions end early in the stage."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        turns = rng.geometric(1 / 20, 150)
+        session = np.repeat(np.arange(150), turns)
+        turn = np.concatenate([np.arange(count) for count in turns])
+        arrived = np.sort(rng.uniform(0, 30, 150))[session] + 1.3 * turn
+        rows = queues.open_rows(arrived, arrived + 0.3)
+        rows["turn"], rows["session"] = turn, session
+        assert drift(rows, queues.stage(5, 30)).status == "too_short", seed
+
+
+def test_sessions_in_progress_count_until_their_last_turn_has_ended() -> None:
+    rows = queues.session_rows(5, 60, 100)
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    single = queues.open_rows(np.arange(60.0), np.arange(60.0) + 0.3)
+    single["turn"] = single["session"] = -1
+    single["id"] = 10_000 + np.arange(60)
+    found = by_session(Columns.of(np.concatenate([rows, single])))
+    assert len(found) == 300 + 60
+    for index, session in enumerate(rows["session"][rows["turn"] == 0]):
+        own = rows[rows["session"] == session]
+        assert found["intended"][index] == own["intended"].min() and found["done"][index] == own["done"].max()
+    assert (found["done"][300:] == single["done"]).all()
+
+
+def test_sessions_of_one_turn_are_requests() -> None:
+    rows = queues.queue_rows(100, 90, 30)
+    without = drift(rows, queues.stage(100, 30))
+    rows["session"], rows["turn"] = rows["id"], 0
+    assert drift(rows, queues.stage(100, 30)) == without
+
+
+# --- the records -----------------------------------------------------------------------------------------------------
 
 
 def test_requests_that_wait_at_the_cap_of_the_client_are_in_flight() -> None:

@@ -125,6 +125,52 @@ def test_intervals_surround_the_rates() -> None:
     assert covered >= 35
 
 
+def test_the_last_turns_of_sessions_do_not_lower_the_rate() -> None:
+    """After the last session has arrived, the load falls: 40/s were reported as 35/s."""
+    found = [rates(queues.run(queues.session_rows(5, 60, 100, seed=seed), queues.stage(5, 60))) for seed in range(10)]
+    assert np.mean([each.requests for each in found]) == pytest.approx(40, rel=0.02)
+    assert np.mean([each.offered for each in found]) == pytest.approx(40, rel=0.02)
+    assert all(each.span is not None and each.span < 52 for each in found)
+
+
+def test_sessions_that_take_more_than_half_of_the_stage_have_no_rates() -> None:
+    found = rates(queues.run(queues.session_rows(5, 15, 100), queues.stage(5, 15)))
+    assert found.requests is None and found.reason.startswith("the first sessions took 1")
+
+
+def test_every_rate_has_an_interval() -> None:
+    rows, chunks = streams(20, 30, 100, 0.05)
+    run = made.run(rows, chunks, plan=(queues.stage(20, 30, "constant"),), server={"batch": 4})
+    found = rates(run)
+    assert set(found.ci) == {"requests", "output_tokens", "input_tokens", "total_tokens", "inferences", "in_flight"}
+    for name, (low, high) in found.ci.items():
+        assert (
+            low is not None
+            and high is not None
+            and low <= getattr(found, name) * 1.001
+            and high >= getattr(found, name) * 0.999
+        )
+    assert found.ci["inferences"] == pytest.approx([4 * end for end in found.ci["requests"]])
+
+
+def test_the_interval_of_the_number_in_flight_comes_from_its_means_in_blocks_of_time() -> None:
+    """An M/M/1 queue at a load of 0.5 has one request in the system on average."""
+    covered = 0
+    for seed in range(40):
+        found = rates(queues.run(queues.queue_rows(40, 80, 120, seed), queues.stage(40, 120)))
+        low, high = found.ci["in_flight"]
+        assert low is not None and high is not None and found.in_flight is not None
+        assert (low + high) / 2 == pytest.approx(found.in_flight, rel=1e-4)
+        covered += low <= 1 <= high
+    assert covered >= 35
+
+
+def test_a_constant_number_in_flight_has_a_narrow_interval() -> None:
+    plan = StagePlan(type="closed", open=False, concurrency=8, duration=20)
+    found = rates(queues.run(queues.closed_rows(8, 20, 0.1), plan))
+    assert found.ci["in_flight"] == (pytest.approx(8, rel=1e-3), pytest.approx(8, rel=1e-3))
+
+
 def test_one_request_has_no_rates() -> None:
     found = rates(constant(1, 1, 0.5))
     assert found.offered is None and found.requests is None and found.reason == "fewer than two requests were sent"
@@ -162,6 +208,12 @@ def test_a_closed_loop_without_a_second_response_per_user_has_no_rates() -> None
     rows, chunks = made.closed_rows(12)
     found = rates(made.run(rows, chunks))
     assert found.requests is None and "use at least 32 requests" in found.reason
+
+
+def test_a_closed_loop_with_a_duration_that_is_too_short_names_a_longer_one() -> None:
+    plan = StagePlan(type="closed", open=False, concurrency=8, duration=1.5)
+    found = rates(queues.run(queues.closed_rows(8, 1.5, 2, service="constant"), plan))
+    assert found.requests is None and "use a load.duration of at least 8 s" in found.reason
 
 
 def test_the_ramp_and_the_first_responses_are_not_counted() -> None:

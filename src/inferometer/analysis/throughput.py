@@ -4,7 +4,8 @@ At the start of a stage nothing has been completed yet, and at its end nothing m
 Dividing by all of that time would report fewer requests per second than the server handled.
 
 Open loop: completions from the first send plus the p90 of the end-to-end time of the first tenth of the requests (by then the
-pipeline is full) to the last send. If less than half of the stage remains, there are no rates.
+pipeline is full) to the last send. If less than half of the stage remains, there are no rates. Of sessions: from the p90 of the
+length of the first tenth of them to the last first turn, because later turns are still sent after the load has ended.
 
 Closed loop: from when all users have started to the last send, all users are busy. The rates count over that time, without
 the p90 of the users' first end-to-end times if at least half of it remains: at first, only the shortest of the requests have
@@ -20,6 +21,7 @@ of tokens per chunk is not always known.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from inferometer.analysis import blocks, exact, settings, stability
 from inferometer.analysis.metrics import decoded_tokens, e2e_service
-from inferometer.analysis.overload import EARLY, FLOOD, Overload, fill_time, stage_length
+from inferometer.analysis.overload import EARLY, FLOOD, Overload, by_session, fill_time, stage_length
 from inferometer.analysis.window import COOLDOWN, START, STEADY, WARMUP
 from inferometer.records import MISSING, PHASES, Columns, Run, StagePlan
 from inferometer.units import NS, format_seconds
@@ -38,6 +40,8 @@ Interval = tuple[float | None, float | None]
 _HALF = 0.499
 """The least share of a stage that has to remain; a little less than half, so that rounding does not decide."""
 _MILLI = 1000
+_FINE = 1 << 20
+"""Parts of a block of time: instants are rounded to them, so that sums are exact."""
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -55,7 +59,7 @@ class Throughput(msgspec.Struct, frozen=True):
     span: float | None = None
     """Seconds that the rates count over: the window without the edges of the stage."""
     ci: dict[str, Interval] = {}
-    """95 % confidence intervals of `requests` and `output_tokens`."""
+    """95 % confidence intervals of the rates and of `in_flight`."""
     reason: str = ""
     """Why there are no rates."""
 
@@ -162,25 +166,30 @@ def _span(
     if stable is not None and stable.settled is not None:
         return _Span(*stable.settled)
     if plan.open:
-        return _open_span(rows, sent, start, end, overload)
+        return _open_span(rows, start, end, overload)
     return _closed_span(rows, sent, plan, start, end)
 
 
-def _open_span(rows: Columns, sent: NDArray[np.int64], start: int, end: int, overload: Overload) -> _Span:
+def _open_span(rows: Columns, start: int, end: int, overload: Overload) -> _Span:
+    units, good = by_session(rows), by_session(rows[rows["failure"] == 0])
+    sent = units["sent"]
+    sent = sent[sent != MISSING]
+    if not len(sent):
+        return _Span(reason="no session was started")
     first, begin, finish = int(sent.min()), max(start, int(sent.min())), min(end, int(sent.max()))
     count = int(np.count_nonzero((sent >= begin) & (sent <= finish)))
     length = stage_length(begin, finish, count)
-    good = rows[rows["failure"] == 0]
     fill = fill_time(good) or 0
     for share in (EARLY, FLOOD) if overload.status == "overloaded" else (EARLY,):
         full = max(begin, first + (fill_time(good, share) or 0))
         if finish > full and finish - full + length - (finish - begin) >= _HALF * length:
             return _Span(full, finish)
+    what = "responses" if units is rows else "sessions"
     if not length:
         return _Span(reason="fewer than two requests were sent")
     took, lasted, needs = (format_seconds(time / NS) for time in (fill, length, 4 * fill))
     return _Span(
-        reason=f"the first responses took {took} and requests were sent for {lasted}, of which less than half remains without "
+        reason=f"the first {what} took {took} and requests were sent for {lasted}, of which less than half remains without "
         f"the edges: run for at least {needs}"
     )
 
@@ -194,10 +203,12 @@ def _closed_span(rows: Columns, sent: NDArray[np.int64], plan: StagePlan, start:
         responses = np.count_nonzero((sent > full) & (sent <= finish))
         if responses >= plan.concurrency and finish > full and finish - full >= _HALF * (finish - begin):
             return _Span(full, finish, partly=True)
-    return _Span(
-        reason="fewer than two responses per user after all users had started: "
-        f"use at least {4 * plan.concurrency:,} requests"
-    )
+    remedy = f"use at least {4 * plan.concurrency:,} requests"
+    if plan.duration and not plan.requests:
+        remedy = (
+            f"use a load.duration of at least {format_seconds(plan.ramp_up + max(4 * fill / NS, 2 * plan.duration))}"
+        )
+    return _Span(reason=f"fewer than two responses per user after all users had started: {remedy}")
 
 
 def busy_span(sent: NDArray[np.int64], plan: StagePlan) -> tuple[int, int] | None:
@@ -226,22 +237,34 @@ def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, flo
     found = Throughput(offered=offered(counted), decode=_decode(counted))
     if span.reason:
         return msgspec.structs.replace(found, reason=span.reason)
+    if (counted["open_loop"] != 0).any() and (
+        counted["turn"] > 0
+    ).any():  # later turns are sent after the load has ended, too
+        found = msgspec.structs.replace(
+            found, offered=offered(counted[(counted["sent"] >= span.start) & (counted["sent"] <= span.end)])
+        )
     seconds = (span.end - span.start) / NS
     chosen = np.flatnonzero(_overlapping(rows, span) & mask)
-    in_flight = _time_within(rows[chosen], span)
+    in_flight, in_flight_ci = _time_within(rows[chosen], span), _interval_in_flight(rows[chosen], span)
     chosen = chosen[rows["failure"][chosen] == 0]
     own = rows[chosen]
     weights = _weights(own, span)
     requests = float(exact.total(weights)) / seconds
     tokens_in = _total(own["n_in"], weights)
     arrived = _arrived(own, chosen, weights, span, tokens)
+    received = None if tokens_in is None else np.where(weights > 0, own["n_in"] * weights, 0.0)
     tokens_out = None if arrived is None else float(exact.total(arrived))
     both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
     batch = settings.number(run.manifest.server, "batch")
     at = np.clip(own["done"], span.start, span.end)
-    intervals = {"requests": _interval(at, weights, span)}
-    if arrived is not None:
-        intervals["output_tokens"] = _interval(at, arrived, span)
+    counts = {
+        "requests": weights,
+        "output_tokens": arrived,
+        "input_tokens": received,
+        "total_tokens": None if arrived is None or received is None else arrived + received,
+        "inferences": None if batch is None else weights * batch,
+    }
+    intervals = {name: _interval(at, count, span) for name, count in counts.items() if count is not None}
     return msgspec.structs.replace(
         found,
         requests=requests,
@@ -252,7 +275,7 @@ def _rates(run: Run, mask: NDArray[np.bool_], span: _Span, tokens: dict[int, flo
         in_flight=in_flight / (span.end - span.start),
         little=_little(_time_within(own, span) / (span.end - span.start), requests, counted),
         span=seconds,
-        ci=intervals,
+        ci=intervals | {"in_flight": in_flight_ci},
     )
 
 
@@ -307,6 +330,26 @@ def _decode(counted: Columns) -> float | None:
 def _interval(at: NDArray[np.int64], weights: NDArray[np.float64], span: _Span) -> Interval:
     _, low, high = blocks.rate(at, np.rint(weights * _MILLI), span.start, span.end)
     return None if low is None else low / _MILLI, None if high is None else high / _MILLI
+
+
+def _interval_in_flight(rows: Columns, span: _Span) -> Interval:
+    """The interval of the mean number in flight, from its mean in each block; `rows` were in flight during the span."""
+    length = span.end - span.start
+
+    def enter(at: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """How many instants each block has, and how much of the block remains after each: the sum, in units of 1 / _FINE."""
+        position = (np.clip(at, span.start, span.end) - span.start) * (blocks.BLOCKS / length)
+        block = np.minimum(position.astype(np.int64), blocks.BLOCKS - 1)
+        rest = np.rint((block + 1 - position) * _FINE)
+        return np.bincount(block, minlength=blocks.BLOCKS), np.bincount(block, rest, minlength=blocks.BLOCKS)
+
+    (started, after_start), (ended, after_end) = enter(rows["sent"]), enter(rows["done"])
+    change = started - ended
+    means = (np.cumsum(change) - change) * _FINE + after_start - after_end
+    middles = span.start + (np.arange(blocks.BLOCKS) * 2 + 1) * length // (2 * blocks.BLOCKS)
+    _, low, high = blocks.rate(middles, means, span.start, span.end)
+    unit = length / NS / (blocks.BLOCKS * _FINE)
+    return None if low is None else low * unit, None if high is None else high * unit
 
 
 def offered(rows: Columns) -> float | None:

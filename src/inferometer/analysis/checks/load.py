@@ -234,7 +234,7 @@ def concurrency(evidence: Evidence) -> Check | None:
     if share >= (WARN_ONE if planned == 1 else WARN):
         return Check("concurrency", "pass", share, limit, message)
     own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
-    is_allowed, remedy = _why_fewer(own, planned)
+    is_allowed, remedy = _why_fewer(own, planned, evidence.run.manifest.outcome.errors)
     status: Literal["warn", "fail"] = "warn" if is_allowed or share >= limit else "fail"
     short = tuple(sorted(stage for share, _, stage in results if share < WARN))
     label = f", in stage {stage + 1}" if len(evidence.stages) > 1 else ""
@@ -243,8 +243,10 @@ def concurrency(evidence: Evidence) -> Check | None:
     )
 
 
-def _why_fewer(rows: Columns, planned: int) -> tuple[bool, str]:
-    """Why completed requests were not replaced immediately, and whether that is always allowed."""
+def _why_fewer(rows: Columns, planned: int, errors: tuple[str, ...]) -> tuple[bool, str]:
+    """Why completed requests were not replaced immediately, and whether that is always allowed. `errors` are of client processes."""
+    if errors:
+        return False, f"The load was not the planned one: {errors[0].rstrip('.')}. See the check workers."
     if (rows["failure"] > 0).any():
         return False, "After a failure, a user pauses before the next request: see the failures."
     median = float(np.median(rows["sent"] - rows["intended"])) / NS
@@ -264,11 +266,17 @@ def _why_fewer(rows: Columns, planned: int) -> tuple[bool, str]:
 
 
 def in_flight(rows: Columns, plan: StagePlan) -> float | None:
-    """Mean number of requests in flight while all users were at work; None if no request was replaced."""
-    busy = busy_span(rows["sent"], plan)
+    """Mean number of requests in flight while all users were at work; None if fewer requests were replaced than there are users.
+
+    The time in which a part of the first requests was replaced can be so short that the gaps between requests are most of it.
+    """
+    sent = rows["sent"]
+    busy = busy_span(sent, plan)
     if busy is None:
         return None
     begin, end = busy
+    if np.count_nonzero((sent > begin) & (sent <= end)) < plan.concurrency:
+        return None
     done = np.where(rows["done"] == MISSING, end, rows["done"])
-    lifetimes = np.clip(done, begin, end) - np.clip(rows["sent"], begin, end)
+    lifetimes = np.clip(done, begin, end) - np.clip(sent, begin, end)
     return int(lifetimes.sum()) / (end - begin)
