@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from inferometer import conduct
-from inferometer.analysis.percentiles import distribution
+from inferometer.analysis.percentiles import PERCENTILES, Distribution, distribution, needed
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.records import Run
@@ -92,12 +92,12 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
             cpu_per_request=_per(_cpu(full), len(full.records.rows)),
             cpu_per_chunk=per_chunk,
             chunks_per_second=None if per_chunk is None else 1 / per_chunk,
-            added_latency_p50=added.value("p50"),
-            added_latency_p99=added.value("p99"),
-            itl_error_p50=errors.value("p50"),
-            itl_error_p99=errors.value("p99"),
-            lag_p50={str(rate): summary.metrics["lag"].value("p50") for rate, summary in paced.items()},
-            lag_p99={str(rate): summary.metrics["lag"].value("p99") for rate, summary in paced.items()},
+            added_latency_p50=_percentile(added, "p50"),
+            added_latency_p99=_percentile(added, "p99"),
+            itl_error_p50=_percentile(errors, "p50"),
+            itl_error_p99=_percentile(errors, "p99"),
+            lag_p50={str(rate): _percentile(summary.metrics["lag"], "p50") for rate, summary in paced.items()},
+            lag_p99={str(rate): _percentile(summary.metrics["lag"], "p99") for rate, summary in paced.items()},
             stamps=str(one.manifest.clock["stamps"]),
             timer=str(one.manifest.clock["timer"]),
         )
@@ -150,3 +150,8 @@ def _null_server() -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def _percentile(found: Distribution, name: str) -> float | None:
+    """A percentile, if there are enough values. They need not be independent: this says what the machine does, not what it may do."""
+    return found.value(name) if found.count >= needed(PERCENTILES[name]) else None

@@ -82,7 +82,7 @@ def test_shared_memory_is_probed_and_left_as_it_was(identity: Running) -> None:
 def test_the_manifest_says_why_there_are_so_many_processes(
     sim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing, "usable_cores", lambda: 3)
+    monkeypatch.setattr(sizing.processors, "usable", lambda: 3.0)
     monkeypatch.setattr(sizing, "cpu_per_request", lambda *_: 1.0)
     manifest = measured(tmp_path, sim).manifest
     assert manifest.host["processes"] == 2
