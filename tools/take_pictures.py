@@ -28,11 +28,11 @@ class Camera(LiveView):
 
     def progress(self, snapshot: Snapshot) -> None:
         super().progress(snapshot)
-        if snapshot.elapsed > 20 and not self.taken:
+        if snapshot.elapsed > 40 and not self.taken:
             self.taken = True
             sheet = Console(record=True, width=WIDTH, file=io.StringIO())
             sheet.print(self._render())
-            save(sheet, "live", "inferometer run http://127.0.0.1:8000 --rate 40 --duration 30s")
+            save(sheet, "live", "inferometer run http://127.0.0.1:8000 --rate 40 --duration 1m")
 
 
 def save(sheet: Console, name: str, title: str) -> None:
@@ -43,10 +43,10 @@ def save(sheet: Console, name: str, title: str) -> None:
 
 def main() -> None:
     with (
-        running(Settings(sim=Sim(timing=Fixed(ttft=0.05, itl=0.01, jitter=0.05)), http=8000)) as url,
+        running(Settings(sim=Sim(timing=Fixed(ttft=0.2, itl=0.02, jitter=0.1)), http=8000)) as url,
         tempfile.TemporaryDirectory() as folder,
     ):
-        load = {"type": "poisson", "rate": 40, "duration": "30s"}
+        load = {"type": "poisson", "rate": 40, "duration": "1m"}
         data = {"input": 128, "output": 64}
         config = from_mapping({"server": {"url": url}, "load": load, "data": data, "output": folder})
         run, summary = conduct.measure(config, Camera(Console(file=io.StringIO())))
