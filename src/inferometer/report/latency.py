@@ -70,15 +70,17 @@ def _footnotes(shown: list[Distribution], columns: list[str]) -> list[str]:
         for name, found in each.unsupported.items():
             column = tables.COLUMNS[name]
             needs[column] = found.needs
-            longer[column] = max(longer.get(column, 0.0), found.more_seconds or 0.0)
+            more = (
+                0.0 if each is shown[-1] else found.more_seconds or 0.0
+            )  # the last is the lag, which is not the server's
+            longer[column] = max(longer.get(column, 0.0), more)
     notes = []
     marked = [name for name in columns if name in needs]
     if marked:
         wanted = ", ".join(f"{needs[name]:,} for {name}" for name in marked)
-        more = ", ".join(
-            f"{format_seconds(math.ceil(longer[name]))} longer for {name}" for name in marked if longer[name]
-        )
-        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}" + (f"; run {more}" if more else ""))
+        times = [f"{format_seconds(math.ceil(longer[name]))} longer for {name}" for name in marked if longer[name]]
+        remedy = f"; run {', '.join(times)}" if times else ""
+        notes.append(f"{tables.MARK} too few independent values: it needs {wanted}{remedy}")
     if failed := max((each.infinite for each in shown), default=0):
         notes.append(f"{failed:,} failed requests count as infinitely slow (measure.failures_as_inf)")
     return notes

@@ -81,7 +81,8 @@ def prompts(evidence: Evidence) -> Check | None:
         return None
     if distinct >= sent:
         return Check("prompts", "pass", distinct, sent, "no prompt was sent twice")
-    bad = f"{sent:,} requests used only {distinct:,} different prompts: a prefix cache may flatter the server. Use more prompts, or turn off the server's prefix cache."
+    plural = "s" if distinct > 1 else ""
+    bad = f"{sent:,} requests used only {distinct:,} different prompt{plural}: a prefix cache may flatter the server. Use more prompts, or turn off the server's prefix cache."
     return Check("prompts", "warn", distinct, sent, bad)
 
 
