@@ -22,7 +22,20 @@ from inferometer.serve.background import running
 from inferometer.serve.settings import Settings, simulator
 from inferometer.serve.sim.settings import Fixed, Sim
 
-FEW = ("--requests", "3", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--set", "client.processes=0")
+FEW = (
+    "--requests",
+    "3",
+    "--concurrency",
+    "1",
+    "--prompt",
+    "hello",
+    "--output",
+    "2",
+    "--set",
+    "client.processes=0",
+    "--set",
+    "client.probe=false",
+)
 
 
 @pytest.fixture(scope="module")

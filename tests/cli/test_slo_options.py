@@ -16,6 +16,7 @@ from inferometer.serve.sim.settings import Fixed
 FEW = ("--requests", "5", "--concurrency", "1", "--prompt", "hello", "--output", "2", "--quiet")
 LENIENT = {
     "client.processes": 0,
+    "client.probe": "false",
     "server.stream": "false",
     "limits": "{lag: 1s, cpu: 1, stalls: 1}",
     "load.think": "1ms",

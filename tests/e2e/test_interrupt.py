@@ -32,6 +32,7 @@ def start_run(
 ) -> "subprocess.Popen[str]":
     """Start `inferometer run` for 30 seconds."""
     arguments = ("--duration", "30s", "--prompt", "hello", "--output", "4", "--set", f"output={output or folder}")
+    arguments += ("--set", "client.probe=false")
     return start("run", url, *load, *arguments, *more, cwd=folder)
 
 

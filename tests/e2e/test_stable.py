@@ -11,7 +11,7 @@ from helpers import measure
 from inferometer.analysis.checks import Check
 from inferometer.analysis.summary import Summary
 
-SETTLING = {"type": "closed", "concurrency": 2, "stable": 1.0, "window": "150ms", "duration": "60s"}
+SETTLING = {"type": "closed", "concurrency": 2, "stable": 1.0, "window": "150ms", "duration": "60s", "ramp_up": 0}
 
 
 def check(summary: Summary) -> Check:

@@ -132,7 +132,7 @@ def config_for(url: str, folder: Path, processes: int) -> dict[str, Any]:
     }
     return (calls if url.startswith("grpc") else text) | {
         "load": {"type": "constant", "rate": 500, "requests": 500},
-        "client": {"processes": processes, "connections": 1},
+        "client": {"processes": processes, "connections": 1, "probe": False},
     }
 
 
@@ -183,7 +183,7 @@ def own_certificate(alpn: str) -> ssl.SSLContext:
 
 def test_running_out_of_sockets_before_the_start_is_a_clear_error(tmp_path: Path) -> None:
     with scripted(silent) as url:
-        config = config_for(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30}}
+        config = config_for(url, tmp_path, 0) | {"client": {"processes": 0, "connections": 30, "probe": False}}
         result = inferometer(config, tmp_path, already_open=40)
     assert result.returncode == 2
     assert "the limit of 100 open files" in result.stderr

@@ -45,7 +45,7 @@ def measure(folder: Path, url: str, load: dict[str, Any], **sections: Any) -> tu
         "server": {"url": url} | sections.pop("server", {}),
         "data": {"type": "synthetic", "input": 16, "output": 12},
         "load": load,
-        "client": {"processes": 0} | sections.pop("client", {}),
+        "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
         "output": str(folder),
     }
     run, summary = conduct.measure(from_mapping(tree | sections))

@@ -107,9 +107,10 @@ def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str)
 
 
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
-    """Records hold no text; but if the server reports no usage, they count the tokens of the text with our own tokenizer."""
+    """Records hold no text; but if the server reports no usage, the tokens of the text are counted with the given tokenizer."""
     plain = [stream_request(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
-    run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS))
+    own = {"tokenizer": str(tokenizer.load(None).path)}
+    run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS) | own)
     rows = run.records.rows
     assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([response.text for response in plain])
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}

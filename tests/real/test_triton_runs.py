@@ -26,7 +26,6 @@ from inferometer.analysis.summary import Summary
 from inferometer.errors import UserError
 from inferometer.records import MISSING, Run
 from inferometer.units import NS
-from inferometer.workload import tokenizer
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("patient")]
 pytest_plugins = ["triton_server"]
@@ -295,13 +294,13 @@ def test_generate_stream_counts_tokens_and_times_the_first(tmp_path: Path, trito
     )
     check_ok(run, 100)
     rows = run.records.rows
-    (count,) = tokenizer.load(None).count_batch([" la li lu la li lu la"])
     assert set(rows["chunk_count"].tolist()) == {7}
-    assert set(rows["n_out"].tolist()) == {count}
-    assert summary.tokens_counted_by == {"tokenizer": 100}
-    assert summary.metrics["ttft"].count == 100
+    assert set(rows["n_out"].tolist()) == {-1}, "neither the server nor the model's tokenizer counts them"
+    assert list(summary.tokens_counted_by) == ["nobody"]
+    counted = summary.metrics["ttft"].count
+    assert counted >= 96, "the first response of each user may be left out"
     assert ((rows["first_token"] - rows["sent"]) >= NS // 1000).all()
-    assert summary.metrics["itl"].count == 600
+    assert summary.metrics["itl"].count == 6 * counted
     assert statistics_of(run)["success count"] > 0
     assert (summary.breakdown, summary.no_breakdown) == (None, DECOUPLED)
 
@@ -311,8 +310,7 @@ def test_unstreamed_generate(tmp_path: Path, triton: Triton) -> None:
     data = {"type": "prompts", "prompts": ["la li lu"], "output": 1}
     run, _ = helpers.measure(tmp_path, triton.http, server=server, data=data, load=closed(4, 100))
     check_ok(run, 100)
-    (count,) = tokenizer.load(None).count_batch([" la"])
-    assert set(run.records.rows["n_out"].tolist()) == {count}
+    assert set(run.records.rows["n_out"].tolist()) == {-1}
 
 
 def test_unstreamed_generate_fails_if_the_model_sends_several_responses(tmp_path: Path, triton: Triton) -> None:
