@@ -51,7 +51,7 @@ def exponential_quantile(share: float, mean: float) -> float:
 def engine(rng: np.random.Generator, seconds: float, tokens: int = 1) -> tuple[Array, Array, Array]:
     """Chunks of a step-synchronous engine in a closed loop: arrivals (ns), and where each response's chunks start and end.
 
-    `tokens` per chunk: the server sends a chunk when it has as many.
+    `tokens` per chunk: the server sends a chunk when it has generated this many tokens.
     """
     steps = math.ceil(seconds / STEP)
     begins = [_starts(rng, steps) for _ in range(SLOTS)]
