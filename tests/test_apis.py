@@ -6,7 +6,8 @@ import pytest
 
 from inferometer.apis import APIS, DATA_TYPES, DEFAULT_APIS
 from inferometer.config import from_mapping
-from inferometer.config.schema import Data, Server
+from inferometer.config.data import Data
+from inferometer.config.schema import Server
 from inferometer.wire.calls import CODECS
 
 

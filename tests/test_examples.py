@@ -12,7 +12,9 @@ import yaml
 from command import cli
 
 from inferometer.cli.serve import command as serve
-from inferometer.config.schema import Data, Load, Server
+from inferometer.config.data import Data
+from inferometer.config.loads import Load
+from inferometer.config.schema import Server
 from inferometer.serve.background import Running, serving
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim

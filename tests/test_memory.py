@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from inferometer import memory, tensors, workload
+from inferometer.config.data import Tensors
 from inferometer.config.load import from_mapping
-from inferometer.config.schema import Tensors
 from inferometer.errors import UserError
 from inferometer.fleet.job import Job
 from inferometer.fleet.runner import make_task

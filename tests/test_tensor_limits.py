@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from inferometer import memory, tensors
-from inferometer.config.schema import TensorInput, Tensors
+from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
 from inferometer.infer import inputs
 from inferometer.infer.flags import InferFlags

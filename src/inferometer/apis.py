@@ -10,7 +10,25 @@ from typing import Literal, NamedTuple
 Scheme = Literal["http", "grpc"]
 """What a URL speaks; https and grpcs are the same over TLS."""
 
-DATA_TYPES = {"text": ("synthetic", "prompts", "jsonl"), "tensors": ("tensors",), "messages": ("messages",)}
+DATA_TYPES = {
+    "text": (
+        *(
+            "synthetic",
+            "random",
+            "shared_prefix",
+            "conversation",
+            "prompts",
+            "jsonl",
+            "sharegpt",
+            "csv",
+            "parquet",
+            "hub",
+        ),
+        *("openai-batch", "python", "trace", "mix"),
+    ),
+    "tensors": ("tensors", "images", "mix"),
+    "messages": ("messages", "mix"),
+}
 """Values of `data.type` that provide each kind of request; the first is the default."""
 
 

@@ -10,18 +10,10 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.schema import (
-    Config,
-    Constant,
-    Gamma,
-    Poisson,
-    RampUp,
-    Seconds,
-    StageSpec,
-    Tensors,
-    Window,
-    stages_of,
-)
+from inferometer.config.data import Tensors
+from inferometer.config.fields import RampUp, Seconds, Window
+from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
+from inferometer.config.schema import Config
 from inferometer.config.secret import REMOVED, is_secret
 from inferometer.probe.kserve import ModelFacts
 from inferometer.records import StagePlan

@@ -15,12 +15,44 @@ from inferometer.tensors import Tensor
 Messages = list[dict[str, object]]
 
 
+class RequestOptions(msgspec.Struct, frozen=True):
+    """What a request sends in addition to, or instead of, what the `server` section says. Requests of one class share an object."""
+
+    model: str = ""
+    """Empty: the model of the run."""
+    headers: dict[str, str] = {}
+    body: dict[str, Any] = {}
+    """Further fields of the body."""
+
+
+NO_OPTIONS = RequestOptions()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A later turn of a session, as far as it is known before the run.
+
+    Its prompt is that of the turn before, the response to it, and `messages`; or `payload` alone, if there is one.
+    """
+
+    messages: Messages
+    """The messages that the turn adds: usually one of the user."""
+    n_in: int
+    """Tokens that these messages add; with `payload`, its tokens. 0: not counted."""
+    n_out: int
+    think: int = 0
+    """Nanoseconds between the end of the turn before and this turn's intended instant."""
+    response: str | None = None
+    """A recorded response to the turn before, which stands in the prompt in place of the live one. None: the live one."""
+    payload: "str | Messages | list[int] | None" = None
+    """The whole prompt, if it does not continue that of the turn before."""
+
+
 class Request(msgspec.Struct, frozen=True):
     """What one request sends, before it is encoded for an API."""
 
     id: int
     payload: str | Messages | tuple[Tensor, ...] | list[Any]
-    """A prompt, chat messages, tensors, or the messages of a gRPC method (JSON or bytes)."""
+    """A prompt, chat messages, tensors, the messages of a gRPC method (JSON or bytes), or the ids of a prompt's tokens."""
     n_in: int
     """Tokens in the prompt, counted by the workload's tokenizer; 0 if they were not counted."""
     n_out: int
@@ -31,6 +63,11 @@ class Request(msgspec.Struct, frozen=True):
     """Its turn in the session, from 0."""
     think: int = 0
     """Nanoseconds between the end of the turn before and this turn's intended instant."""
+    later: tuple[Turn, ...] = ()
+    """The turns that follow this one, which is then the first of a session."""
+    class_: int = -1
+    """Index of its traffic class in data.classes; -1: there are no classes."""
+    options: RequestOptions = NO_OPTIONS
 
 
 class TurnResponse(msgspec.Struct, frozen=True):
@@ -243,7 +280,7 @@ class Calls(msgspec.Struct, frozen=True):
     from its first request to its last; to close it early, it skips to the last."""
     counts_tokens: bool = True
     """The client counts the tokens of responses for which the server does not report them."""
-    sessions: tuple[Callable[[], Session], ...] = ()
-    """Parallel to the tails, each of which is then the first turn of a session: starts the session that yields it."""
+    session: Callable[[int], Session] | None = None
+    """Starts the session whose first turn is the tail with this index. None: there are no sessions."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""

@@ -14,7 +14,8 @@ from inferometer.analysis.checks import Check
 from inferometer.analysis.stability import StabilityRule, assess
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.window import COOLDOWN, STEADY, WARMUP, mark
-from inferometer.config.schema import Measure, Window
+from inferometer.config.fields import Window
+from inferometer.config.schema import Measure
 from inferometer.records import MISSING, Columns, Run, StagePlan
 
 WINDOW = made.SECOND

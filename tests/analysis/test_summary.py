@@ -10,7 +10,8 @@ import synthetic_run as made
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.summary import Summary, summarise
 from inferometer.analysis.window import mark
-from inferometer.config.schema import Measure, Window
+from inferometer.config.fields import Window
+from inferometer.config.schema import Measure
 from inferometer.records import Columns, Failure
 from inferometer.report.json import encode
 

@@ -5,7 +5,8 @@ import pytest
 import synthetic_run as made
 
 from inferometer.analysis.window import COOLDOWN, START, STEADY, WARMUP, is_drifting, mark, mser
-from inferometer.config.schema import Measure, Window
+from inferometer.config.fields import Window
+from inferometer.config.schema import Measure
 from inferometer.records import MISSING, Columns, StagePlan
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from inferometer import schedule
 from inferometer.config import Config, from_mapping, read_tree
-from inferometer.config.schema import Bursts, Closed, Constant, Jsonl, Poisson, Prompts, Stages
+from inferometer.config.data import Jsonl, Prompts
+from inferometer.config.loads import Bursts, Closed, Constant, Poisson, Stages
 from inferometer.errors import UserError
 from inferometer.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
 
@@ -121,7 +122,7 @@ def test_the_given_tree_is_not_changed() -> None:
         ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
         ({"data": {"type": "synthetic", "xyz": 5}}, "data.xyz", "input, output, salt, tokenizer"),
         ({"load": {"type": "poison", "rate": 5}}, "there is no 'poison'", "did you mean poisson?"),
-        ({"data": {"type": "sharegpt"}}, "there is no 'sharegpt'", "jsonl | messages | prompts | synthetic | tensors"),
+        ({"data": {"type": "shargpt"}}, "there is no 'shargpt'", "did you mean sharegpt?"),
         ({"server": {"url": "http://x", "api": "chta"}}, "there is no 'chta'", "chat | completions"),
         ({"server": {"url": "http://x", "version": 2}}, "server.version: must be text, got 2", "quote it"),
         ({"load": {"type": "poisson", "rate": 0, "duration": 1}}, "load.rate: must be more than 0, got 0", "docs"),

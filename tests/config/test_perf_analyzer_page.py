@@ -9,7 +9,9 @@ import pytest
 from command import cli
 
 from inferometer import conduct
-from inferometer.config.schema import Closed, Config, Constant, Poisson, Stages, Tensors
+from inferometer.config.data import Tensors
+from inferometer.config.loads import Closed, Constant, Poisson, Stages
+from inferometer.config.schema import Config
 from inferometer.errors import UserError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "from-perf-analyzer.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.config import from_mapping, read_tree
-from inferometer.config.schema import Closed, Constant, Poisson, Stages
+from inferometer.config.loads import Closed, Constant, Poisson, Stages
 from inferometer.errors import UserError
 
 SERVER = {"server": {"url": "http://127.0.0.1:8000"}}

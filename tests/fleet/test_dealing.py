@@ -11,7 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from inferometer import schedule
-from inferometer.config.schema import Closed, Constant, Seconds, Stages
+from inferometer.config.fields import Seconds
+from inferometer.config.loads import Closed, Constant, Stages
 from inferometer.fleet.control import Grant, ShardHandle
 from inferometer.fleet.dealing import Dealing
 from inferometer.store.spool import STAGE_STEP, Control

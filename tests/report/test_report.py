@@ -20,7 +20,8 @@ from inferometer.analysis.window import mark
 from inferometer.cli.options import export_options
 from inferometer.cli.report import command
 from inferometer.cli.run import command as run_command
-from inferometer.config.schema import Measure, Window
+from inferometer.config.fields import Window
+from inferometer.config.schema import Measure
 from inferometer.errors import UserError
 from inferometer.records import Chunks, Columns, Failure, Run, Spent, StagePlan, StageStatistics
 from inferometer.report import blocks, console, json, output

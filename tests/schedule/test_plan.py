@@ -10,20 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from inferometer import schedule
-from inferometer.config.schema import (
-    Bursts,
-    Closed,
-    Constant,
-    Gamma,
-    Load,
-    Poisson,
-    Ramp,
-    RampUp,
-    Seconds,
-    Stages,
-    StageSpec,
-    Steps,
-)
+from inferometer.config.fields import RampUp, Seconds
+from inferometer.config.loads import Bursts, Closed, Constant, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps
 from inferometer.errors import UserError
 from inferometer.schedule import portable_math
 from inferometer.types import ClosedStage, OpenStage

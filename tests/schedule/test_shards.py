@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from test_plan import OPEN, s
 
 from inferometer import schedule
-from inferometer.config.schema import Closed, Constant, RampUp, Stages, StageSpec
+from inferometer.config.fields import RampUp
+from inferometer.config.loads import Closed, Constant, Stages, StageSpec
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
 
 CLOSED = st.builds(

@@ -6,7 +6,7 @@ from pathlib import Path
 import small_tokenizers
 
 from inferometer import workload
-from inferometer.config.schema import Data, Jsonl, Prompts, Synthetic
+from inferometer.config.data import Data, Jsonl, Prompts, Synthetic
 
 
 def test_the_same_workload_has_the_same_digest() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferometer import workload
-from inferometer.config.schema import Jsonl, Prompts
+from inferometer.config.data import Jsonl, Prompts
 from inferometer.errors import UserError
 from inferometer.types import Request
 from inferometer.workload.tokenizer import load

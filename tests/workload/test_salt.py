@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer import workload
-from inferometer.config.schema import Data, Prompts, Synthetic
-from inferometer.workload.synthetic import HEAD, prompts
+from inferometer.config.data import Data, Prompts, Synthetic
+from inferometer.workload import text
+from inferometer.workload.text import HEAD
 from inferometer.workload.tokenizer import load
 
 SALTS = ("3f9a01bc", "00000000", "a word", "run two")
@@ -24,12 +25,12 @@ def test_salted_prompts_have_exactly_n_tokens(tmp_path: Path, name: str) -> None
     tokenizer = load(small_tokenizers.save(name, tmp_path))
     for n in (1, 2, 3, 4, 8, 64):
         for salt in SALTS:
-            assert tokenizer.count_batch(prompts(tokenizer, n, 0, range(5), salt)) == [n] * 5
+            assert tokenizer.count_batch(text.texts(tokenizer, [n] * 5, 0, range(5), salt=salt)) == [n] * 5
 
 
 @given(st.integers(1, 300), st.text(min_size=1, max_size=20), st.integers(0, 2**62))
 def test_salted_prompts_have_exactly_n_tokens_with_the_builtin_tokenizer(n: int, salt: str, id: int) -> None:
-    assert load().count(prompts(load(), n, 0, [id], salt)[0]) == n
+    assert load().count(text.texts(load(), [n], 0, [id], salt=salt)[0]) == n
 
 
 def test_another_salt_changes_the_first_words_and_keeps_the_rest() -> None:

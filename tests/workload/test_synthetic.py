@@ -1,7 +1,7 @@
 """Synthetic prompts have an exact number of tokens with any tokenizer, all differ, and depend on (seed, id) alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers
 
 from inferometer import workload
-from inferometer.config.schema import Synthetic
+from inferometer.config.data import Synthetic
 from inferometer.errors import UserError
-from inferometer.workload.synthetic import prompts
+from inferometer.workload.text import texts as texts_of
+from inferometer.workload.tokenizer import Tokenizer as Counter
 from inferometer.workload.tokenizer import load
+
+
+def prompts(tokenizer: Counter, n: int, seed: int, ids: Sequence[int]) -> list[str]:
+    return texts_of(tokenizer, [n] * len(ids), seed, ids)
+
 
 LENGTHS = (1, 2, 3, 5, 17, 64, 256, 1000)
 

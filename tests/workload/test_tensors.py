@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inferometer import workload
-from inferometer.config.schema import TensorInput, Tensors
+from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
 from inferometer.tensors import TensorSpec, to_numpy
 from inferometer.workload import tensors

@@ -5,7 +5,8 @@ from typing import TypeVar
 import msgspec
 
 from inferometer.apis import APIS, Api
-from inferometer.config.schema import Limits, Measure, Seconds, Timeouts
+from inferometer.config.fields import Seconds
+from inferometer.config.schema import Limits, Measure, Timeouts
 from inferometer.records import Manifest
 from inferometer.units import parse_seconds
 

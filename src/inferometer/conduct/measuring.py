@@ -17,7 +17,8 @@ from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
-from inferometer.config.schema import Config, Tensors
+from inferometer.config.data import Tensors
+from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard

@@ -1,20 +1,9 @@
 """Checks of a Config that the schema's types cannot express. Each raises UserError with the key at fault."""
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.schema import (
-    Bursts,
-    Closed,
-    Config,
-    Load,
-    Messages,
-    Ramp,
-    Server,
-    Stages,
-    StageSpec,
-    Steps,
-    Tensors,
-    stages_of,
-)
+from inferometer.config.data import Messages, Tensors
+from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
 

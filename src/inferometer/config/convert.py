@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from inferometer.config.schema import Config, RampUp, Seconds, Window
+from inferometer.config.fields import RampUp, Seconds, Window
+from inferometer.config.schema import Config
 from inferometer.units import parse_seconds
 
 

@@ -11,7 +11,9 @@ from inferometer.config import ranges
 from inferometer.config.check import check
 from inferometer.config.convert import convert, copied
 from inferometer.config.explain import explain
-from inferometer.config.schema import Config, Seconds, stages_of
+from inferometer.config.fields import Seconds
+from inferometer.config.loads import stages_of
+from inferometer.config.schema import Config
 from inferometer.errors import UserError, named
 
 _WINDOWS = 10

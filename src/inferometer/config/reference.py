@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from inferometer.config.schema import Config, RampUp, Seconds, Window
+from inferometer.config.fields import RampUp, Seconds, Window
+from inferometer.config.schema import Config
 
 INTRO = """# The configuration file
 

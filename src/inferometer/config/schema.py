@@ -1,35 +1,20 @@
-"""The schema of the config. Field names are a contract; docs/reference/config.md is generated from this file (config/reference.py)."""
+"""The schema of the config. Field names are a contract; docs/reference/config.md is generated from them (config/reference.py).
+
+The sections `data` and `load`, which have many kinds, are in data.py and loads.py.
+"""
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, field
 
-
-class Seconds(float):
-    """A duration in seconds; the file may have `10s`, `250ms` or `1m30s`."""
-
-
-class RampUp(str):
-    """Time over which the users of a closed loop start: `0`, a duration (`5s`), or `auto`."""
-
-
-class Window(str):
-    """What to leave out at one end of a stage: `0`, a number of requests, a duration (`5s`), or `auto`."""
-
-
-Positive = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
-
-
-class _Section(msgspec.Struct, forbid_unknown_fields=True):
-    """A section of the file: unknown keys are an error."""
-
+from inferometer.config.data import Data, Synthetic
+from inferometer.config.fields import Seconds, Section, Window
+from inferometer.config.loads import Closed, Load
 
 # --- server ----------------------------------------------------------------------------------------------------------
 
 
-class TLS(_Section):
+class TLS(Section):
     verify: Annotated[bool, Meta(description="Verify the server's certificate and name.")] = True
     ca: Annotated[str | None, Meta(description="PEM file of the CA to trust instead of the system's CAs.")] = None
     cert: Annotated[
@@ -38,7 +23,7 @@ class TLS(_Section):
     key: Annotated[str | None, Meta(description="PEM file of the client certificate's key.")] = None
 
 
-class Timeouts(_Section):
+class Timeouts(Section):
     connect: Annotated[
         Seconds, Meta(description="For opening a connection, including TLS. 0 means no limit, here and below.")
     ] = Seconds(10)
@@ -53,7 +38,7 @@ class Timeouts(_Section):
     ] = Seconds(30)
 
 
-class Server(_Section):
+class Server(Section):
     url: Annotated[
         str | list[str],
         Meta(
@@ -139,263 +124,10 @@ class Server(_Section):
         return [self.url] if isinstance(self.url, str) else self.url
 
 
-# --- data ------------------------------------------------------------------------------------------------------------
-
-
-class Synthetic(_Section, tag_field="type", tag="synthetic"):
-    """Prompts of an exact number of tokens, from a built-in corpus."""
-
-    input: Annotated[Count, Meta(description="Tokens in each prompt.")] = 256
-    output: Annotated[Count, Meta(description="Tokens requested per response.")] = 128
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
-        ),
-    ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
-
-
-class Prompts(_Section, tag_field="type", tag="prompts"):
-    """A list of prompts, used in turn."""
-
-    prompts: Annotated[list[str], Meta(description="The prompts.", min_length=1)]
-    output: Annotated[int, Meta(description="Tokens requested per response; 0 leaves it to the server.", ge=0)] = 128
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
-        ),
-    ] = None
-
-
-class Jsonl(_Section, tag_field="type", tag="jsonl"):
-    """A file with one JSON object per line: `{"prompt": "..."}`, `{"input": "..."}`, `{"messages": [...]}`, or `{"turns": [...], "think": 0.5}` for a conversation; with `output` if it varies."""
-
-    path: Annotated[str, Meta(description="The file.")]
-    output: Annotated[
-        int,
-        Meta(description="Tokens requested per response, for lines without `output`; 0 leaves it to the server.", ge=0),
-    ] = 128
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file, which counts tokens if the server does not. Default: only the server counts."
-        ),
-    ] = None
-
-
-class TensorInput(_Section):
-    """One input of a model."""
-
-    name: Annotated[str, Meta(description="Name of the input.")]
-    datatype: Annotated[str, Meta(description="BOOL, INT8 ... UINT64, FP16, BF16, FP32, FP64, BYTES.")]
-    shape: Annotated[list[int], Meta(description="Its shape, with -1 for dimensions of any size.")]
-
-
-class Tensors(_Section, tag_field="type", tag="tensors"):
-    """Tensors for a KServe v2 model, generated from its metadata."""
-
-    fill: Annotated[
-        str,
-        Meta(
-            description='`zeros`, `random`, or `"@FILE"` (YAML needs the quotes): a `.npy` or `.npz` file, or what perf_analyzer\'s `--input-data` takes: a JSON file, or a folder with one file per input (raw numbers, or one string per '
-            "line)."
-        ),
-    ] = "random"
-    shape: Annotated[
-        dict[str, list[int]],
-        Meta(
-            description="Full shapes by input, including the batch: `{INPUT0: [1, 1000]}`. Default: 1 for dynamic dimensions."
-        ),
-    ] = field(default_factory=dict)
-    batch: Annotated[
-        Count,
-        Meta(description="Batch size, for models that take batches. It must agree with `shape`."),
-    ] = 1
-    sequence: Annotated[
-        Annotated[int, Meta(ge=0)] | Literal["streams"],
-        Meta(
-            description="Requests per sequence, which share a correlation id and have start and end flags; each user of a closed loop runs one sequence at a time. `streams`: each list in the JSON file is one sequence, which is the default for models that keep sequences. 0: no sequences."
-        ),
-    ] = 0
-    inputs: Annotated[
-        list[TensorInput], Meta(description="The inputs of the model. Default: from the server's metadata.")
-    ] = field(default_factory=list)
-
-
-class Messages(_Section, tag_field="type", tag="messages"):
-    """Messages for a gRPC method, used in turn: JSON or bytes."""
-
-    messages: Annotated[
-        list[Any], Meta(description="Requests as JSON; a list within the list is a stream of several messages.")
-    ] = field(default_factory=list)
-    path: Annotated[
-        str | None, Meta(description="A file with one JSON request per line, or (`.bin`) one encoded message.")
-    ] = None
-
-
-Data = Synthetic | Prompts | Jsonl | Tensors | Messages
-
-
-# --- load ------------------------------------------------------------------------------------------------------------
-
-
-class _Stage(_Section, tag_field="type", kw_only=True):
-    name: Annotated[str, Meta(description="Name of the stage in reports. Default: its number, type and level.")] = ""
-    stable: Annotated[
-        float,
-        Meta(
-            description="End as soon as three consecutive windows agree, and count only those: the highest throughput and the highest mean latency are at most this share "
-            "above the lowest (perf_analyzer's rule, with 0.1). `duration` is then the maximum (default: 10 windows), and a stage that does not become "
-            "stable makes the run INVALID. 0: off.",
-            ge=0,
-        ),
-    ] = 0.0
-    window: Annotated[
-        Seconds, Meta(description="Length of a window of `stable`. The first begins with the first response.")
-    ] = Seconds(5)
-
-
-class _Open(_Stage, tag_field="type"):
-    duration: Annotated[Seconds, Meta(description="How long requests are sent.")] = Seconds(0)
-    requests: Annotated[
-        int, Meta(description="Number of requests to send (instead of `duration`, or to end earlier).", ge=0)
-    ] = 0
-    count: Annotated[
-        Literal["expected", "random"],
-        Meta(
-            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
-        ),
-    ] = "expected"
-    max_concurrency: Annotated[
-        int, Meta(description="Maximum number of requests in flight; 0 means no limit.", ge=0)
-    ] = 0
-    when_full: Annotated[
-        Literal["queue", "drop"],
-        Meta(
-            description="What happens at `max_concurrency`: the request waits, and the wait counts as its latency; or it is dropped, which makes the run INVALID."
-        ),
-    ] = "queue"
-
-
-class Constant(_Open, kw_only=True, tag="constant"):
-    """Requests at equal intervals."""
-
-    rate: Annotated[
-        Positive, Meta(description='Requests per second. `"100:500:100"` (start:end[:step]) is one stage per level.')
-    ]
-
-
-class Poisson(_Open, kw_only=True, tag="poisson"):
-    """Independent arrivals: exponentially distributed gaps."""
-
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
-
-
-class Gamma(_Open, kw_only=True, tag="gamma"):
-    """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
-
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
-    burstiness: Annotated[Positive, Meta(description="Shape parameter of the gamma distribution; 1 is Poisson.")] = 1.0
-
-
-Arrivals = Literal["constant", "poisson"]
-_ARRIVALS = Meta(description="How requests are distributed: evenly, or as a Poisson process.")
-
-
-class Ramp(_Open, kw_only=True, tag="ramp"):
-    """A rate that changes linearly from `start` to `end` over `duration`."""
-
-    start: Annotated[float, Meta(description="Requests per second at the start.", ge=0)] = 0.0
-    end: Annotated[Positive, Meta(description="Requests per second at the end.")]
-    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
-
-
-class Steps(_Open, kw_only=True, tag="steps"):
-    """A series of rates, each for an equal part of `duration`."""
-
-    rates: Annotated[list[Positive], Meta(description="Requests per second of each step.", min_length=1)]
-    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
-
-
-class Bursts(_Open, kw_only=True, tag="bursts"):
-    """Alternating on and off periods, starting with on."""
-
-    rate: Annotated[Positive, Meta(description="Requests per second while on.")]
-    idle_rate: Annotated[float, Meta(description="Requests per second while off.", ge=0)] = 0.0
-    on: Annotated[Seconds, Meta(description="Length of an on period.")]
-    off: Annotated[Seconds, Meta(description="Length of an off period.")]
-    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
-
-
-class Closed(_Stage, tag_field="type", tag="closed"):
-    """A fixed number of users, each of which sends its next request when the previous response is complete."""
-
-    concurrency: Annotated[
-        Count,
-        Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included) is one stage per level.'),
-    ] = 16
-    requests: Annotated[
-        int,
-        Meta(
-            description="Number of requests to send. With several client processes, a faster one sends more of them, so that all finish together (sequences are divided equally). Without a duration, the stage also ends if the server cannot be reached for 30 s.",
-            ge=0,
-        ),
-    ] = 0
-    duration: Annotated[Seconds, Meta(description="How long requests are sent (those in flight are completed).")] = (
-        Seconds(0)
-    )
-    ramp_up: Annotated[
-        RampUp,
-        Meta(
-            description="Time over which the users start, evenly spread. `auto`: about the duration of one request, as the probe before the run measured it, at most a quarter of `duration`; "
-            "without a probe, up to 1 s, or until shortly after the first response. `0`: all users start at once."
-        ),
-    ] = RampUp("auto")
-    think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
-
-
-StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Closed
-
-
-class Stages(_Section, tag_field="type", tag="stages"):
-    """Several loads, one after the other."""
-
-    stages: Annotated[list[StageSpec], Meta(description="The loads, each written as if it were alone.", min_length=1)]
-    drain: Annotated[
-        bool,
-        Meta(
-            description="Start a stage only when every request of the stages before has ended, in all processes. `server.timeouts.total` limits how long that takes. The default is true if the stages come from a "
-            'range such as `rate: "10:50:10"`, beside which it can be set, too.'
-        ),
-    ] = False
-
-
-Load = StageSpec | Stages
-
-
-def stages_of(load: Load) -> list[StageSpec]:
-    """The stages of a load: its own, or the load itself."""
-    return load.stages if isinstance(load, Stages) else [load]
-
-
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-class Client(_Section):
+class Client(Section):
     processes: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
@@ -433,7 +165,7 @@ class Client(_Section):
     ] = "auto"
 
 
-class Measure(_Section):
+class Measure(Section):
     warmup: Annotated[
         Window,
         Meta(
@@ -449,7 +181,7 @@ class Measure(_Section):
     ] = True
 
 
-class Limits(_Section):
+class Limits(Section):
     """Limits on the client, the server and the data. `effect_fail`, `failures`, `rate`, `concurrency` and `overload` make a run INVALID; the others warn."""
 
     effect_pass: Annotated[
@@ -532,7 +264,7 @@ class Limits(_Section):
     ] = 0.01
 
 
-class Config(_Section):
+class Config(Section):
     server: Annotated[Server, Meta(description="The server to measure.")]
     data: Annotated[Data, Meta(description="What the requests contain.")] = field(default_factory=Synthetic)
     load: Annotated[Load, Meta(description="When requests are sent.")] = field(

@@ -20,7 +20,7 @@ class Requests:
         self._index = {id: n for n, id in enumerate(calls.ids)}
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
-        self._has_sessions = bool(calls.sessions)
+        self._has_sessions = calls.session is not None
         self._shard = shard
         self._urls = urls
         self._made = 0

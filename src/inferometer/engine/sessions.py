@@ -11,14 +11,15 @@ from inferometer.engine.inflight import Ended, Flight
 from inferometer.engine.requests import Requests
 from inferometer.types import TURN_STEP, Fail, Session, TurnResponse
 
-Start = Callable[[], Session]
+Start = Callable[[int], Session]
+"""Starts the session whose first turn is the shard's encoded request with this index."""
 
 
 class Sessions:
     """The sessions of a shard that have not ended."""
 
-    def __init__(self, starts: Sequence[Start], requests: Requests, deadlines: Deadlines) -> None:
-        self._starts = starts
+    def __init__(self, start: Start, requests: Requests, deadlines: Deadlines) -> None:
+        self._start = start
         self._requests = requests
         self._deadlines = deadlines
         self._live: dict[int, Session] = {}
@@ -55,7 +56,7 @@ class Sessions:
         """Return the turn after this one, or None if it was the last."""
         session = self._live.get(flight.session)
         if session is None:
-            session = self._live[flight.session] = self._starts[flight.index]()
+            session = self._live[flight.session] = self._start(flight.index)
             next(session)  # yields its first turn, which is the one that has just ended
         try:
             request = session.send(TurnResponse(text, flight.n_in, flight.n_out))

@@ -89,7 +89,7 @@ class Shard:
         pools = [self._pool(index) for index in range(len(task.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
-        self._sessions = Sessions(task.calls.sessions, requests, self.deadlines) if task.calls.sessions else None
+        self._sessions = Sessions(task.calls.session, requests, self.deadlines) if task.calls.session else None
         self._timeouts = Timeouts(task.timeouts, self._dispatcher, self.deadlines, loop)
         self._telemetry = Telemetry(
             self._spool, self.recorder, self._dispatcher, self.state, len(task.plan.stages), loop

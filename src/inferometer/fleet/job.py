@@ -7,7 +7,8 @@ from typing import cast
 import msgspec
 
 from inferometer import schedule, workload
-from inferometer.config.schema import Config, Tensors
+from inferometer.config.data import Tensors
+from inferometer.config.schema import Config
 from inferometer.fleet.sizing import expected_in_flight
 from inferometer.probe import reach
 from inferometer.probe.shared_memory import Portion

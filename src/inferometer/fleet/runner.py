@@ -11,7 +11,6 @@ import msgspec
 
 from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
-from inferometer.config.schema import Data, Messages, Tensors
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
@@ -27,10 +26,11 @@ from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
 from inferometer.records import COUNTED_BY
 from inferometer.timing import loop as event_loop
-from inferometer.types import Request
+from inferometer.types import Request, Session
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext, Sequenced
 from inferometer.workload import tokenizer
+from inferometer.workload.session import converse
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -52,7 +52,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         finally:
             shard.close()
         if texts := shard.recorder.texts:
-            counter = tokenizer.load(model_tokenizer(config.data))
+            counter = tokenizer.load(workload.tokenizer_of(config.data))
             counts = counter.count_batch([text for _, text in texts])
             shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
     finally:
@@ -89,13 +89,13 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)
-    if model_tokenizer(config.data) is None:  # another vocabulary would give other counts
+    if workload.tokenizer_of(config.data) is None:  # another vocabulary would give other counts
         encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
     if by_id:
         encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
-    if sessions := workload.sessions(config.data, requests):
+    if workload.has_sessions(config.data):
         encode = partial(_encode_turn, context)
-        encoded = msgspec.structs.replace(encoded, sessions=sessions, encode=encode)
+        encoded = msgspec.structs.replace(encoded, session=partial(_session, requests), encode=encode)
     return Task(
         shard=shard,
         plan=plan,
@@ -117,9 +117,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     )
 
 
-def model_tokenizer(data: Data) -> str | None:
-    """Return the path of the model's own tokenizer; None if the user gave none, and tokens can only be counted by the server."""
-    return None if isinstance(data, Tensors | Messages) else data.tokenizer
+def _session(requests: list[Request], index: int) -> Session:
+    return converse(requests[index])
 
 
 def _encode_turn(context: CallContext, request: Request) -> bytes:

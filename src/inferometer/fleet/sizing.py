@@ -6,9 +6,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer import processors, schedule
+from inferometer import processors, schedule, workload
 from inferometer.apis import scheme_of
-from inferometer.config.schema import Config, Messages, Tensors
+from inferometer.config.data import Messages, Tensors
+from inferometer.config.schema import Config
 from inferometer.records import Probe
 from inferometer.types import ClosedStage, OpenStage, Plan
 from inferometer.units import NS, format_number, format_seconds
@@ -120,7 +121,7 @@ def _chunks(config: Config, probe: Probe) -> float:
         return probe.chunks_per_second * probe.e2e
     if not config.server.stream or isinstance(config.data, Tensors | Messages):
         return 0
-    return config.data.output or _CHUNKS_UNKNOWN
+    return workload.mean_output(config.data, config.seed) or _CHUNKS_UNKNOWN
 
 
 def slowness() -> float:

@@ -21,7 +21,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.config.schema import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows

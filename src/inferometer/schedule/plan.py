@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.schema import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.errors import UserError
 from inferometer.random_numbers import Counters, uniforms
 from inferometer.schedule import process, profile

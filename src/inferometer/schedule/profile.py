@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.schema import Bursts, Constant, Gamma, Poisson, Ramp, StageSpec, Steps
+from inferometer.config.loads import Bursts, Constant, Gamma, Poisson, Ramp, StageSpec, Steps
 
 Floats = NDArray[np.float64]
 FOREVER = 1e12

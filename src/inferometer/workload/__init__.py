@@ -11,25 +11,70 @@
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
 distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
-depend on, such as a file.
+depend on, such as a file. If it has sessions, has_sessions(spec) says so.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import msgspec
 
 from inferometer import memory
-from inferometer.config.schema import Data, Jsonl, Messages, Prompts, Synthetic, Tensors
-from inferometer.types import Request, Session
-from inferometer.workload import jsonl, messages, prompts, synthetic, tensors, tokenizer
+from inferometer.config.data import (
+    Conversation,
+    Csv,
+    Data,
+    Hub,
+    Images,
+    Jsonl,
+    Messages,
+    Mix,
+    OpenAiBatch,
+    Parquet,
+    Prompts,
+    PythonCode,
+    Random,
+    SharedPrefix,
+    ShareGpt,
+    Synthetic,
+    Tensors,
+    Trace,
+)
+from inferometer.types import Request
+from inferometer.workload import (
+    conversation,
+    datasets,
+    images,
+    jsonl,
+    messages,
+    mix,
+    prompts,
+    random_tokens,
+    shared_prefix,
+    synthetic,
+    tensors,
+    tokenizer,
+    traces,
+)
 
 KINDS: dict[type, ModuleType] = {
     Synthetic: synthetic,
+    Random: random_tokens,
+    SharedPrefix: shared_prefix,
+    Conversation: conversation,
     Prompts: prompts,
     Jsonl: jsonl,
+    ShareGpt: datasets,
+    Csv: datasets,
+    Parquet: datasets,
+    Hub: datasets,
+    OpenAiBatch: datasets,
+    PythonCode: datasets,
+    Trace: traces,
+    Mix: mix,
     Tensors: tensors,
+    Images: images,
     Messages: messages,
 }
 _SAMPLE = 256
@@ -45,42 +90,58 @@ def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     return requests
 
 
-def salted(spec: Data, word: str) -> Data:
-    """Replace `salt: run` by the run's own word. Only synthetic prompts have a salt."""
-    return msgspec.structs.replace(spec, salt=word) if isinstance(spec, Synthetic) and spec.salt == "run" else spec
+def salted(spec: Data, word: str, instead_of: str | None = "run") -> Data:
+    """Replace `salt: run` by the run's own word, if this kind of data has a salt. `instead_of` None replaces any salt."""
+    if isinstance(spec, Mix):
+        classes = [msgspec.structs.replace(each, data=salted(each.data, word, instead_of)) for each in spec.classes]
+        return msgspec.structs.replace(spec, classes=classes)
+    has_salt = hasattr(spec, "salt") and instead_of in (None, spec.salt)
+    return msgspec.structs.replace(spec, salt=word) if has_salt else spec
 
 
 def salt_of(spec: Data) -> str | None:
     """The salt of the prompts, after `salted`; None if they have none."""
-    return spec.salt if isinstance(spec, Synthetic) and spec.salt != "none" else None
+    kinds = [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]
+    salts = (getattr(each, "salt", "none") for each in kinds)
+    return next((salt for salt in salts if salt != "none"), None)
+
+
+def tokenizer_of(spec: Data) -> str | None:
+    """The model's own tokenizer, as the user names it; None: none is given, and tokens can only be counted by the server."""
+    if isinstance(spec, Mix):
+        return next((own for each in spec.classes if (own := tokenizer_of(each.data)) is not None), None)
+    name: str | None = getattr(spec, "tokenizer", None)
+    return name
 
 
 def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request]:
     """Build requests like those of the run for the probe before it.
 
-    Synthetic prompts get a salt of their own, so that they do not fill the server's prefix cache with prompts of the run. Of a
+    Generated prompts get a salt of their own, so that they do not fill the server's prefix cache with prompts of the run. Of a
     list or a file, the last entries are used: a run may not get that far.
     """
-    if isinstance(spec, Synthetic):
-        return build(msgspec.structs.replace(spec, salt=word), seed, range(count))
+    if salt_of(salted(spec, word, None)):
+        return build(salted(spec, word, None), seed, range(count))
     last = distinct(spec) or count
     return build(spec, seed, range(max(last - count, 0), max(last, count)))
 
 
 def has_sessions(spec: Data) -> bool:
     """Whether requests are the turns of sessions."""
-    return isinstance(spec, Jsonl) and jsonl.has_sessions(spec)
-
-
-def sessions(spec: Data, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
-    """Return, for each of these requests, what starts the session whose first turn it is; empty: there are no sessions."""
-    return jsonl.sessions(spec, requests) if isinstance(spec, Jsonl) else ()
+    kind = KINDS[type(spec)]
+    return hasattr(kind, "has_sessions") and bool(kind.has_sessions(spec))
 
 
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
     return count
+
+
+def mean_output(spec: Data, seed: int) -> float:
+    """Output tokens requested per response, on average over some requests; 0: they are left to the server, or there are none."""
+    requests = build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+    return sum(request.n_out for request in requests) / len(requests)
 
 
 @memory.enough_for("data")
@@ -90,8 +151,10 @@ def digest(spec: Data, seed: int) -> str:
     The content of files is included but their paths are not, so that the same run has the same digest on another machine. The
     salt is not included either, because it makes runs of the same workload differ only in the first words of their prompts.
     """
-    if isinstance(spec, Synthetic):
-        spec = msgspec.structs.replace(spec, salt="none")
+    spec = salted(spec, "none", None)
+    if isinstance(spec, Mix):
+        settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
+        return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
     settings = msgspec.to_builtins(spec)
     settings.pop("salt", None)
     settings.pop("path", None)
@@ -103,7 +166,7 @@ def digest(spec: Data, seed: int) -> str:
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),
-        b"" if isinstance(spec, Tensors | Messages) else tokenizer.load(spec.tokenizer).path.read_bytes(),
+        tokenizer.load(tokenizer_of(spec)).path.read_bytes() if hasattr(spec, "tokenizer") else b"",
         KINDS[type(spec)].content(spec),
         msgspec.msgpack.encode(first),
     )

@@ -7,18 +7,17 @@
 Other keys and blank lines are ignored. A message's content may be a list of parts, whose texts count as input tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from inferometer.config.schema import Jsonl
+from inferometer.config.data import Jsonl
 from inferometer.errors import UserError
-from inferometer.types import Messages, Request, Session
+from inferometer.types import Messages, Request, Turn
 from inferometer.units import NS
 from inferometer.workload import tokenizer
-from inferometer.workload.conversation import starting
 
 FORM = '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"turns": ["...", "..."]}'
 
@@ -43,24 +42,13 @@ def build(spec: Jsonl, seed: int, ids: Sequence[int]) -> list[Request]:
 
 
 def _request(id: int, line: _Line, n_in: int, output: int) -> Request:
-    return Request(id, line.payload, n_in, output if line.output is None else line.output)
+    n_out = output if line.output is None else line.output
+    later = tuple(Turn([{"role": "user", "content": text}], 0, n_out, line.think) for text in line.turns[1:])
+    return Request(id, line.payload, n_in, n_out, later=later)
 
 
 def has_sessions(spec: Jsonl) -> bool:
     return any(line.turns for line in _lines(spec))
-
-
-def sessions(spec: Jsonl, requests: Sequence[Request]) -> tuple[Callable[[], Session], ...]:
-    """Return what starts the session of each request; empty: no line has several turns."""
-    if not has_sessions(spec):
-        return ()
-    lines = _lines(spec)
-    found = []
-    for request in requests:
-        line = lines[request.id % len(lines)]
-        turns = line.turns or ("",)
-        found.append(starting(turns, request.n_in, request.n_out, line.think))
-    return tuple(found)
 
 
 def distinct(spec: Jsonl) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from inferometer.config.schema import Messages
+from inferometer.config.data import Messages
 from inferometer.errors import UserError
 from inferometer.types import Request
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from inferometer.config.schema import Prompts
+from inferometer.config.data import Prompts
 from inferometer.errors import UserError
 from inferometer.types import Request
 from inferometer.workload import tokenizer

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferometer import tensors
-from inferometer.config.schema import TensorInput, Tensors
+from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from inferometer import tensors
-from inferometer.config.schema import TensorInput, Tensors
+from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec
 from inferometer.types import Request

@@ -1,0 +1,152 @@
+"""The `load` section of the config: one class per kind of load."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from inferometer.config.fields import Count, Positive, RampUp, Seconds, Section
+
+
+class _Stage(Section, tag_field="type", kw_only=True):
+    name: Annotated[str, Meta(description="Name of the stage in reports. Default: its number, type and level.")] = ""
+    stable: Annotated[
+        float,
+        Meta(
+            description="End as soon as three consecutive windows agree, and count only those: the highest throughput and the highest mean latency are at most this share "
+            "above the lowest (perf_analyzer's rule, with 0.1). `duration` is then the maximum (default: 10 windows), and a stage that does not become "
+            "stable makes the run INVALID. 0: off.",
+            ge=0,
+        ),
+    ] = 0.0
+    window: Annotated[
+        Seconds, Meta(description="Length of a window of `stable`. The first begins with the first response.")
+    ] = Seconds(5)
+
+
+class _Open(_Stage, tag_field="type"):
+    duration: Annotated[Seconds, Meta(description="How long requests are sent.")] = Seconds(0)
+    requests: Annotated[
+        int, Meta(description="Number of requests to send (instead of `duration`, or to end earlier).", ge=0)
+    ] = 0
+    count: Annotated[
+        Literal["expected", "random"],
+        Meta(
+            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
+        ),
+    ] = "expected"
+    max_concurrency: Annotated[
+        int, Meta(description="Maximum number of requests in flight; 0 means no limit.", ge=0)
+    ] = 0
+    when_full: Annotated[
+        Literal["queue", "drop"],
+        Meta(
+            description="What happens at `max_concurrency`: the request waits, and the wait counts as its latency; or it is dropped, which makes the run INVALID."
+        ),
+    ] = "queue"
+
+
+class Constant(_Open, kw_only=True, tag="constant"):
+    """Requests at equal intervals."""
+
+    rate: Annotated[
+        Positive, Meta(description='Requests per second. `"100:500:100"` (start:end[:step]) is one stage per level.')
+    ]
+
+
+class Poisson(_Open, kw_only=True, tag="poisson"):
+    """Independent arrivals: exponentially distributed gaps."""
+
+    rate: Annotated[
+        Positive,
+        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
+    ]
+
+
+class Gamma(_Open, kw_only=True, tag="gamma"):
+    """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
+
+    rate: Annotated[
+        Positive,
+        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
+    ]
+    burstiness: Annotated[Positive, Meta(description="Shape parameter of the gamma distribution; 1 is Poisson.")] = 1.0
+
+
+Arrivals = Literal["constant", "poisson"]
+_ARRIVALS = Meta(description="How requests are distributed: evenly, or as a Poisson process.")
+
+
+class Ramp(_Open, kw_only=True, tag="ramp"):
+    """A rate that changes linearly from `start` to `end` over `duration`."""
+
+    start: Annotated[float, Meta(description="Requests per second at the start.", ge=0)] = 0.0
+    end: Annotated[Positive, Meta(description="Requests per second at the end.")]
+    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
+
+
+class Steps(_Open, kw_only=True, tag="steps"):
+    """A series of rates, each for an equal part of `duration`."""
+
+    rates: Annotated[list[Positive], Meta(description="Requests per second of each step.", min_length=1)]
+    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
+
+
+class Bursts(_Open, kw_only=True, tag="bursts"):
+    """Alternating on and off periods, starting with on."""
+
+    rate: Annotated[Positive, Meta(description="Requests per second while on.")]
+    idle_rate: Annotated[float, Meta(description="Requests per second while off.", ge=0)] = 0.0
+    on: Annotated[Seconds, Meta(description="Length of an on period.")]
+    off: Annotated[Seconds, Meta(description="Length of an off period.")]
+    arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
+
+
+class Closed(_Stage, tag_field="type", tag="closed"):
+    """A fixed number of users, each of which sends its next request when the previous response is complete."""
+
+    concurrency: Annotated[
+        Count,
+        Meta(description='Requests in flight. `"1:8:2"` (start:end[:step], end included) is one stage per level.'),
+    ] = 16
+    requests: Annotated[
+        int,
+        Meta(
+            description="Number of requests to send. With several client processes, a faster one sends more of them, so that all finish together (sequences are divided equally). Without a duration, the stage also ends if the server cannot be reached for 30 s.",
+            ge=0,
+        ),
+    ] = 0
+    duration: Annotated[Seconds, Meta(description="How long requests are sent (those in flight are completed).")] = (
+        Seconds(0)
+    )
+    ramp_up: Annotated[
+        RampUp,
+        Meta(
+            description="Time over which the users start, evenly spread. `auto`: about the duration of one request, as the probe before the run measured it, at most a quarter of `duration`; "
+            "without a probe, up to 1 s, or until shortly after the first response. `0`: all users start at once."
+        ),
+    ] = RampUp("auto")
+    think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
+
+
+StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Closed
+
+
+class Stages(Section, tag_field="type", tag="stages"):
+    """Several loads, one after the other."""
+
+    stages: Annotated[list[StageSpec], Meta(description="The loads, each written as if it were alone.", min_length=1)]
+    drain: Annotated[
+        bool,
+        Meta(
+            description="Start a stage only when every request of the stages before has ended, in all processes. `server.timeouts.total` limits how long that takes. The default is true if the stages come from a "
+            'range such as `rate: "10:50:10"`, beside which it can be set, too.'
+        ),
+    ] = False
+
+
+Load = StageSpec | Stages
+
+
+def stages_of(load: Load) -> list[StageSpec]:
+    """The stages of a load: its own, or the load itself."""
+    return load.stages if isinstance(load, Stages) else [load]
