@@ -260,19 +260,19 @@ class Calls(msgspec.Struct, frozen=True):
 
     heads: tuple[bytes, ...]
     """One for each base URL."""
-    tails: tuple[bytes, ...]
-    """One for each distinct request, as are `n_in` and `n_out`."""
-    n_in: tuple[int, ...]
+    tails: Sequence[bytes]
+    """One for each distinct request, as are `n_in` and `n_out`. A shard's are in a mapped file (store/request_file.py)."""
+    n_in: Sequence[int]
     """Input tokens; -1 if not known."""
-    n_out: tuple[int, ...]
+    n_out: Sequence[int]
     """Output tokens to request; 0 leaves the length to the server."""
     decoder: Callable[[], Decoder] | None = None
     """HTTP/1.1: creates the decoder of a connection."""
     response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
-    ids: tuple[int, ...] = ()
-    """Parallel to the tails: the id of the request that each is made for. Requests with other
-    ids use the tails in turn, as all requests do if this is empty."""
+    ids: tuple[range, ...] = ()
+    """The ids of the requests that the tails are made for, one range after the other. A request with an id that continues a range
+    uses the tails of that range again. Empty: all requests use the tails in turn, whatever their ids."""
     period: int = 0
     """With `ids`: requests whose ids differ by this much are the same; 0: no two are."""
     sequences: tuple[int, ...] = ()
@@ -284,3 +284,5 @@ class Calls(msgspec.Struct, frozen=True):
     """Starts the session whose first turn is the tail with this index. None: there are no sessions."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""
+    classes: Sequence[int] = ()
+    """Parallel to the tails: the index of each one's traffic class. Empty: there are no classes."""

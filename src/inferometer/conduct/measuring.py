@@ -230,7 +230,6 @@ def _shared(
 
 def _draft(job: Job, plan: Plan) -> Draft:
     config, reached, shards = job.config, job.reached, job.shards
-    made = prepared_count(plan, shards)
     salt = workload.salt_of(workload.salted(config.data, job.tag))
     return Draft(
         Manifest(
@@ -241,7 +240,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             plan=manifest.stage_plans(config, plan),
             workload={
                 "digest": workload.digest(config.data, config.seed),
-                "distinct": min(workload.distinct(config.data) or made, made),
+                "distinct": prepared_count(config, plan, shards, job.probe),
             }
             | ({"salt": salt} if salt else {}),
             probe=job.probe,

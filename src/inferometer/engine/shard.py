@@ -85,7 +85,7 @@ class Shard:
         self.deadlines = Deadlines(loop)
         self._reader = Reader(loop, self._clock, self._settle, self.deadlines.catch_up)
         self.awake = Awake(loop, task.awake, self.deadlines, self._reader.poll, self.state)
-        requests = Requests(task.calls, task.shard, len(task.targets))
+        self._requests = requests = Requests(task.calls, task.shard, len(task.targets))
         pools = [self._pool(index) for index in range(len(task.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
@@ -163,6 +163,7 @@ class Shard:
         elif stop and not self.state.stopping:
             self._stop(now() + int(self._task.grace * NS))
         self._course.obey(self._is_idle)
+        self._requests.prefault()
         if not self._finished.done():
             following = max(due + TICK, now() + TICK // 2)
             self.deadlines.at(following, lambda: self._tick(following))

@@ -9,28 +9,29 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer import memory, open_files, schedule, workload
+from inferometer import memory, open_files, processors, schedule, workload
 from inferometer.config import secret
+from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
     Job,
     ShardReport,
-    first_requests,
+    first_ids,
+    ids_to_prepare,
     max_in_flight,
-    requests_by_id,
     sequences_of,
     shard_plan,
 )
+from inferometer.fleet.preparing import Progress, Source, Stopped, no_progress, prepare
 from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
 from inferometer.records import COUNTED_BY
+from inferometer.store.spool import Control
 from inferometer.timing import loop as event_loop
-from inferometer.types import Request, Session
-from inferometer.wire import calls
-from inferometer.wire.context import CallContext, Sequenced
+from inferometer.types import Calls, Plan
+from inferometer.wire.context import Sequenced
 from inferometer.workload import tokenizer
-from inferometer.workload.session import converse
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -41,7 +42,17 @@ def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
 async def _run(job: Job, number: int, spool: Path) -> ShardReport:
     loop = asyncio.get_running_loop()
     config = job.config
-    task = make_task(job, number, spool)
+    control = Control(spool / f"{number}.control", create=False)
+
+    def progress(done: int, total: int) -> None:
+        control["prepared"], control["to_prepare"] = done, total
+        if control["stop"]:
+            raise Stopped
+
+    try:
+        task = make_task(job, number, spool, progress)
+    except Stopped:
+        return ShardReport("", "", "", "")
     try:
         shard = Shard(task, loop)
     except OSError as error:
@@ -67,39 +78,19 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 
 
 @memory.enough_for("data")
-def make_task(job: Job, shard: int, spool: Path) -> Task:
+def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progress) -> Task:
+    """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
     whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
     plan = shard_plan(job, whole, shard)
-    sequences = sequences_of(config, plan, shard, job.shards)
-    sequenced = _sequenced(job, shard, sequences)
-    shared = job.shared[shard] if job.shared else None
-    period, by_id = 0, not sequences and shared is None
-    if by_id:
-        requests, period = requests_by_id(config, whole, plan, job.shards)
-    else:
-        requests = first_requests(config, plan, sequences, job.shards)
-    if shared is not None:
-        requests = _in_rounds(requests, len(shared.outputs))
-    context = msgspec.structs.replace(
-        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
-    )
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
-    encoded = calls.encode(context, requests)
-    if workload.tokenizer_of(config.data) is None:  # another vocabulary would give other counts
-        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
-    if by_id:
-        encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
-    if workload.has_sessions(config.data):
-        encode = partial(_encode_turn, context)
-        encoded = msgspec.structs.replace(encoded, session=partial(_session, requests), encode=encode)
     return Task(
         shard=shard,
         plan=plan,
-        calls=encoded,
+        calls=_calls(job, config, whole, plan, shard, spool, progress),
         targets=reached.targets,
         addresses=reached.addresses,
         context=reach.tls_context(config.server) if any(target.tls for target in reached.targets) else None,
@@ -117,18 +108,38 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     )
 
 
-def _session(requests: list[Request], index: int) -> Session:
-    return converse(requests[index])
+def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
+    """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
+    sequences = sequences_of(config, plan, shard, job.shards)
+    shared = job.shared[shard] if job.shared else None
+    context = msgspec.structs.replace(
+        reach.call_context(config.server, job.reached, job.tag),
+        sequenced=_sequenced(job, shard, sequences),
+        shared=shared,
+    )
+    source = Source(config.data, config.seed, context)
+    prepare_here = partial(
+        prepare,
+        source,
+        folder=spool,
+        shards=job.shards,
+        builders=int(processors.usable()) // job.shards,
+        size=job.probe.request_bytes or 0,
+        progress=progress,
+    )
+    if sequences or shared is not None:
+        ids = first_ids(config, plan, sequences, job.shards)
+        if shared is not None:
+            ids = _in_rounds(ids, len(shared.outputs))
+        return prepare_here([ids])
+    ranges, period = ids_to_prepare(config, whole, plan, job.shards, job.probe)
+    prepared = prepare_here(ranges)
+    return msgspec.structs.replace(prepared, ids=ranges, period=period)
 
 
-def _encode_turn(context: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is in progress."""
-    return calls.encode(context, [request]).tails[0]
-
-
-def _in_rounds(requests: list[Request], slots: int) -> list[Request]:
-    """Repeat the requests until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
-    return list(islice(cycle(requests), math.ceil(len(requests) / slots) * slots))
+def _in_rounds(ids: list[int], slots: int) -> list[int]:
+    """Repeat the ids until they fill whole rounds of the slots, so that each slot is reused as rarely as possible."""
+    return list(islice(cycle(ids), math.ceil(len(ids) / slots) * slots))
 
 
 def _sequenced(job: Job, shard: int, sequences: list[Sequence[int]]) -> Sequenced:

@@ -64,6 +64,8 @@ CONTROL = (
     "grant_is_last",  # 1: nothing more will be dealt out in this stage
     # written by the shard
     "state",  # an index into STATES
+    "prepared",  # requests that are encoded
+    "to_prepare",  # requests to encode before t=0
     "heartbeat",  # monotonic ns of the last sign of life
     "recorded",  # monotonic ns; all responses that ended before are in the spool
     "rows",

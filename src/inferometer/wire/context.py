@@ -75,5 +75,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: bytes = b""
     """gRPC: the descriptor set that defines the method."""
     sequenced: Sequenced = Sequenced()
+    first_index: int = 0
+    """The index of the first request to encode among all requests of the shard, which is what sequences and shared memory go by."""
     shared: SharedRefs | None = None
     """The tensors' addresses if they are passed through shared memory."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from inferometer.apis import APIS
 from inferometer.tensors import Tensor
@@ -43,7 +44,9 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
 def _inferences(context: CallContext, requests: Sequence[Request]) -> Iterator[tuple[tuple[Tensor, ...], InferOptions]]:
     """Yield each request's tensors and options."""
     shared = context.shared
-    for n, (request, parameters) in enumerate(zip(requests, context.sequenced.parameters(), strict=False)):
+    first = context.first_index
+    all_parameters = islice(context.sequenced.parameters(), first, None)
+    for n, (request, parameters) in enumerate(zip(requests, all_parameters, strict=False), first):
         assert isinstance(request.payload, tuple)
         yield (
             request.payload,
