@@ -45,10 +45,11 @@ MAY_IMPORT = {
     "triton_client": FOUNDATION | {"probe", "conduct", "analysis"},
     "compare_protocols": FOUNDATION | {"probe", "conduct", "analysis", "store", "triton_client"},
     "infer": FOUNDATION | {"workload", "wire", "probe", "report"},
+    "preview": FOUNDATION | {"workload", "schedule", "report"},
     "serve": FOUNDATION | {"workload", "wire", "proto"},
     "proto": set(),
     "cli": FOUNDATION
-    | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
+    | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer", "preview"},
     "__main__": {"cli"},
 }
 

@@ -225,6 +225,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Return the time to first token and the latest gap of some requests in flight, in ns."""
     draining: bool = False
     """The next stage starts when the requests in flight have ended."""
+    prepared: float = 1.0
+    """Before t=0: the share of the requests that are encoded."""
 
 
 # --- a run: its records, and the circumstances under which they were taken -------------------------------------------

@@ -1,5 +1,6 @@
 """From a YAML file and `--set` overrides to a Config; raises UserError with the key at fault."""
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ FindScheme = Callable[[str], str]
 
 
 def read_tree(path: str) -> dict[str, Any]:
-    """Read the YAML file at `path` as plain dicts and lists."""
+    """Read the YAML file at `path` as plain dicts and lists; `-` is standard input."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file", "give a YAML file in UTF-8") from None
     except (OSError, ValueError) as error:

@@ -30,6 +30,8 @@ from inferometer.units import NS, format_seconds
 
 _LINE_EVERY = 5.0
 """Seconds between two plain lines."""
+_FIRST_LINE = 2.0
+"""Seconds until the first one: preparing the requests may take longer than that."""
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -85,10 +87,12 @@ class LiveView:
             self._live.start()
         else:
             self._console.print(f"{self._title} · {processes}", highlight=False, soft_wrap=True)
+            self._last_line = time.monotonic() + _FIRST_LINE - _LINE_EVERY
 
     def progress(self, snapshot: Snapshot) -> None:
         """Take note of how the run stands."""
         sent_before = self._last.sent if self._last is not None else 0
+        has_just_started = snapshot.started and (self._last is None or not self._last.started)
         if snapshot.draining and self._last is not None:
             self._drained += snapshot.elapsed - self._last.elapsed
         self._last = snapshot
@@ -98,9 +102,10 @@ class LiveView:
         if not snapshot.stopping and not (self._total and sent_before >= self._total):
             self._note_rates(snapshot)
         self._history.add(snapshot.elapsed, snapshot.ok, rows)
-        if self._live is None and snapshot.started and at - self._last_line >= _LINE_EVERY:
+        if self._live is None and (has_just_started or at - self._last_line >= _LINE_EVERY):
             self._last_line = at
-            self._console.print(self._line(snapshot), highlight=False, soft_wrap=True)
+            line = self._line(snapshot) if snapshot.started else _preparing(snapshot)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def over(self) -> None:
         """End the view."""
@@ -116,7 +121,7 @@ class LiveView:
     def _render(self) -> RenderableType:
         snapshot = self._last
         if snapshot is None or not snapshot.started:
-            return self._panel(Text("preparing prompts and connections ...", style="dim"), "dim")
+            return self._panel(Text(_preparing(snapshot), style="dim"), "dim")
         parts: list[RenderableType] = [self._bar(snapshot), "", self._numbers(snapshot), "", self._latencies(snapshot)]
         if self._history.rates:
             parts += ["", self._sparklines()]
@@ -237,6 +242,14 @@ def describe(load: Load) -> str:
         return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}/s"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
     return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
+
+
+def _preparing(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.stopping:
+        return "starting ..." if snapshot is None else "stopping ..."
+    if snapshot.prepared < 1:
+        return f"preparing requests {snapshot.prepared:.0%} ..."
+    return "preparing connections ..."
 
 
 def _rate(value: float) -> str:
