@@ -2,6 +2,7 @@
 
 from inferometer.apis import APIS, Api, names, scheme_of
 from inferometer.config.data import Messages, Tensors
+from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
@@ -18,6 +19,7 @@ def check(config: Config) -> None:
     api = _check_url(config.server)
     _check_server(config.server, api)
     _check_data(config, api)
+    check_lengths(config.data, "data")
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from inferometer.config.fields import Count, Section
-from inferometer.config.lengths import Length
+from inferometer.config.lengths import CORRELATION, JOINT, Length, LengthPairs
 
 
 class Synthetic(Section, tag_field="type", tag="synthetic"):
@@ -13,6 +13,8 @@ class Synthetic(Section, tag_field="type", tag="synthetic"):
 
     input: Annotated[Length, Meta(description="Tokens in each prompt.")] = 256
     output: Annotated[Length, Meta(description="Tokens requested per response.")] = 128
+    correlation: Annotated[float, CORRELATION] = 0.0
+    lengths: Annotated[LengthPairs | None, JOINT] = None
     tokenizer: Annotated[
         str | None,
         Meta(
@@ -33,6 +35,8 @@ class Random(Section, tag_field="type", tag="random"):
 
     input: Annotated[Length, Meta(description="Tokens in each prompt.")] = 256
     output: Annotated[Length, Meta(description="Tokens requested per response.")] = 128
+    correlation: Annotated[float, CORRELATION] = 0.0
+    lengths: Annotated[LengthPairs | None, JOINT] = None
     tokenizer: Annotated[
         str | None,
         Meta(
