@@ -170,7 +170,7 @@ def digest(spec: Data, seed: int) -> str:
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),
-        tokenizer.load(tokenizer_of(spec)).path.read_bytes() if hasattr(spec, "tokenizer") else b"",
+        tokenizer.load(tokenizer_of(spec)).identity if hasattr(spec, "tokenizer") else b"",
         KINDS[type(spec)].content(spec),
         *(number_files.read(path) for path in lengths.files(spec)),
         msgspec.msgpack.encode(first),
