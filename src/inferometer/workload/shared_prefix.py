@@ -38,6 +38,8 @@ def build(spec: SharedPrefix, seed: int, ids: Sequence[int]) -> list[Request]:
     after, outputs = lengths.pairs(spec.question, spec.output, seed, questions, correlation=spec.correlation)
     tokenizer, salt, is_text = tokenizers.load(spec.tokenizer), text.salt_of(spec.salt), spec.prefix_as == "text"
     made = text.texts(tokenizer, after, seed, questions, salt=salt, purpose="question", continues=is_text)
+    if is_text:
+        made = text.fit(tokenizer, prefixes, made, after)
     rows = zip(ids, prefixes, made, (before[groups] + after).tolist(), outputs.tolist(), strict=True)
     return [
         Request(id, prefix + question if is_text else _chat(prefix, question), n_in, n_out)
@@ -149,15 +151,14 @@ def _prefixes(
 
 def _group_prefixes(spec: SharedPrefix, seed: int, groups: Integers, tokenizer: Tokenizer, salt: str) -> list[str]:
     """The tiers' texts and the prefix of each of these groups."""
-    parts = [
-        (tier.length, indices[groups], f"tier {n}")
-        for n, (tier, indices) in enumerate(zip(spec.tiers, _tier_texts(spec), strict=True))
-    ]
+    tiers = zip(spec.tiers, _tier_texts(spec), strict=True)
+    parts = [(tier.length, indices[groups], f"tier {number}") for number, (tier, indices) in enumerate(tiers)]
     made = [""] * len(groups)
-    for number, (length, keys, purpose) in enumerate([*parts, (spec.prefix, groups, "prefix")]):
-        wanted = lengths.sample(length, seed, keys.astype(np.uint64), purpose)
-        texts = text.texts(
-            tokenizer, wanted, seed, keys.astype(np.uint64), salt=salt, purpose=purpose, continues=number > 0
-        )
-        made = [before + own for before, own in zip(made, texts, strict=True)]
+    for number, (length, indices, purpose) in enumerate([*parts, (spec.prefix, groups, "prefix")]):
+        keys = indices.astype(np.uint64)
+        wanted = lengths.sample(length, seed, keys, purpose)
+        added = text.texts(tokenizer, wanted, seed, keys, salt=salt, purpose=purpose, continues=number > 0)
+        if number:
+            added = text.fit(tokenizer, made, added, wanted)
+        made = [before + own for before, own in zip(made, added, strict=True)]
     return made
