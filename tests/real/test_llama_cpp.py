@@ -5,19 +5,23 @@ keep it for 5 s; a token may be a part of a character, so a chunk carries none o
 /metrics count every token that it read or wrote, which is compared with the sums of the records.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from command import cli
-from plain_client import get, stream_request
+from plain_client import get, post, stream_request
 from real_server import check_times, in_a_row, inferometer, measure, most_in_flight, started
 
+from inferometer import workload
 from inferometer.apis import APIS
+from inferometer.config import from_mapping
 from inferometer.records import COUNTED_BY, MISSING
-from inferometer.types import Tokens
+from inferometer.types import Messages, Tokens
 from inferometer.wire.openai import StreamedResponse
 from inferometer.workload import tokenizer
 
@@ -176,6 +180,38 @@ def test_cached_tokens_are_recorded(tmp_path: Path, url: str) -> None:
     run, _ = measure(tmp_path, url, in_a_row(2), data=_given(["a prompt that nobody has sent before"]))
     rows = run.records.rows
     assert rows["cached"][0] < rows["cached"][1] < rows["n_in"][1]
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_shared_prefixes_are_cached(tmp_path: Path, url: str, api: str) -> None:
+    """Three groups in turn, one per slot of the server: from the second round on, it computes little more than the questions."""
+    data = {
+        "type": "shared_prefix",
+        "groups": 3,
+        "prompts": 4,
+        "prefix": 40,
+        "question": 6,
+        "popularity": "round_robin",
+    }
+    run, summary = measure(tmp_path, url, in_a_row(12), server={"api": api}, data=data | {"output": 4})
+    rows = run.records.rows
+    assert summary.counts.ok == 12, summary.failures
+    prefixes = np.array([_tokens(url, text) for text in _prefixes(data, str(run.manifest.workload["salt"]))] * 4)
+    n_in, cached = rows["n_in"], rows["cached"]
+    assert (cached[:3] < 0.5 * prefixes[:3]).all()
+    assert (cached[3:] >= prefixes[3:] - 2).all()  # its tokens may span the seam between prefix and question
+    assert (cached[3:] < n_in[3:]).all()
+
+
+def _prefixes(data: dict[str, Any], salt: str) -> list[str]:
+    """The prefixes of three groups, which are the system messages if a chat has some."""
+    config = from_mapping({"server": {"url": "http://127.0.0.1:1", "api": "chat"}, "data": data})
+    requests = workload.build(workload.salted(config.data, salt), config.seed, range(3))
+    return [str(cast("Messages", request.payload)[0]["content"]) for request in requests]
+
+
+def _tokens(url: str, text: str) -> int:
+    return len(json.loads(post(url, "/tokenize", {"content": text}))["tokens"])
 
 
 def test_an_unknown_model_name_is_accepted(tmp_path: Path, url: str) -> None:

@@ -1,7 +1,10 @@
 """Checks of a Config that the schema's types cannot express. Each raises UserError with the key at fault."""
 
+from itertools import pairwise
+
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Messages, Tensors
+from inferometer.config.data import Messages, Mix, SharedPrefix, Tensors
+from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
@@ -18,6 +21,8 @@ def check(config: Config) -> None:
     api = _check_url(config.server)
     _check_server(config.server, api)
     _check_data(config, api)
+    check_lengths(config.data, "data")
+    _check_prefixes(config.data, api, "data")
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
@@ -121,6 +126,32 @@ def _check_data(config: Config, api: Api) -> None:
                     f"give whole sequences: a multiple of {length}",
                     "load.requests",
                 )
+
+
+def _check_prefixes(data: object, api: Api, key: str) -> None:
+    if isinstance(data, Mix):
+        for index, each in enumerate(data.classes):
+            _check_prefixes(each.data, api, f"{key}.classes.{index}.data")
+    if not isinstance(data, SharedPrefix):
+        return
+    if data.prefix_as == "system" and api.name != "chat":
+        raise UserError(
+            f"{api.name} has no system message", "leave it out, or use {server.api} chat", f"{key}.prefix_as"
+        )
+    if data.hit is not None and data.prompts:
+        raise UserError(
+            "prompts that repeat are cached as a whole, which is more than data.hit",
+            "leave it out, so that every request has a question of its own",
+            f"{key}.prompts",
+        )
+    counts = [tier.groups for tier in data.tiers] + [data.groups]
+    for index, (count, following) in enumerate(pairwise(counts)):
+        if count > following:
+            raise UserError(
+                f"{count} texts are more than the {following} that continue them",
+                "list the broadest tier first",
+                f"{key}.tiers.{index}.groups",
+            )
 
 
 def check_streams(config: Config, longest: int) -> None:

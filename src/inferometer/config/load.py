@@ -145,6 +145,7 @@ def _set_defaults(tree: dict[str, Any]) -> None:
         tree["data"] = {"type": api.data_types[0]}
     elif isinstance(data, dict):
         data.setdefault("type", _data_type(data, api))
+        _set_prefix_form(data, api)
 
 
 def _data_type(data: dict[str, Any], api: Api) -> str:
@@ -152,6 +153,19 @@ def _data_type(data: dict[str, Any], api: Api) -> str:
     if "path" in data:
         return "jsonl" if "jsonl" in api.data_types else "messages"
     return next((name for name in ("prompts", "messages") if name in data), api.data_types[0])
+
+
+def _set_prefix_form(data: dict[str, Any], api: Api) -> None:
+    """A shared prefix is a system message only if the API has messages."""
+    classes = data.get("classes")
+    sections = (
+        [data, *(each.get("data") for each in classes if isinstance(each, dict))]
+        if isinstance(classes, list)
+        else [data]
+    )
+    for section in sections:
+        if isinstance(section, dict) and section.get("type") == "shared_prefix":
+            section.setdefault("prefix_as", "system" if api.name == "chat" else "text")
 
 
 def _resolve_api(server: dict[str, Any]) -> Api | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from inferometer.config.fields import RampUp, Seconds, Window
+from inferometer.config.lengths import Length
 from inferometer.config.schema import Config
 
 INTRO = """# The configuration file
@@ -27,7 +28,7 @@ load:   {type: poisson, rate: 500, duration: 10s}
 
 def markdown() -> str:
     """The whole reference."""
-    return INTRO + "".join(f"\n{part}" for part in _section("", Config, 2)) + "\n"
+    return INTRO + "".join(f"\n{part}" for part in (*_section("", Config, 2), *_lengths())) + "\n"
 
 
 def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]:
@@ -38,7 +39,11 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
         bare, notes = _unwrapped(hints[field.name])
         name = f"{path}.{field.name}" if path else field.name
         variants = _variants(bare)
-        if variants:
+        if variants == _LENGTHS:
+            rows.append(
+                f"| `{name}` | a whole number, or a [distribution](#lengths) | {_default(field)} | {_description(notes)} |"
+            )
+        elif variants:
             deeper.append((name, notes, variants))
         else:
             rows.append(f"| `{name}` | {_type_text(bare, notes)} | {_default(field)} | {_description(notes)} |")
@@ -63,6 +68,14 @@ def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
+def _lengths() -> Iterator[str]:
+    """The distributions of lengths, once for all keys that take one."""
+    yield "## Lengths\n\nA length is a number of tokens (or of turns): a whole number, or one of these distributions.\n"
+    for variant in _LENGTHS:
+        yield f"### `{{type: {variant.__struct_config__.tag}}}`\n\n{variant.__doc__}\n"
+        yield from _section("", variant, 4)
+
+
 def _unwrapped(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
     notes: list[msgspec.Meta] = []
     while get_origin(hint) is Annotated:
@@ -77,6 +90,8 @@ def _variants(hint: Any) -> list[type[msgspec.Struct]]:
         return [variant for part in get_args(hint) for variant in _variants(part)]
     return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []
 
+
+_LENGTHS = _variants(Length)
 
 _NAMES: dict[Any, str] = {
     Seconds: "a duration",
@@ -100,6 +115,8 @@ def _type_text(hint: Any, notes: list[msgspec.Meta]) -> str:
         words = " or ".join(_type_text(part, []) for part in get_args(hint) if part is not type(None))
     elif origin is list:
         words = f"a list, each {_type_text(get_args(hint)[0], [])}"
+    elif origin is tuple:
+        words = "a pair"
     else:
         words = "a mapping"
     bounds = [

@@ -7,6 +7,8 @@
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
     messages.py       messages for a gRPC method
+    lengths.py        lengths of prompts and responses, by a number or a distribution
+    number_files.py   files of numbers, such as observed lengths
     tokenizer.py      counts tokens, with the built-in tokenizer or one from a local folder
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
@@ -47,8 +49,10 @@ from inferometer.workload import (
     datasets,
     images,
     jsonl,
+    lengths,
     messages,
     mix,
+    number_files,
     prompts,
     random_tokens,
     shared_prefix,
@@ -155,7 +159,7 @@ def digest(spec: Data, seed: int) -> str:
     if isinstance(spec, Mix):
         settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
         return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-    settings = msgspec.to_builtins(spec)
+    settings = msgspec.to_builtins(lengths.without_paths(spec))
     settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
@@ -166,8 +170,9 @@ def digest(spec: Data, seed: int) -> str:
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),
-        tokenizer.load(tokenizer_of(spec)).path.read_bytes() if hasattr(spec, "tokenizer") else b"",
+        tokenizer.load(tokenizer_of(spec)).identity if hasattr(spec, "tokenizer") else b"",
         KINDS[type(spec)].content(spec),
+        *(number_files.read(path) for path in lengths.files(spec)),
         msgspec.msgpack.encode(first),
     )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

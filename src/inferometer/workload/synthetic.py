@@ -9,7 +9,9 @@ from inferometer.workload import tokenizer as tokenizers
 
 
 def build(spec: Synthetic, seed: int, ids: Sequence[int]) -> list[Request]:
-    inputs, outputs = lengths.sample(spec.input, seed, ids, "input"), lengths.sample(spec.output, seed, ids, "output")
+    inputs, outputs = lengths.pairs(
+        spec.input, spec.output, seed, ids, correlation=spec.correlation, joint=spec.lengths
+    )
     made = text.texts(tokenizers.load(spec.tokenizer), inputs, seed, ids, salt=text.salt_of(spec.salt))
     rows = zip(ids, made, inputs.tolist(), outputs.tolist(), strict=True)
     return [Request(id, prompt, n_in, n_out) for id, prompt, n_in, n_out in rows]

@@ -1,4 +1,4 @@
-"""Counts tokens, with the built-in tokenizer or one from a local folder. Neither needs a network.
+"""Tokenizers: text to tokens and back, from several sources. Special tokens of a file do not count.
 
 The built-in tokenizer is a small byte-level BPE. tools/build_tokenizer.py trained it on the corpus that is shipped with it.
 Its counts for the words of that corpus are shipped too, so that generating prompts with it needs no tokenizer at all: the
@@ -8,83 +8,85 @@ Its counts for the words of that corpus are shipped too, so that generating prom
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from inferometer.errors import UserError
 
-if TYPE_CHECKING:
-    import tokenizers
-
 BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN_NAME = "builtin"
 REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out to use the built-in tokenizer"
 
 
-class Tokenizer:
-    """Text to tokens and back, without special tokens."""
+class Tokenizer(Protocol):
+    """Text to tokens and back, without special tokens. One implementation per library (encodings/)."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        """`builtin`, or the path that the user gave."""
-        self.path = path
-        """Its tokenizer.json."""
+    @property
+    def name(self) -> str:
+        """`builtin`, or what the user gave."""
+        ...
 
-    @cached_property
-    def _inner(self) -> "tokenizers.Tokenizer":
-        return _read(self.path)
+    @property
+    def identity(self) -> bytes:
+        """What makes two tokenizers the same, for the digest: the bytes of the file, not its path."""
+        ...
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
-        return ids
+    @property
+    def adds_up(self) -> bool:
+        """No token spans two words, so that a text that starts with a space and a word always adds the same number of tokens."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._inner.decode(list(ids), skip_special_tokens=False)
-        return text
+    @property
+    def has_ends(self) -> bool:
+        """Whether `ends` is available."""
+        ...
 
-    def count(self, text: str) -> int:
-        return len(self._inner.encode(text, add_special_tokens=False))
+    @property
+    def is_local(self) -> bool:
+        """Whether counting is so cheap that thousands of words can be counted."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def count(self, text: str) -> int: ...
 
     def count_batch(self, texts: Iterable[str]) -> list[int]:
         """Tokens in each text; several times as fast as counting one by one."""
-        return [len(encoding) for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ...
 
     def ends(self, text: str) -> list[int]:
         """Where each token of the text ends, as an offset in characters."""
-        return [end for _, end in self._inner.encode(text, add_special_tokens=False).offsets]
+        ...
+
+    def ordinary_ids(self) -> list[int]:
+        """The ids of tokens that stand for text, ascending: no special tokens."""
+        ...
 
 
 @cache
-def load(path: str | None = None) -> Tokenizer:
-    """The built-in tokenizer, or the one in this folder or file."""
-    if path is None:
-        return Tokenizer("builtin", BUILTIN / "tokenizer.json")
-    file = Path(path).expanduser()
+def load(name: str | None = None) -> Tokenizer:
+    """Return the built-in tokenizer, or the one that the user names."""
+    from inferometer.workload.encodings.huggingface import HuggingFace  # noqa: PLC0415
+
+    if name is None:
+        return HuggingFace(BUILTIN_NAME, BUILTIN / "tokenizer.json")
+    file = Path(name).expanduser()
     if file.is_dir():
         file = file / "tokenizer.json"
         if not file.exists():
-            raise UserError(f"tokenizer folder {path} has no tokenizer.json", REMEDY)
+            raise UserError(f"tokenizer folder {name} has no tokenizer.json", REMEDY)
     if not file.exists():
-        raise UserError(f"tokenizer {path} does not exist", REMEDY)
-    tokenizer = Tokenizer(path, file)
-    _ = tokenizer._inner  # a file that is not a tokenizer is an error here
+        raise UserError(f"tokenizer {name} does not exist", REMEDY)
+    tokenizer = HuggingFace(name, file)
+    tokenizer.check()
     return tokenizer
-
-
-def _read(file: Path) -> "tokenizers.Tokenizer":
-    import tokenizers  # noqa: PLC0415  (slow to import)
-
-    try:
-        inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"tokenizer {file} cannot be read: {error.strerror}", REMEDY) from None
-    except Exception as error:  # the library raises bare Exception for anything that is not a tokenizer
-        raise UserError(f"tokenizer {file} is not a tokenizer.json: {str(error)[:200]}", REMEDY) from None
-    inner.no_truncation()
-    inner.no_padding()
-    return inner
 
 
 @cache

@@ -1,7 +1,7 @@
 """The `data` section of the config: one class per kind of data, which workload.KINDS has the code for."""
 
 from inferometer.config.data.datasets import Csv, Hub, Jsonl, OpenAiBatch, Parquet, Prompts, PythonCode, ShareGpt
-from inferometer.config.data.generated import Random, SharedPrefix, Synthetic
+from inferometer.config.data.generated import PrefixTier, Random, SharedPrefix, Synthetic
 from inferometer.config.data.mix import Mix, TrafficClass, Unmixed
 from inferometer.config.data.sessions import Conversation
 from inferometer.config.data.tensors import Images, Messages, TensorInput, Tensors
@@ -20,6 +20,7 @@ __all__ = [
     "Mix",
     "OpenAiBatch",
     "Parquet",
+    "PrefixTier",
     "Prompts",
     "PythonCode",
     "Random",
