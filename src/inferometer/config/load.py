@@ -144,6 +144,17 @@ def _set_defaults(tree: dict[str, Any]) -> None:
         tree["data"] = {"type": api.data_types[0]}
     elif isinstance(data, dict):
         data.setdefault("type", _data_type(data, api))
+        _set_prompt_form(data, api)
+
+
+def _set_prompt_form(data: dict[str, Any], api: Api) -> None:
+    """Let the turns of generated conversations be what the API takes: messages, or one text."""
+    classes = data.get("classes")
+    for each in classes if isinstance(classes, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("data"), dict):
+            _set_prompt_form(each["data"], api)
+    if data.get("type") == "conversation":
+        data.setdefault("prompt", api.history or "messages")
 
 
 def _data_type(data: dict[str, Any], api: Api) -> str:
