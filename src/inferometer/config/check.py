@@ -56,9 +56,7 @@ def _check_stable(stage: StageSpec, key: str) -> None:
 def _check_headers(headers: dict[str, str], key: str) -> None:
     for name, value in headers.items():
         if not (name + value).isprintable() or not (name + value).isascii() or not name or set(name) & set(": "):
-            raise UserError(
-                f"{name!r} is not a valid header", "use printable ASCII characters for name and value", key
-            )
+            raise UserError(f"{name!r} is not a valid header", "use printable ASCII characters for name and value", key)
 
 
 def _check_url(server: Server) -> Api:

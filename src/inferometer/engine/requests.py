@@ -21,6 +21,8 @@ class Requests:
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
+        self._session_header = calls.session_header
+        self._counts_tokens = calls.counts_tokens
         self._shard = shard
         self._urls = urls
         self._made = 0
@@ -51,7 +53,7 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"%b%d%b" % (heads[url], id, tail) if self._has_id else tail,
+                data=self._data(heads[url], id, id, tail),
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -65,14 +67,22 @@ class Requests:
         return Flight(
             id=id,
             intended=before.done + request.think,
-            n_in=request.n_in or -1,
+            n_in=(request.n_in or -1) if self._counts_tokens else -1,
             n_want=request.n_out,
             session=before.session,
+            turns=before.turns,
             turn=before.turn + 1,
             stage=before.stage,
             shard=before.shard,
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._has_id else tail,
+            data=self._data(self._heads[url], id, before.session, tail),
         )
+
+    def _data(self, head: bytes, id: int, session: int, tail: bytes) -> bytes:
+        if not self._has_id:
+            return tail
+        if self._session_header:
+            return b"%b%d%b%d%b" % (head, id, self._session_header, session, tail)
+        return b"%b%d%b" % (head, id, tail)

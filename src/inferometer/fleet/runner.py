@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
+from inferometer.fleet.conversations import with_sessions
 from inferometer.fleet.job import (
     Job,
     ShardReport,
@@ -26,11 +26,10 @@ from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
 from inferometer.records import COUNTED_BY
 from inferometer.timing import loop as event_loop
-from inferometer.types import Request, Session
+from inferometer.types import Request
 from inferometer.wire import calls
-from inferometer.wire.context import CallContext, Sequenced
+from inferometer.wire.context import Sequenced
 from inferometer.workload import tokenizer
-from inferometer.workload.session import converse
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -70,7 +69,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
-    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
+    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns, turns=job.turns)
     plan = shard_plan(job, whole, shard)
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)
@@ -94,8 +93,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     if by_id:
         encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
     if workload.has_sessions(config.data):
-        encode = partial(_encode_turn, context)
-        encoded = msgspec.structs.replace(encoded, session=partial(_session, requests), encode=encode)
+        encoded = with_sessions(encoded, requests.__getitem__, config.sessions, context)
     return Task(
         shard=shard,
         plan=plan,
@@ -115,15 +113,6 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
-
-
-def _session(requests: list[Request], index: int) -> Session:
-    return converse(requests[index])
-
-
-def _encode_turn(context: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is in progress."""
-    return calls.encode(context, [request]).tails[0]
 
 
 def _in_rounds(requests: list[Request], slots: int) -> list[Request]:

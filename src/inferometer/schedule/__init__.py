@@ -6,6 +6,24 @@ plan.py            both combined, stage by stage; and a plan's shards for severa
 portable_math.py   logarithm and exponential with the same result on every processor
 """
 
-from inferometer.schedule.plan import dealt_from, max_shards, plan, planned_duration, rate_at, shard, total_requests
+from inferometer.schedule.plan import (
+    dealt_from,
+    max_shards,
+    plan,
+    planned_duration,
+    rate_at,
+    requests_per_arrival,
+    shard,
+    total_requests,
+)
 
-__all__ = ["dealt_from", "max_shards", "plan", "planned_duration", "rate_at", "shard", "total_requests"]
+__all__ = [
+    "dealt_from",
+    "max_shards",
+    "plan",
+    "planned_duration",
+    "rate_at",
+    "requests_per_arrival",
+    "shard",
+    "total_requests",
+]

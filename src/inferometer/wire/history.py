@@ -6,7 +6,6 @@ starts with a space itself, and the server's own response continues the prompt a
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import msgspec
 
@@ -39,11 +38,11 @@ class JsonHistory:
         self._turns: list[list[bytes]] = []  # each with its messages and, except for the latest, the response to them
 
     def begin(self, payload: str | Messages) -> None:
-        messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
+        messages: Messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
         first = next((i for i, message in enumerate(messages) if message.get("role") not in _SYSTEM), len(messages))
-        self._system = [self._encoded(cast("Messages", messages[:first]), True, False)] if first else []
+        self._system = [self._encoded(messages[:first], True, False)] if first else []
         self._turns = []
-        self.add(cast("Messages", messages[first:]))
+        self.add(messages[first:])
 
     def add(self, messages: Messages) -> None:
         is_start = not self._system and not self._turns

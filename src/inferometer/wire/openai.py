@@ -37,12 +37,12 @@ def encode_completions(context: CallContext, requests: Sequence[Request]) -> Cal
 
 def chat_tail(context: CallContext, request: Request) -> bytes:
     """Encode one request to `/v1/chat/completions` as a tail of Calls."""
-    return tail({}, chat_body(context, request))
+    return tail(request.options.headers, chat_body(context, request))
 
 
 def completions_tail(context: CallContext, request: Request) -> bytes:
     """Encode one request to `/v1/completions` as a tail of Calls."""
-    return tail({}, completion_body(context, request))
+    return tail(request.options.headers, completion_body(context, request))
 
 
 def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[bytes]) -> Calls:

@@ -155,9 +155,14 @@ def distinct(spec: Data) -> int | None:
     return count
 
 
+def sample(spec: Data, seed: int) -> list[Request]:
+    """Some of the requests: the first ones."""
+    return build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+
+
 def mean_output(spec: Data, seed: int) -> float:
     """Output tokens requested per response, on average over some requests; 0: they are left to the server, or there are none."""
-    requests = build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+    requests = sample(spec, seed)
     return sum(request.n_out for request in requests) / len(requests)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inferometer.config.data import Conversation
 from inferometer.config.lengths import Exponential, Length, LogNormal
-from inferometer.types import Messages, Request, Turn
+from inferometer.types import Request, Turn
 from inferometer.units import NS
 from inferometer.workload import lengths, text
 from inferometer.workload import tokenizer as tokenizers

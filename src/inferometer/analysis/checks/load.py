@@ -221,7 +221,7 @@ def concurrency(evidence: Evidence) -> Check | None:
         if plan.open or plan.think or not plan.concurrency:
             continue
         own = rows[(rows["stage"] == stage) & (rows["sent"] != MISSING)]
-        if (own["turn"] > 0).any():  # the users of sessions think between turns
+        if plan.unit == "sessions":  # their users think between turns
             continue
         reached = in_flight(own, plan)
         if reached is not None:
