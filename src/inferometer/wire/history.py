@@ -30,26 +30,29 @@ class JsonHistory:
     __slots__ = ("_close", "_encoded", "_open", "_separator", "_system", "_turns")
 
     def __init__(
-        self, encoded: Callable[[Messages, bool, bool], bytes], opening: bytes, separator: bytes, closing: bytes
+        self, encoded: Callable[[Messages, bool], bytes], opening: bytes, separator: bytes, closing: bytes
     ) -> None:
         self._encoded = encoded
         self._open, self._separator, self._close = opening, separator, closing
-        self._system: list[bytes] = []
+        self._system: list[bytes] = []  # this and all others with a separator before it
         self._turns: list[list[bytes]] = []  # each with its messages and, except for the latest, the response to them
 
     def begin(self, payload: str | Messages) -> None:
         messages: Messages = [{"role": "user", "content": payload}] if isinstance(payload, str) else payload
         first = next((i for i, message in enumerate(messages) if message.get("role") not in _SYSTEM), len(messages))
-        self._system = [self._encoded(messages[:first], True, False)] if first else []
+        self._system = [self._part(messages[:first], True)] if first else []
         self._turns = []
         self.add(messages[first:])
 
     def add(self, messages: Messages) -> None:
         is_start = not self._system and not self._turns
-        self._turns.append([self._encoded(messages, is_start, False)] if messages else [])
+        self._turns.append([self._part(messages, is_start)] if messages else [])
 
     def respond(self, text: str, is_live: bool) -> None:
-        self._turns[-1].append(self._encoded([{"role": "assistant", "content": text}], False, is_live))
+        self._turns[-1].append(self._part([{"role": "assistant", "content": text}], is_live))
+
+    def _part(self, messages: Messages, continues: bool) -> bytes:
+        return self._separator + self._encoded(messages, continues)
 
     def withdraw(self) -> None:
         self._turns.pop()
@@ -58,8 +61,13 @@ class JsonHistory:
         del self._turns[0]
 
     def json(self) -> msgspec.Raw:
-        parts = [*self._system, *(part for turn in self._turns for part in turn)]
-        return msgspec.Raw(b"%b%b%b" % (self._open, self._separator.join(parts), self._close))
+        parts = [self._open, *self._system]
+        for turn in self._turns:
+            parts += turn
+        if len(parts) > 1:
+            parts[1] = parts[1][len(self._separator) :]
+        parts.append(self._close)
+        return msgspec.Raw(b"".join(parts))
 
 
 def joined(messages: Sequence[object]) -> str:
@@ -75,12 +83,11 @@ def text_of(content: object) -> str:
     return "" if content is None else str(content)
 
 
-def _as_messages(messages: Messages, is_start: bool, is_live: bool) -> bytes:
+def _as_messages(messages: Messages, continues: bool) -> bytes:
     return _encode(messages)[1:-1]
 
 
-def _as_text(messages: Messages, is_start: bool, is_live: bool) -> bytes:
+def _as_text(messages: Messages, continues: bool) -> bytes:
+    """`continues`: the text follows directly, because it is the first one or the server's own response."""
     text = joined(messages)
-    if not is_start and not is_live and not text[:1].isspace():
-        text = f"\n{text}"
-    return _encode(text)[1:-1]
+    return _encode(text if continues or text[:1].isspace() else f"\n{text}")[1:-1]

@@ -249,7 +249,7 @@ def _why_fewer(rows: Columns, planned: int, errors: tuple[str, ...]) -> tuple[bo
         return False, f"The load was not the planned one: {errors[0].rstrip('.')}. See the check workers."
     if (rows["failure"] > 0).any():
         return False, "After a failure, a user pauses before the next request: see the failures."
-    median = float(np.median(rows["sent"] - rows["intended"])) / NS
+    median = float(np.median(rows["sent"] - rows["intended"] - rows["held"])) / NS
     between = f"the client's own {format_seconds(median)} between requests"
     if planned == 1:
         return True, (
