@@ -59,8 +59,8 @@ class Api(NamedTuple):
     """Tensors are sent as JSON numbers rather than as raw bytes."""
     has_method: bool = False
     """`server.method` names what is called, and stands for the API in reports."""
-    has_conversations: bool = False
-    """A prompt may be a list of messages, so that a session can have several turns."""
+    history: Literal["", "messages", "text"] = ""
+    """How a prompt contains the earlier turns of a session: as messages, or as one text. Empty: it cannot."""
     options_key: Literal["body", "parameters"] = "parameters"
     """The key of the server section that takes `infer --parameter`."""
 
@@ -78,7 +78,7 @@ APIS: dict[str, Api] = {
     for row in (
         Api(
             name="chat",
-            has_conversations=True,
+            history="messages",
             label="chat completions",
             schemes=("http",),
             request="text",
@@ -93,6 +93,7 @@ APIS: dict[str, Api] = {
         ),
         Api(
             name="completions",
+            history="text",
             label="completions",
             schemes=("http",),
             request="text",

@@ -113,21 +113,24 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
     return described
 
 
-def stage_plans(config: Config, plan: Plan) -> tuple[StagePlan, ...]:
-    """The load of each stage, as planned."""
+def stage_plans(config: Config, plan: Plan, turns: float = 0.0) -> tuple[StagePlan, ...]:
+    """The load of each stage, as planned. `turns` is the mean number of turns per session; 0: there are no sessions."""
     specs = stages_of(config.load)
     return tuple(
-        _stage_plan(spec, stage, number) for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
+        _stage_plan(spec, stage, number, turns)
+        for number, (spec, stage) in enumerate(zip(specs, plan.stages, strict=True))
     )
 
 
-def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) -> StagePlan:
+def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, turns: float) -> StagePlan:
     kind = str(type(spec).__struct_config__.tag)
+    unit = spec.unit if turns else "requests"
     seconds = stage.duration / NS
     if isinstance(stage, ClosedStage):
         return StagePlan(
             type=kind,
             open=False,
+            unit=unit,
             name=spec.name or f"{number + 1} {kind} {stage.concurrency}",
             duration=seconds,
             requests=stage.requests,
@@ -138,15 +141,17 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
             first_id=stage.first_id,
             **_stable(spec),
         )
-    mean = len(stage.instants) / seconds if seconds else 0.0
+    count = round(len(stage.instants) * (turns if turns and unit == "requests" else 1))
+    mean = count / seconds if seconds else 0.0
     rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
     return StagePlan(
         type=kind,
         open=True,
+        unit=unit,
         name=spec.name or f"{number + 1} {kind} {format_number(rate, 4)}/s",
         rate=rate,
         duration=seconds,
-        requests=len(stage.instants),
+        requests=count,
         concurrency=stage.cap,
         drain=stage.barrier,
         first_id=stage.first_id,

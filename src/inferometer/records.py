@@ -54,6 +54,7 @@ ROW = np.dtype(
         ("streamed_tokens", "<i4"),  # output tokens in all chunks; -1: not known how many each chunk carries
         # Origin and outcome
         ("turn", "<i4"),  # its turn in the session, from 0; -1: no session
+        ("turns", "<i4"),  # how many turns the session was to have; -1: no session, or its first turn failed
         ("stage", "<i2"),  # index of the stage in the plan
         ("shard", "<i2"),  # index of the client process
         ("url", "<i2"),  # index of the base URL in server.url
@@ -74,7 +75,7 @@ NAMES: tuple[str, ...] = ROW.names or ()
 TIMES = ("intended", "sent", "first_byte", "first_token", "first_content", "last_token", "done")
 UNKNOWN = (
     *("read_delay", "queue", "compute", "session", "n_in", "n_out", "cached", "reasoning"),
-    *("first_tokens", "streamed_tokens", "turn"),
+    *("first_tokens", "streamed_tokens", "turn", "turns"),
 )
 """Columns in which -1 means `not known`; on disk that is null."""
 COUNTED_BY = ("nobody", "server", "tokenizer")
@@ -240,8 +241,10 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     """Open or closed loop."""
     name: str = ""
+    unit: str = "requests"
+    """What `rate`, `requests` and the concurrency of a closed loop count: requests, or sessions."""
     rate: float = 0.0
-    """Open loop: requests per second, averaged over the stage."""
+    """Open loop: requests or sessions per second, averaged over the stage."""
     duration: float = 0.0
     """Seconds, like `ramp_up` and `think`."""
     requests: int = 0

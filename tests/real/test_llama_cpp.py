@@ -214,6 +214,30 @@ def _tokens(url: str, text: str) -> int:
     return len(json.loads(post(url, "/tokenize", {"content": text}))["tokens"])
 
 
+@pytest.mark.parametrize("history", ["live", "recorded"])
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_later_turns_of_a_conversation_find_the_earlier_ones_in_the_cache(
+    tmp_path: Path, url: str, api: str, history: str
+) -> None:
+    """One conversation at a time, so that no other one takes over the slot that has its prompt. With recorded responses, the prompt
+    of the turn before is cached; with live ones, so are the tokens that the server generated, unless the text of the response has
+    other tokens than were generated."""
+    data = {"type": "conversation", "turns": 3, "system": 20, "input": 8, "output": 6, "history": history}
+    run, summary = measure(tmp_path, url, in_a_row(3), server={"api": api, "body": GREEDY}, data=data)
+    rows = run.records.rows
+    assert summary.counts.ok == 9, summary.failures
+    assert summary.sessions is not None and summary.sessions.ok == 3
+    for session in range(3):
+        own = rows[rows["session"] == session]
+        for turn in (1, 2):
+            before = own["turn"] == turn - 1
+            now = own["turn"] == turn
+            assert own["n_in"][before][0] < own["n_in"][now][0]
+            assert own["cached"][now][0] >= 0.9 * own["n_in"][before][0]
+            assert own["cached"][now][0] < own["n_in"][now][0]
+    assert (summary.sessions.metrics["cached_share"].p50 or 0) > 0.3
+
+
 def test_an_unknown_model_name_is_accepted(tmp_path: Path, url: str) -> None:
     _, summary = measure(tmp_path, url, in_a_row(2), server={"model": "no-such-model"})
     assert summary.counts.ok == 2

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.analysis import settings, slo, stability
+from inferometer.analysis import sessions, settings, slo, stability
 from inferometer.analysis.attempts import retried
 from inferometer.analysis.breakdown import PARTS, Breakdown, split
 from inferometer.analysis.checks import CHECKS, Check, Evidence, StageEvidence, examine, verdict
@@ -17,6 +17,7 @@ from inferometer.analysis.gaps import Gaps, gather
 from inferometer.analysis.metrics import METRICS, RATES
 from inferometer.analysis.overload import Overload, overload
 from inferometer.analysis.percentiles import Distribution
+from inferometer.analysis.sessions import SessionSummary
 from inferometer.analysis.slo import Goodput, SloResult
 from inferometer.analysis.slo_expression import Slo, parse_all
 from inferometer.analysis.throughput import MeasuredWindow, Throughput, stage_rates, together
@@ -53,6 +54,8 @@ class StageSummary(msgspec.Struct, frozen=True):
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
+    sessions: SessionSummary | None = None
+    """None if requests are not the turns of sessions."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -82,6 +85,8 @@ class Summary(msgspec.Struct, frozen=True):
     breakdown: Breakdown | None = None
     no_breakdown: str | None = None
     """Why there is no breakdown."""
+    sessions: SessionSummary | None = None
+    """None if requests are not the turns of sessions, or if stages have different loads."""
 
 
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
@@ -107,9 +112,10 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     checks = examine(evidence)
     stages = tuple(_judged(run, *pair, objectives) for pair in zip(stages, evidence.stages, strict=True))
     window, rates = together(each)
-    metrics = stages[0].metrics if not several else {}
+    metrics, talks = (stages[0].metrics, stages[0].sessions) if not several else ({}, None)
     if several and _same_load(plans):
         metrics = distributions(run, everything, itl_of_all(run, gaps), as_inf)
+        talks = sessions.summarise(run, everything)
     parts = split(run, steady & good)
     sources = np.bincount(rows["counted_by"][steady & good], minlength=len(COUNTED_BY)).tolist()
     return Summary(
@@ -127,9 +133,10 @@ def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
         tokens_counted_by={name: count for name, count in zip(COUNTED_BY, sources, strict=True) if count},
         started=run.manifest.started,
         inferometer=run.manifest.inferometer,
-        definitions=_definitions(checks, isinstance(parts, Breakdown)),
+        definitions=_definitions(checks, isinstance(parts, Breakdown), any(stage.sessions for stage in stages)),
         slos=slo.together([(stage.stage, stage.slos) for stage in stages]) if several else stages[0].slos,
         goodput=None if several else stages[0].goodput,
+        sessions=talks,
         **_split(parts),
     )
 
@@ -153,6 +160,7 @@ def _stage(
         measured[1],
         distributions(run, mask, itl, as_inf),
         overload,
+        sessions=sessions.summarise(run, mask),
         **_split(split(run, good, stage)),
     )
 
@@ -217,11 +225,12 @@ def _counts(run: Run, mask: Mask) -> Counts:
     return Counts(ok, sum(kinds.values()), dropped, kinds, retried(rows))
 
 
-def _definitions(checks: tuple[Check, ...], is_split: bool) -> dict[str, str]:
+def _definitions(checks: tuple[Check, ...], is_split: bool, has_sessions: bool) -> dict[str, str]:
     """Definitions of the names that this summary uses."""
     return (
         {name: metric.definition for name, metric in METRICS.items()}
         | {f"throughput.{name}": definition for name, definition in RATES.items()}
         | ({f"breakdown.{name}": definition for name, definition in PARTS.items()} if is_split else {})
+        | (sessions.definitions() if has_sessions else {})
         | {f"check.{check.name}": CHECKS[check.name].definition for check in checks}
     )

@@ -66,7 +66,8 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     tag = secrets.token_hex(4)
     config = _completed(config, reached)
     probe = probed(config, reached, tag, show)
-    plan = schedule.plan(config.load, config.seed, probe.e2e_ns)
+    turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
+    plan = schedule.plan(config.load, config.seed, probe.e2e_ns, turns=turns)
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
@@ -75,7 +76,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
-        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe)
+        job = Job(config, reached, shards, folder / SPOOL, tag, shared, barriers, probe, turns)
         return _measure(job, plan, folder, show, start, held)
 
 
@@ -160,22 +161,37 @@ def _outline(job: Job, plan: Plan) -> Outline:
         urls=tuple(target.url for target in job.reached.targets),
         model=job.reached.model,
         load=job.config.load,
-        total=schedule.total_requests(plan),
+        total=schedule.total_requests(plan, job.turns),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
         rate_at=schedule.rate_at,
         processes=job.shards,
         spool=job.spool,
+        turns=job.turns,
     )
 
 
 def _check_sessions(config: Config) -> None:
-    if workload.has_sessions(config.data) and not APIS[config.server.api].has_conversations:
+    """Check that the API takes conversations, and that the first prompts fit into the context."""
+    if not workload.has_sessions(config.data):
+        return
+    if not APIS[config.server.api].history:
+        kind = config.data.__struct_config__.tag
+        apis = " or ".join(name for name, row in APIS.items() if row.history)
         raise UserError(
-            f"the file has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
-            "use {server.api} chat, or a file without `turns`",
-            key="data.path",
+            f"{kind} has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
+            f"use {{server.api}} {apis}, or data without conversations",
+            key="data.path" if hasattr(config.data, "path") else "data.type",
         )
+    context = config.sessions.context
+    for request in workload.sample(config.data, config.seed) if context else ():
+        if request.n_in + request.n_out > context:
+            raise UserError(
+                f"the first prompt of session {request.id} has {request.n_in:,} tokens and requests {request.n_out:,} more, "
+                f"which is more than the context of {context:,} tokens",
+                "use shorter prompts or responses, or raise it: only earlier turns can be dropped",
+                key="sessions.context",
+            )
 
 
 def _completed(config: Config, reached: reach.Reached) -> Config:
@@ -237,7 +253,7 @@ def _draft(job: Job, plan: Plan) -> Draft:
             started="",
             t0_wall_ns=0,
             config=manifest.redacted(config, reached.model),
-            plan=manifest.stage_plans(config, plan),
+            plan=manifest.stage_plans(config, plan, job.turns),
             workload={
                 "digest": workload.digest(config.data, config.seed),
                 "distinct": prepared_count(config, plan, shards, job.probe),

@@ -17,7 +17,9 @@ def check(config: Config) -> None:
     """Raise UserError if parts of the config do not go together."""
     for number, stage in enumerate(stages_of(config.load)):
         _check_stage(stage, f"load.stages.{number}" if isinstance(config.load, Stages) else "load")
-    _check_headers(config.server)
+    _check_headers(config.server.headers, "server.headers")
+    if config.sessions.header:
+        _check_headers({config.sessions.header: ""}, "sessions.header")
     api = _check_url(config.server)
     _check_server(config.server, api)
     _check_data(config, api)
@@ -56,12 +58,10 @@ def _check_stable(stage: StageSpec, key: str) -> None:
 # --- server ----------------------------------------------------------------------------------------------------------
 
 
-def _check_headers(server: Server) -> None:
-    for name, value in server.headers.items():
+def _check_headers(headers: dict[str, str], key: str) -> None:
+    for name, value in headers.items():
         if not (name + value).isprintable() or not (name + value).isascii() or not name or set(name) & set(": "):
-            raise UserError(
-                f"{name!r} is not a valid header", "use printable ASCII characters for name and value", "server.headers"
-            )
+            raise UserError(f"{name!r} is not a valid header", "use printable ASCII characters for name and value", key)
 
 
 def _check_url(server: Server) -> Api:

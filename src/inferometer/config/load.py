@@ -145,7 +145,7 @@ def _set_defaults(tree: dict[str, Any]) -> None:
         tree["data"] = {"type": api.data_types[0]}
     elif isinstance(data, dict):
         data.setdefault("type", _data_type(data, api))
-        _set_prefix_form(data, api)
+        _set_prompt_form(data, api)
 
 
 def _data_type(data: dict[str, Any], api: Api) -> str:
@@ -155,17 +155,16 @@ def _data_type(data: dict[str, Any], api: Api) -> str:
     return next((name for name in ("prompts", "messages") if name in data), api.data_types[0])
 
 
-def _set_prefix_form(data: dict[str, Any], api: Api) -> None:
-    """A shared prefix is a system message only if the API has messages."""
+def _set_prompt_form(data: dict[str, Any], api: Api) -> None:
+    """Let prefixes and the turns of conversations be what the API takes: messages, or one text."""
     classes = data.get("classes")
-    sections = (
-        [data, *(each.get("data") for each in classes if isinstance(each, dict))]
-        if isinstance(classes, list)
-        else [data]
-    )
-    for section in sections:
-        if isinstance(section, dict) and section.get("type") == "shared_prefix":
-            section.setdefault("prefix_as", "system" if api.name == "chat" else "text")
+    for each in classes if isinstance(classes, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("data"), dict):
+            _set_prompt_form(each["data"], api)
+    if data.get("type") == "conversation":
+        data.setdefault("prompt", api.history or "messages")
+    elif data.get("type") == "shared_prefix":
+        data.setdefault("prefix_as", "system" if api.history == "messages" else "text")
 
 
 def _resolve_api(server: dict[str, Any]) -> Api | None:

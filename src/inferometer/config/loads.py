@@ -9,6 +9,12 @@ from inferometer.config.fields import Count, Positive, RampUp, Seconds, Section
 
 class _Stage(Section, tag_field="type", kw_only=True):
     name: Annotated[str, Meta(description="Name of the stage in reports. Default: its number, type and level.")] = ""
+    unit: Annotated[
+        Literal["sessions", "requests"],
+        Meta(
+            description="If the data has sessions (conversations of several turns): what rates, `requests` and the `concurrency` of a closed loop count. `sessions`: sessions started per second, sessions in total, sessions at a time. `requests`: open loop, sessions start so often that requests arrive at the rate on average; closed loop, this many requests are in flight, and while a user thinks, another session's turn is sent."
+        ),
+    ] = "sessions"
     stable: Annotated[
         float,
         Meta(

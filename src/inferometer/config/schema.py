@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from inferometer.config.data import Data, Synthetic
+from inferometer.config.data.sessions import Sessions
 from inferometer.config.fields import Seconds, Section, Window
 from inferometer.config.loads import Closed, Load
 
@@ -269,6 +270,9 @@ class Config(Section):
     data: Annotated[Data, Meta(description="What the requests contain.")] = field(default_factory=Synthetic)
     load: Annotated[Load, Meta(description="When requests are sent.")] = field(
         default_factory=lambda: Closed(duration=Seconds(30))
+    )
+    sessions: Annotated[Sessions, Meta(description="Sessions: conversations of several turns.")] = field(
+        default_factory=Sessions
     )
     client: Annotated[Client, Meta(description="The client that sends the requests.")] = field(default_factory=Client)
     measure: Annotated[Measure, Meta(description="Which requests count.")] = field(default_factory=Measure)

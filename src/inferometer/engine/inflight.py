@@ -36,6 +36,7 @@ class Flight(msgspec.Struct, gc=False):
     first_tokens: int = -1
     streamed_tokens: int = -1
     turn: int = -1
+    turns: int = -1
     stage: int = 0
     shard: int = 0
     url: int = 0

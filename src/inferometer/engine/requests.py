@@ -59,6 +59,8 @@ class Requests:
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
+        self._session_header = calls.session_header
+        self._counts_tokens = calls.counts_tokens
         self._shard = shard
         self._urls = urls
         self._made = 0
@@ -69,7 +71,7 @@ class Requests:
     def make(self, stage: int, ids: Sequence[int], due: Sequence[Due]) -> list[Flight]:
         """Return the next requests, with these ids."""
         heads, n_in, n_out, urls = self._heads, self._n_in, self._n_out, self._urls
-        tails, offsets, has_id = self._tails.view, self._tails.offsets, self._has_id
+        tails, offsets, is_plain = self._tails.view, self._tails.offsets, self._has_id and not self._session_header
         sequences, index, period, n = self.sequences, self._index, self._period, self._last
         made = []
         for id, (user, intended) in zip(ids, due, strict=True):
@@ -96,7 +98,7 @@ class Requests:
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"".join((heads[url], b"%d" % id, tail)) if has_id else bytes(tail),
+                data=b"".join((heads[url], b"%d" % id, tail)) if is_plain else self._data(heads[url], id, id, tail),
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -115,14 +117,22 @@ class Requests:
         return Flight(
             id=id,
             intended=before.done + request.think,
-            n_in=request.n_in or -1,
+            n_in=(request.n_in or -1) if self._counts_tokens else -1,
             n_want=request.n_out,
             session=before.session,
+            turns=before.turns,
             turn=before.turn + 1,
             stage=before.stage,
             shard=before.shard,
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._has_id else tail,
+            data=self._data(self._heads[url], id, before.session, tail),
         )
+
+    def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview) -> bytes:
+        """Return the bytes to send: HTTP/1.1, with the id and, if there is one, the session's header between head and tail."""
+        if not self._has_id:
+            return bytes(tail)
+        of_session = b"%b%d" % (self._session_header, session) if self._session_header else b""
+        return b"".join((head, b"%d" % id, of_session, tail))

@@ -89,7 +89,7 @@ class Shard:
         pools = [self._pool(index) for index in range(len(task.targets))]
         self._dispatcher = Dispatcher(pools, requests, self.deadlines, self.awake, self.state, self.recorder)
         self._course = Course(task.plan, self._dispatcher, self._spool.control, self._end_if_idle)
-        self._sessions = Sessions(task.calls.session, requests, self.deadlines) if task.calls.session else None
+        self._sessions = Sessions(task.calls, requests, self.deadlines) if task.calls.session else None
         self._timeouts = Timeouts(task.timeouts, self._dispatcher, self.deadlines, loop)
         self._telemetry = Telemetry(
             self._spool, self.recorder, self._dispatcher, self.state, len(task.plan.stages), loop
@@ -237,10 +237,10 @@ class Shard:
         if self._sessions is not None:
             dispatcher.holds_sends = False  # making turns takes long: requests that come due are sent in between
             dispatcher.flush()
-            over = self._sessions.follow(ended, self._course.may_continue, self._send_turn)
-            if len(over) < len(ended):  # a session goes on, so the server can be reached
+            free = self._sessions.follow(ended, self._course, self._send_turn)
+            if len(free) < len(ended):  # a session goes on, so the server can be reached
                 self.state.unreached_since = 0
-            ended = over
+            ended = free
             dispatcher.holds_sends = True
         self._course.freed(ended)
         dispatcher.holds_sends = False
@@ -248,7 +248,7 @@ class Shard:
     def _send_turn(self, flight: Flight) -> None:
         """Send a session's next turn, unless its stage has ended while the user was thinking."""
         if self._course.may_continue(flight):
-            self._dispatcher.release(flight, *self._course.cap_of(flight))
+            self._course.send_turn(flight)
         else:
             self._end_if_idle()
 

@@ -44,6 +44,8 @@ class Job(msgspec.Struct, frozen=True):
     """Stages that start only when all shards have finished the stages before."""
     probe: Probe = Probe()
     """What the requests before the run showed."""
+    turns: float = 0.0
+    """Mean number of turns per session; 0: there are no sessions."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):

@@ -18,14 +18,15 @@ import msgspec
 
 from inferometer import workload
 from inferometer.config.data import Data
+from inferometer.config.data.sessions import Sessions
 from inferometer.errors import ANOTHER_FOLDER, UserError
+from inferometer.fleet.conversations import with_sessions
 from inferometer.store.folder import disk_errors
 from inferometer.store.request_file import MappedBytes, RequestFile
-from inferometer.types import Calls, Request, Session
+from inferometer.types import Calls, Request
 from inferometer.units import format_bytes
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext
-from inferometer.workload.session import converse
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests that are prepared, and of all. It may raise Stopped."""
@@ -55,6 +56,8 @@ class Source(msgspec.Struct, frozen=True):
     """Its salt is already that of the run."""
     seed: int
     context: CallContext
+    sessions: Sessions = msgspec.field(default_factory=Sessions)
+    """How sessions are run."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -195,30 +198,20 @@ class _Prepared:
 
     def calls(self, source: Source, first: Calls) -> Calls:
         """Return all requests, with everything else from the `first` ones."""
-        changes: dict[str, object] = {}
-        if len(sessions := self._sessions.mapped()):
-            changes = {"session": _SessionStarter(sessions), "encode": partial(_encode_turn, source.context)}
-        return msgspec.structs.replace(
-            first, tails=self._tails.mapped(), n_in=self._n_in, n_out=self._n_out, classes=self._classes, **changes
+        prepared = msgspec.structs.replace(
+            first, tails=self._tails.mapped(), n_in=self._n_in, n_out=self._n_out, classes=self._classes
         )
+        if len(sessions := self._sessions.mapped()):
+            return with_sessions(prepared, partial(_stored_request, sessions), source.sessions, source.context)
+        return prepared
 
     def close(self) -> None:
         self._tails.close()
         self._sessions.close()
 
 
-class _SessionStarter:
-    """Starts sessions, whose first requests it reads from a mapped file."""
-
-    def __init__(self, requests: MappedBytes) -> None:
-        self._requests = requests
-
-    def __call__(self, index: int) -> Session:
-        self._requests.prefault(index)
-        request: Request = pickle.loads(self._requests[index])
-        return converse(request)
-
-
-def _encode_turn(context: CallContext, request: Request) -> bytes:
-    """Encode one request while the run is in progress."""
-    return calls.encode(context, [request]).tails[0]
+def _stored_request(requests: MappedBytes, index: int) -> Request:
+    """Read the request with this index, with the later turns of its session."""
+    requests.prefault(index)
+    request: Request = pickle.loads(requests[index])
+    return request

@@ -82,7 +82,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
-    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
+    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns, turns=job.turns)
     plan = shard_plan(job, whole, shard)
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
@@ -117,7 +117,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         sequenced=_sequenced(job, shard, sequences),
         shared=shared,
     )
-    source = Source(config.data, config.seed, context)
+    source = Source(config.data, config.seed, context, config.sessions)
     prepare_here = partial(
         prepare,
         source,

@@ -14,6 +14,7 @@ from inferometer.records import CANCELLED, Run
 from inferometer.report import formatting, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
+from inferometer.report.sessions import sessions
 from inferometer.report.slo import objectives
 from inferometer.report.stages import describe, stages
 from inferometer.report.verdict import verdict
@@ -72,6 +73,8 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(Text.assemble(("where the time went", "bold"), "   not known: ", reason))
     if summary.metrics and any(summary.metrics[name].count for name in TOKENS):
         parts.append(_tokens(summary, width))
+    if summary.sessions is not None:
+        parts.append(sessions(summary.sessions, width))
     if summary.failures:
         parts.append(_failures(summary, width))
     if summary.stages:

@@ -25,6 +25,7 @@ def write(run: Run, file: IO[bytes]) -> None:
 def _table(run: Run, part: slice) -> pa.Table:
     rows, phase, failures = run.records.rows[part], run.records.phase[part], run.records.failures
     columns: dict[str, Any] = {name: rows[name] for name in _COPIED}
+    columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in ("session", "turn")}
     columns["phase"] = np.array(PHASES)[phase]
     columns["loop"] = np.where(rows["open_loop"] != 0, "open", "closed")
     columns |= {f"{name}_s": _or_empty(rows[name] / NS, rows[name] == MISSING) for name in TIMES}

@@ -49,6 +49,8 @@ class Outline(msgspec.Struct, frozen=True):
     """Return the planned rate of a stage, at this many nanoseconds after its start; None for a closed loop."""
     processes: int
     spool: Path
+    turns: float = 0.0
+    """Mean number of turns per session; 0: there are no sessions."""
 
 
 class LiveView:
@@ -80,7 +82,7 @@ class LiveView:
         self._total, self._duration = outline.total, outline.duration
         self._recent = RecentRows(outline.spool)
         more = f" and {len(outline.urls) - 1} more" if len(outline.urls) > 1 else ""
-        self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load)}"
+        self._title = f"{outline.urls[0]}{more} · {outline.model} · {describe(outline.load, outline.turns > 0)}"
         processes = "1 client process" if outline.processes == 1 else f"{outline.processes} client processes"
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
@@ -197,9 +199,12 @@ class LiveView:
         spec = self._specs[snapshot.stage]
         started = sum(self._outline.stage_durations[: snapshot.stage])
         target = self._outline.rate_at(spec, int(self._planned_time(snapshot) * NS) - started)
+        counts_sessions = self._outline.turns > 0 and spec.unit == "sessions"
         if target is None:
-            rates = {"target": f"{spec.concurrency} in flight"}  # type: ignore[union-attr]
+            unit = "sessions" if counts_sessions else "in flight"
+            rates = {"target": f"{spec.concurrency} {unit}"}  # type: ignore[union-attr]
         else:
+            target *= self._outline.turns if counts_sessions else 1
             rates = {"target": _rate(target), "offered": _rate(self._offered.per_second)}
         return rates | {"completed": _rate(self._completed.per_second)}
 
@@ -231,17 +236,18 @@ class LiveView:
                 self._failed[known[number - 1].code if number <= len(known) else "?"] += 1
 
 
-def describe(load: Load) -> str:
+def describe(load: Load, has_sessions: bool = False) -> str:
     """Describe the load in a few words."""
     if isinstance(load, Stages):
         return f"{len(load.stages)} stages"
     kind = type(load).__struct_config__.tag
+    unit = "sessions" if has_sessions and load.unit == "sessions" else ""
     if isinstance(load, Closed):
-        return f"closed loop, {load.concurrency} in flight"
+        return f"closed loop, {load.concurrency} {unit or 'in flight'}"
     if isinstance(load, Ramp):
-        return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}/s"
+        return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}{unit and ' ' + unit}/s"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
+    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}{unit and ' ' + unit}/s"
 
 
 def _preparing(snapshot: Snapshot | None) -> str:

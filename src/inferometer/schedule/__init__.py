@@ -5,6 +5,24 @@ profile.py         the rate over time: flat, ramp, steps, bursts
 plan.py            both combined, stage by stage; and a plan's shards for several processes
 """
 
-from inferometer.schedule.plan import dealt_from, max_shards, plan, planned_duration, rate_at, shard, total_requests
+from inferometer.schedule.plan import (
+    dealt_from,
+    max_shards,
+    plan,
+    planned_duration,
+    rate_at,
+    requests_per_arrival,
+    shard,
+    total_requests,
+)
 
-__all__ = ["dealt_from", "max_shards", "plan", "planned_duration", "rate_at", "shard", "total_requests"]
+__all__ = [
+    "dealt_from",
+    "max_shards",
+    "plan",
+    "planned_duration",
+    "rate_at",
+    "requests_per_arrival",
+    "shard",
+    "total_requests",
+]

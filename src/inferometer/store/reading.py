@@ -35,7 +35,7 @@ from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
-_ADDED = ("session", "turn", "first_content", "first_tokens", "streamed_tokens")
+_ADDED = ("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens")
 """Columns that older runs lack: their requests belong to no session, and the rest is not known."""
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.types import Request
+from inferometer.wire.history import joined
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import Target
 
@@ -17,10 +18,9 @@ USER_AGENT = {"User-Agent": f"inferometer/{__version__}"}
 
 
 def prompt_text(request: Request) -> str:
-    """The text of a request; for chat messages, their contents one after the other."""
-    if isinstance(request.payload, str):
-        return request.payload
-    return "\n".join(str(turn.get("content", "")) for turn in request.payload if isinstance(turn, dict))
+    """The text of a request; for chat messages, their contents one after the other (history.py)."""
+    payload = request.payload
+    return payload if isinstance(payload, str) else joined(payload if isinstance(payload, list) else [])
 
 
 class Sequenced(msgspec.Struct, frozen=True):

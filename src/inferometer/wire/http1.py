@@ -71,11 +71,13 @@ def numbered(
         credentials = {"Authorization": target.credentials} if target.credentials else {}
         head = request_head("POST", target.prefix + path, target.authority, credentials | dict(headers))
         heads.append(head + f"X-Request-Id: {tag}-".encode())
-    tails = []
-    for extra, body in bodies:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
-        tails.append(b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body))
-    return tuple(heads), tuple(tails)
+    return tuple(heads), tuple(tail(extra, body) for extra, body in bodies)
+
+
+def tail(headers: Mapping[str, str], body: bytes) -> bytes:
+    """Encode what follows a request's id: the remaining headers, and the body."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return b"\r\n%bContent-Length: %d\r\n\r\n%b" % (lines.encode("latin-1"), len(body), body)
 
 
 class ResponseDecoder:

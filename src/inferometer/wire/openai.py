@@ -19,9 +19,9 @@ import msgspec
 
 from inferometer.apis import APIS
 from inferometer.types import ONE_REASONING_TOKEN, ONE_TOKEN, Calls, Event, Fail, Request, Tokens, Usage
-from inferometer.wire.context import USER_AGENT, CallContext
+from inferometer.wire.context import USER_AGENT, CallContext, prompt_text
 from inferometer.wire.failures import bounded
-from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, numbered
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, error_message, not_json, numbered, tail
 from inferometer.wire.sse import EventStream
 
 
@@ -33,6 +33,16 @@ def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
 def encode_completions(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode requests to `/v1/completions`."""
     return _encode(context, requests, [completion_body(context, request) for request in requests])
+
+
+def chat_tail(context: CallContext, request: Request) -> bytes:
+    """Encode one request to `/v1/chat/completions` as a tail of Calls."""
+    return tail(request.options.headers, chat_body(context, request))
+
+
+def completions_tail(context: CallContext, request: Request) -> bytes:
+    """Encode one request to `/v1/completions` as a tail of Calls."""
+    return tail(request.options.headers, completion_body(context, request))
 
 
 def _encode(context: CallContext, requests: Sequence[Request], bodies: Sequence[bytes]) -> Calls:
@@ -67,8 +77,11 @@ def chat_body(context: CallContext, request: Request) -> bytes:
 
 
 def completion_body(context: CallContext, request: Request) -> bytes:
-    """The JSON to post. The fields of `server.body` override all others."""
-    return msgspec.json.encode({"model": context.model, "prompt": request.payload} | _options(context, request))
+    """The JSON to post. The fields of `server.body` override all others. Messages become one text."""
+    prompt = request.payload
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = prompt_text(request)
+    return msgspec.json.encode({"model": context.model, "prompt": prompt} | _options(context, request))
 
 
 def _options(context: CallContext, request: Request) -> dict[str, object]:

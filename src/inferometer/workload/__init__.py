@@ -13,7 +13,8 @@
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
 distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
-depend on, such as a file. If it has sessions, has_sessions(spec) says so.
+depend on, such as a file. If it has sessions, has_sessions(spec) says so, and turns(spec, seed, ids) may return how many turns
+each has without building them.
 """
 
 import hashlib
@@ -83,6 +84,8 @@ KINDS: dict[type, ModuleType] = {
 }
 _SAMPLE = 256
 """Requests that go into the digest."""
+_TURNS_SAMPLE = 4096
+"""Sessions whose mean number of turns stands for that of all."""
 _TENSOR_SAMPLE = 4
 """The same for tensors, which may be large."""
 
@@ -136,15 +139,34 @@ def has_sessions(spec: Data) -> bool:
     return hasattr(kind, "has_sessions") and bool(kind.has_sessions(spec))
 
 
+def mean_turns(spec: Data, seed: int) -> float:
+    """Turns per session, on average over some sessions; 1 without sessions."""
+    if not has_sessions(spec):
+        return 1.0
+    ids = range(min(_TURNS_SAMPLE, distinct(spec) or _TURNS_SAMPLE))
+    kind = KINDS[type(spec)]
+    counts = (
+        kind.turns(spec, seed, ids)
+        if hasattr(kind, "turns")
+        else [1 + len(request.later) for request in build(spec, seed, ids)]
+    )
+    return float(sum(counts)) / len(counts)
+
+
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
     return count
 
 
+def sample(spec: Data, seed: int) -> list[Request]:
+    """Some of the requests: the first ones."""
+    return build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+
+
 def mean_output(spec: Data, seed: int) -> float:
     """Output tokens requested per response, on average over some requests; 0: they are left to the server, or there are none."""
-    requests = build(spec, seed, range(min(_SAMPLE, distinct(spec) or _SAMPLE)))
+    requests = sample(spec, seed)
     return sum(request.n_out for request in requests) / len(requests)
 
 
@@ -159,7 +181,7 @@ def digest(spec: Data, seed: int) -> str:
     if isinstance(spec, Mix):
         settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
         return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-    settings = msgspec.to_builtins(lengths.without_paths(spec))
+    settings = msgspec.to_builtins(lengths.without_paths(spec), enc_hook=float)  # Seconds
     settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
