@@ -207,25 +207,3 @@ def test_a_block_counts_only_after_the_same_blocks() -> None:
 def test_prompts_that_are_sent_together_miss_together() -> None:
     sent, ready = [0, 1, 6, 7, 10], [5, 6, 11, 9, 12]
     assert prefixes.promised_hits(["aab"] * 5, 2, sent=sent, ready=ready).tolist() == [0, 0, 2, 2, 2]
-
-
-def test_sharing_counts_duplicates_and_prefixes() -> None:
-    requests = [Request(i, text, 0, 0) for i, text in enumerate(["abcd", "abxy", "abcd", "z"])]
-    assert prefixes.sharing(requests) == (0.25, (2 + 4) / 13)
-    assert prefixes.sharing([]) == (0, 0)
-    chat = [Request(i, [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], 0, 0) for i in range(2)]
-    assert prefixes.sharing(chat) == (0.5, 0.5)
-    assert prefixes.sharing([Request(0, [5, 6, 7], 0, 0), Request(1, [5, 6, 9, 9], 0, 0)]) == (0, 2 / 7)
-
-
-@given(st.lists(st.text("ab", max_size=8), min_size=1, max_size=12))
-def test_sharing_is_what_a_cache_with_blocks_of_one_provides(texts: list[str]) -> None:
-    seen: set[str] = set()
-    shared = 0
-    for text in texts:
-        own = {text[:n] for n in range(1, len(text) + 1)}
-        shared += len(own & seen)
-        seen |= own
-    total = sum(map(len, texts))
-    measured = prefixes.sharing([Request(i, text, 0, 0) for i, text in enumerate(texts)])
-    assert measured.prefixes == pytest.approx(shared / total if total else 0)

@@ -1,9 +1,6 @@
-"""What prompts have in common: the tokens that a server's prefix cache can provide, and the share that any cache could."""
+"""What prompts have in common: the tokens that a server's prefix cache can provide."""
 
-import bisect
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,49 +57,9 @@ def token_ids(tokenizer: Tokenizer, request: Request) -> list[int]:
     return [token for text in _texts(payload) for token in tokenizer.encode(text)]
 
 
-class Sharing(NamedTuple):
-    """What the prompts of a workload have in common."""
-
-    duplicates: float
-    """Share of the prompts that are the same as an earlier one."""
-    prefixes: float
-    """Share of all characters (or token ids) that an earlier prompt starts with too: what a cache that holds every prompt, in
-    blocks of one, provides."""
-
-
-def sharing(requests: Sequence[Request]) -> Sharing:
-    """Measure duplicates and shared prefixes.
-
-    Of prompts in alphabetical order, each has its longest common prefix with a neighbour. These lengths add up to the same total
-    in any order of the prompts: all characters, less the nodes of the tree of their prefixes.
-    """
-    flat = sorted(map(_flat, requests))
-    total = sum(map(len, flat))
-    shared = sum(_common(one, other) for one, other in pairwise(flat))
-    return Sharing(1 - len(set(flat)) / len(flat) if flat else 0.0, shared / total if total else 0.0)
-
-
-def _flat(request: Request) -> str:
-    """A prompt as one string; of token ids, a character each."""
-    payload = request.payload
-    if isinstance(payload, str):
-        return payload
-    if all(isinstance(entry, int) for entry in payload):
-        return "".join(map(chr, payload))
-    return "\n".join(_texts(payload))
-
-
 def _texts(payload: Iterable[object]) -> list[str]:
     """The texts of chat messages."""
     contents = [message.get("content") for message in payload if isinstance(message, dict)]
     parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return [text for text in texts if isinstance(text, str)]
-
-
-def _common(one: str, other: str) -> int:
-    """The length of the longest common prefix."""
-    longest = min(len(one), len(other))
-    if one[:longest] == other[:longest]:
-        return longest
-    return bisect.bisect_left(range(1, longest + 1), True, key=lambda n: one[:n] != other[:n])
