@@ -11,6 +11,7 @@ import msgspec
 
 from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
+from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
@@ -23,13 +24,14 @@ from inferometer.fleet.job import (
     shard_plan,
 )
 from inferometer.fleet.sizing import connections_to_open
-from inferometer.probe import reach
+from inferometer.probe import reach, tokenize
 from inferometer.records import COUNTED_BY
 from inferometer.timing import loop as event_loop
 from inferometer.types import Request, Session
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext, Sequenced
 from inferometer.workload import tokenizer
+from inferometer.workload.encodings import server as server_tokenizer
 from inferometer.workload.session import converse
 
 
@@ -70,6 +72,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
+    provide_tokenizer(config, reached)
     whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
     plan = shard_plan(job, whole, shard)
     sequences = sequences_of(config, plan, shard, job.shards)
@@ -89,8 +92,11 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)
-    if workload.tokenizer_of(config.data) is None:  # another vocabulary would give other counts
-        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in), counts_tokens=False)
+    counter = workload.tokenizer_of(config.data)
+    if counter is None:  # another vocabulary would give other counts
+        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(encoded.n_in))
+    if counter in (None, tokenizer.SERVER):  # the server is not to be disturbed while other shards are running
+        encoded = msgspec.structs.replace(encoded, counts_tokens=False)
     if by_id:
         encoded = msgspec.structs.replace(encoded, ids=tuple(request.id for request in requests), period=period)
     if workload.has_sessions(config.data):
@@ -115,6 +121,12 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def provide_tokenizer(config: Config, reached: reach.Reached) -> None:
+    """Make the server's own tokenizer available to workloads in this process, if the data uses it."""
+    if workload.uses_tokenizer(config.data, tokenizer.SERVER):
+        server_tokenizer.provide(tokenize.connect(config.server, reached))
 
 
 def _session(requests: list[Request], index: int) -> Session:

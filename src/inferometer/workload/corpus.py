@@ -12,7 +12,7 @@ from inferometer.workload import tokenizer
 
 LONGEST = 8 * 1024 * 1024
 """Characters of a file that are used. More text would only take longer to measure."""
-_SENTENCE_ENDS = frozenset('.?!"”。？！」…')  # noqa: RUF001  (punctuation of other scripts)
+_SENTENCE_ENDS = frozenset('.?!"”。？！」…')
 _UNSPACED = 24
 """A corpus with longer words than this on average is taken for text without spaces between words."""
 _REMEDY = "give a text file in UTF-8, or one compressed with gzip (.gz)"
