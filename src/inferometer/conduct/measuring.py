@@ -25,6 +25,7 @@ from inferometer.fleet.control import StartShard
 from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
+from inferometer.fleet.runner import provide_tokenizer
 from inferometer.fleet.sizing import process_count
 from inferometer.fleet.supervisor import Supervisor, check_files
 from inferometer.observe.observer import Observers
@@ -64,6 +65,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
+    provide_tokenizer(config, reached)
     config = _completed(config, reached)
     probe = probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0

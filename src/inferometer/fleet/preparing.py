@@ -27,6 +27,7 @@ from inferometer.types import Calls, Request
 from inferometer.units import format_bytes
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext
+from inferometer.workload import tokenizer
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests that are prepared, and of all. It may raise Stopped."""
@@ -111,8 +112,11 @@ def build(source: Source, part: Part) -> tuple[Calls, Block]:
     """Build and encode some requests."""
     requests = workload.build(source.data, source.seed, part.ids)
     encoded = calls.encode(msgspec.structs.replace(source.context, first_index=part.first), requests)
-    if workload.tokenizer_of(source.data) is None:  # another vocabulary would give other counts
-        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(requests), counts_tokens=False)
+    counter = workload.tokenizer_of(source.data)
+    if counter is None:  # another vocabulary would give other counts
+        encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(requests))
+    if counter in (None, tokenizer.SERVER):  # the server is not to be disturbed while other shards are running
+        encoded = msgspec.structs.replace(encoded, counts_tokens=False)
     sessions = [pickle.dumps(request) for request in requests] if workload.has_sessions(source.data) else []
     return encoded, Block(encoded.tails, encoded.n_in, encoded.n_out, encoded.classes, sessions)
 

@@ -25,13 +25,14 @@ from inferometer.fleet.job import (
 )
 from inferometer.fleet.preparing import Progress, Source, Stopped, no_progress, prepare
 from inferometer.fleet.sizing import connections_to_open
-from inferometer.probe import reach
+from inferometer.probe import reach, tokenize
 from inferometer.records import COUNTED_BY
 from inferometer.store.spool import Control
 from inferometer.timing import loop as event_loop
 from inferometer.types import Calls, Plan
 from inferometer.wire.context import Sequenced
 from inferometer.workload import tokenizer
+from inferometer.workload.encodings import server as server_tokenizer
 
 
 def run_shard(job: Job, shard: int, spool: Path) -> ShardReport:
@@ -82,6 +83,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     """Make the shard's part of the run. `progress` is called while requests are prepared."""
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
+    provide_tokenizer(config, reached)
     whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns, turns=job.turns)
     plan = shard_plan(job, whole, shard)
     connections = connections_to_open(config, plan, job.probe, job.shards)
@@ -108,6 +110,12 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     )
 
 
+def provide_tokenizer(config: Config, reached: reach.Reached) -> None:
+    """Make the server's own tokenizer available to workloads in this process, if the data uses it."""
+    if workload.uses_tokenizer(config.data, tokenizer.SERVER):
+        server_tokenizer.provide(tokenize.connect(config.server, reached))
+
+
 def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
     """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
     sequences = sequences_of(config, plan, shard, job.shards)
@@ -118,12 +126,13 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         shared=shared,
     )
     source = Source(config.data, config.seed, context, config.sessions)
+    asks_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)  # only this process has a connection for that
     prepare_here = partial(
         prepare,
         source,
         folder=spool,
         shards=job.shards,
-        builders=int(processors.usable()) // job.shards,
+        builders=1 if asks_server else int(processors.usable()) // job.shards,
         size=job.probe.request_bytes or 0,
         progress=progress,
     )

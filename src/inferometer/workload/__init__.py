@@ -9,7 +9,9 @@
     messages.py       messages for a gRPC method
     lengths.py        lengths of prompts and responses, by a number or a distribution
     number_files.py   files of numbers, such as observed lengths
-    tokenizer.py      counts tokens, with the built-in tokenizer or one from a local folder
+    tokenizer.py      tokenizers: the built-in one, or any other by its name
+    encodings/        the libraries and files behind them
+    text.py           texts with an exact number of tokens, composed from what material.py has measured of a corpus
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
 distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
@@ -119,6 +121,12 @@ def tokenizer_of(spec: Data) -> str | None:
         return next((own for each in spec.classes if (own := tokenizer_of(each.data)) is not None), None)
     name: str | None = getattr(spec, "tokenizer", None)
     return name
+
+
+def uses_tokenizer(spec: Data, name: str) -> bool:
+    """Whether the data, or that of one of its classes, names this tokenizer."""
+    kinds = [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]
+    return any(getattr(each, "tokenizer", None) == name for each in kinds)
 
 
 def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request]:

@@ -81,8 +81,15 @@ def measured(tokenizer: Tokenizer, corpus: str | None = None) -> Material:
     starters, starter_tokens = _prefer_single(plain, starts)
     followers, follower_tokens = _prefer_single(plain, follows)
     return Material(
-        *(source.text[: int(offsets[-1])], offsets, tokens, sentences),
-        *(starters, starter_tokens, followers, follower_tokens, singles),
+        text=source.text[: int(offsets[-1])],
+        offsets=offsets,
+        tokens=tokens,
+        sentences=sentences,
+        starters=starters,
+        starter_tokens=starter_tokens,
+        followers=followers,
+        follower_tokens=follower_tokens,
+        singles=singles,
     )
 
 

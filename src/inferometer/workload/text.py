@@ -299,7 +299,7 @@ def _fitted(tokenizer: Tokenizer, before: str, start: list[int], part: str, leng
     more = [followers[(random + j) % len(followers)] for j in range(length)]
     for variant in range(_VARIANTS):
         first = words[0] if variant == 0 else followers[(random + variant * 7) % len(followers)]
-        text = before + _JOINTS[variant % len(_JOINTS)] + " ".join([first, *words[1:], *more])
+        text: str = before + _JOINTS[variant % len(_JOINTS)] + " ".join([first, *words[1:], *more])
         for end in _ends_up_to(tokenizer, text, len(start) + length)[:1]:
             is_stripped = text[:end] == text[:end].rstrip()
             if end > len(before) and is_stripped and _fits(start, tokenizer.encode(text[:end]), length):

@@ -7,10 +7,11 @@ Its counts for the words of that corpus are shipped too, so that generating prom
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +19,15 @@ from inferometer.errors import UserError
 
 BUILTIN = Path(__file__).parent / "builtin"
 BUILTIN_NAME = "builtin"
-REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out to use the built-in tokenizer"
+SERVER = "server"
+TIKTOKEN = "tiktoken:"
+HUB = "hub:"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
+KEY = "data.tokenizer"
+REMEDY = (
+    "give a folder with a tokenizer.json, or the file itself; org/name or hub:name for one from the hub; "
+    "tiktoken:NAME; server; or leave it out to use the built-in tokenizer"
+)
 
 
 class Tokenizer(Protocol):
@@ -32,6 +41,11 @@ class Tokenizer(Protocol):
     @property
     def identity(self) -> bytes:
         """What makes two tokenizers the same, for the digest: the bytes of the file, not its path."""
+        ...
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model's other files are, such as its chat template."""
         ...
 
     @property
@@ -69,24 +83,77 @@ class Tokenizer(Protocol):
         """The ids of tokens that stand for text, ascending: no special tokens."""
         ...
 
+    def __hash__(self) -> int:
+        """Identity: what was measured with a tokenizer is kept by the object."""
+        ...
 
-@cache
-def load(name: str | None = None) -> Tokenizer:
-    """Return the built-in tokenizer, or the one that the user names."""
+
+class Source(NamedTuple):
+    """A kind of name that the user may give, and what loads the tokenizer of such a name."""
+
+    is_meant: Callable[[str], bool]
+    load: Callable[[str], Tokenizer]
+
+
+def _builtin(name: str) -> Tokenizer:
     from inferometer.workload.encodings.huggingface import HuggingFace  # noqa: PLC0415
 
-    if name is None:
-        return HuggingFace(BUILTIN_NAME, BUILTIN / "tokenizer.json")
-    file = Path(name).expanduser()
-    if file.is_dir():
-        file = file / "tokenizer.json"
-        if not file.exists():
-            raise UserError(f"tokenizer folder {name} has no tokenizer.json", REMEDY)
-    if not file.exists():
-        raise UserError(f"tokenizer {name} does not exist", REMEDY)
-    tokenizer = HuggingFace(name, file)
-    tokenizer.check()
-    return tokenizer
+    return HuggingFace(BUILTIN_NAME, BUILTIN / "tokenizer.json")
+
+
+def _server(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import server  # noqa: PLC0415
+
+    return server.load()
+
+
+def _tiktoken(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import tiktoken_ranks  # noqa: PLC0415
+
+    return tiktoken_ranks.named(name.partition(":")[2])
+
+
+def _file(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import files  # noqa: PLC0415
+
+    return files.load(name)
+
+
+def _hub(name: str) -> Tokenizer:
+    from inferometer.workload.encodings import hub  # noqa: PLC0415
+
+    return hub.load(name.removeprefix(HUB))
+
+
+SOURCES: dict[str, Source] = {
+    "the built-in tokenizer": Source(lambda name: name == BUILTIN_NAME, _builtin),
+    "the server's own": Source(lambda name: name == SERVER, _server),
+    "an encoding of tiktoken": Source(lambda name: name.startswith(TIKTOKEN), _tiktoken),
+    "a folder or a file": Source(lambda name: Path(name).expanduser().exists(), _file),
+    "a name on the hub": Source(lambda name: name.startswith(HUB) or bool(_HUB_NAME.fullmatch(name)), _hub),
+}
+"""The first that is meant by a name loads it."""
+
+
+def load(name: str | None = None) -> Tokenizer:
+    """Return the tokenizer that the user names; None: the built-in one. Raises UserError when there is none of this name."""
+    return _server(SERVER) if name == SERVER else _load(name or BUILTIN_NAME)
+
+
+@cache
+def _load(name: str) -> Tokenizer:
+    source = next((source for source in SOURCES.values() if source.is_meant(name)), None)
+    if source is None:
+        raise UserError(f"tokenizer {name} does not exist{_similar(name)}", REMEDY, key=KEY)
+    return source.load(name)
+
+
+def _similar(name: str) -> str:
+    """What the user may have meant."""
+    close = get_close_matches(name, [BUILTIN_NAME, SERVER], 1) or get_close_matches(
+        name, [path.name for path in Path(name).expanduser().absolute().parent.glob("*")], 1
+    )
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 @cache

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferometer.errors import UserError
+from inferometer.workload.tokenizer import BUILTIN_NAME, KEY, REMEDY
 
 if TYPE_CHECKING:
     import tokenizers
 
-REMEDY = "give a folder with a tokenizer.json, or the file itself; leave it out to use the built-in tokenizer"
 _BATCH = 4_000_000
 """Characters encoded at a time: the library keeps much more than the ids of each token."""
 _SAMPLE = (
@@ -30,6 +30,10 @@ class HuggingFace:
         self.name = name
         self.file = file
 
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
     def check(self) -> None:
         """Raise UserError if the file is not a tokenizer."""
         _ = self._inner
@@ -44,7 +48,7 @@ class HuggingFace:
 
     @cached_property
     def adds_up(self) -> bool:
-        return self.name == "builtin" or _splits_words(self._inner) or _has_no_token_across_words(self._inner)
+        return self.name == BUILTIN_NAME or _splits_words(self._inner) or _has_no_token_across_words(self._inner)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
@@ -90,9 +94,9 @@ def _read(file: Path) -> "tokenizers.Tokenizer":
     try:
         inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"tokenizer {file} cannot be read: {error.strerror}", REMEDY) from None
+        raise UserError(f"tokenizer {file} cannot be read: {error.strerror}", REMEDY, key=KEY) from None
     except Exception as error:  # the library raises bare Exception for anything that is not a tokenizer
-        raise UserError(f"tokenizer {file} is not a tokenizer.json: {str(error)[:200]}", REMEDY) from None
+        raise UserError(f"tokenizer {file} is not a tokenizer.json: {str(error)[:200]}", REMEDY, key=KEY) from None
     inner.no_truncation()
     inner.no_padding()
     return inner
