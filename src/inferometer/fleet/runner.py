@@ -123,7 +123,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         source,
         folder=spool,
         shards=job.shards,
-        builders=int(processors.usable()) // job.shards,
+        builders=int(processors.usable()) // job.shards if config.client.processes else 1,
         size=job.probe.request_bytes or 0,
         progress=progress,
     )
