@@ -176,7 +176,7 @@ def test_a_shard_without_requests_prepares_one() -> None:
 def test_requests_are_encoded_in_order(tmp_path: Path) -> None:
     calls = prepare(source(), [range(0, 3000, 3), range(5000, 5010)], tmp_path)
     ids = [*range(0, 3000, 3), *range(5000, 5010)]
-    _, expected = preparing.build(source(), preparing.Part(0, ids))
+    expected, _ = preparing.build(source(), preparing.Part(0, ids))
     assert list(calls.tails) == list(expected.tails)
     assert list(calls.n_out) == list(expected.n_out)
     assert set(calls.n_in) == {-1}
@@ -191,7 +191,7 @@ def test_other_processes_build_the_same(tmp_path: Path, monkeypatch: pytest.Monk
 
     def counted(*arguments: Any) -> Any:
         for block in build_blocks(*arguments):
-            used.append(len(block.tails))
+            used.append(len(block.n_in))
             yield block
 
     monkeypatch.setattr("inferometer.fleet.builders.build_blocks", counted)

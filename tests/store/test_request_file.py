@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.store import request_file
-from inferometer.store.request_file import MappedBytes, RequestFile, in_memory
+from inferometer.store.request_file import MappedBytes, RequestFile, in_memory, packed
 
 MB = 1 << 20
 
@@ -17,7 +17,7 @@ MB = 1 << 20
 def written(folder: Path, *blocks: list[bytes]) -> MappedBytes:
     file = RequestFile(folder)
     for block in blocks:
-        file.append(block)
+        file.append(packed(block))
     return file.mapped()
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
     with full.open("wb", buffering=0) as device:
         os.dup2(device.fileno(), file._file.fileno())
         with pytest.raises(OSError, match="No space left"):
-            file.append([b"x"])
+            file.append(packed([b"x"]))
     file.close()
 
 

@@ -20,7 +20,7 @@ from inferometer import workload
 from inferometer.config.data import Data
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.store.folder import disk_errors
-from inferometer.store.request_file import MappedBytes, RequestFile
+from inferometer.store.request_file import MappedBytes, Packed, RequestFile, packed
 from inferometer.types import Calls, Request, Session
 from inferometer.units import format_bytes
 from inferometer.wire import calls
@@ -67,11 +67,11 @@ class Part(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, frozen=True, tag=True):
     """Some encoded requests. The fields are those of Calls, and the pickled requests if they are the first turns of sessions."""
 
-    tails: Sequence[bytes]
+    tails: Packed
     n_in: Sequence[int]
     n_out: Sequence[int]
     classes: Sequence[int]
-    sessions: Sequence[bytes] = ()
+    sessions: Packed
 
 
 def prepare(
@@ -111,7 +111,8 @@ def build(source: Source, part: Part) -> tuple[Calls, Block]:
     if workload.tokenizer_of(source.data) is None:  # another vocabulary would give other counts
         encoded = msgspec.structs.replace(encoded, n_in=(-1,) * len(requests), counts_tokens=False)
     sessions = [pickle.dumps(request) for request in requests] if workload.has_sessions(source.data) else []
-    return encoded, Block(encoded.tails, encoded.n_in, encoded.n_out, encoded.classes, sessions)
+    tails = packed(encoded.tails)
+    return encoded, Block(tails, encoded.n_in, encoded.n_out, encoded.classes, packed(sessions))
 
 
 def _following(source: Source, parts: "_Parts", builders: int) -> Iterator[Block]:
@@ -178,7 +179,7 @@ class _Prepared:
             self._tails.append(block.tails)
             self._sessions.append(block.sessions)
         if not self.count:
-            self._check_space((self._tails.size + self._sessions.size) / len(block.tails))
+            self._check_space((self._tails.size + self._sessions.size) / len(block.n_in))
         self._n_in.extend(block.n_in)
         self._n_out.extend(block.n_out)
         self._classes.extend(block.classes)
