@@ -15,6 +15,7 @@ NAMES = (
     "triton",
     "server",
     "soak",
+    "large_workload",
 )
 
 

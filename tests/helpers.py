@@ -115,7 +115,9 @@ def polite(client: Client) -> None:
         client.send(http_response())
 
 
-def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, Summary]:
+def measure(
+    folder: Path, url: str | list[str], show: conduct.Show | None = None, **sections: Any
+) -> tuple[Run, Summary]:
     """Run a small load in this process; sections override its config: `server={...}, load={...}`."""
     tree: dict[str, Any] = {
         "server": {"url": url, "model": "m"} | sections.pop("server", {}),
@@ -124,7 +126,7 @@ def measure(folder: Path, url: str | list[str], **sections: Any) -> tuple[Run, S
         "client": {"processes": 0, "probe": False} | sections.pop("client", {}),
         "output": str(folder),
     }
-    return conduct.measure(from_mapping(tree | sections))
+    return conduct.measure(from_mapping(tree | sections), show)
 
 
 def bodies(requests: list[tuple[str, dict[str, str], bytes]]) -> list[Any]:

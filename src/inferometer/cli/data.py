@@ -62,11 +62,14 @@ def command(
     server involved.
 
     \b
-    inferometer data bench.yaml                            samples, lengths, duplicates, shared prefixes
-    inferometer data bench.yaml --set data.input=1024      with one key changed
-    inferometer data bench.yaml --jsonl prompts.jsonl      write all requests to a file
-    inferometer data bench.yaml --json - | jq .input
-    echo 'data: {type: synthetic, input: 64}' | inferometer data -
+    Samples, lengths, duplicates, shared prefixes, times of arrival
+      inferometer data bench.yaml
+    The same with one key changed
+      inferometer data bench.yaml --set data.input=1024
+    Write all requests to a file
+      inferometer data bench.yaml --jsonl prompts.jsonl
+    The figures as JSON
+      inferometer data bench.yaml --json - | jq .input
 
     `inferometer data convert IN OUT` turns samples into batches for offline engines, and back; see
     `inferometer data convert --help`.

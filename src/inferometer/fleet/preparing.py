@@ -22,7 +22,7 @@ from inferometer.config.data.sessions import Sessions
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.conversations import with_sessions
 from inferometer.store.folder import disk_errors
-from inferometer.store.request_file import MappedBytes, RequestFile
+from inferometer.store.request_file import MappedBytes, Packed, RequestFile, packed
 from inferometer.types import Calls, Request
 from inferometer.units import format_bytes
 from inferometer.wire import calls
@@ -71,11 +71,11 @@ class Part(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, frozen=True, tag=True):
     """Some encoded requests. The fields are those of Calls, and the pickled requests if they are the first turns of sessions."""
 
-    tails: Sequence[bytes]
+    tails: Packed
     n_in: Sequence[int]
     n_out: Sequence[int]
     classes: Sequence[int]
-    sessions: Sequence[bytes] = ()
+    sessions: Packed
 
 
 def prepare(
@@ -118,7 +118,8 @@ def build(source: Source, part: Part) -> tuple[Calls, Block]:
     if counter in (None, tokenizer.SERVER):  # the server is not to be disturbed while other shards are running
         encoded = msgspec.structs.replace(encoded, counts_tokens=False)
     sessions = [pickle.dumps(request) for request in requests] if workload.has_sessions(source.data) else []
-    return encoded, Block(encoded.tails, encoded.n_in, encoded.n_out, encoded.classes, sessions)
+    tails = packed(encoded.tails)
+    return encoded, Block(tails, encoded.n_in, encoded.n_out, encoded.classes, packed(sessions))
 
 
 def _following(source: Source, parts: "_Parts", builders: int) -> Iterator[Block]:
@@ -185,7 +186,7 @@ class _Prepared:
             self._tails.append(block.tails)
             self._sessions.append(block.sessions)
         if not self.count:
-            self._check_space((self._tails.size + self._sessions.size) / len(block.tails))
+            self._check_space((self._tails.size + self._sessions.size) / len(block.n_in))
         self._n_in.extend(block.n_in)
         self._n_out.extend(block.n_out)
         self._classes.extend(block.classes)

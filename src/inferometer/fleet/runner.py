@@ -132,7 +132,7 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         source,
         folder=spool,
         shards=job.shards,
-        builders=1 if asks_server else int(processors.usable()) // job.shards,
+        builders=int(processors.usable()) // job.shards if config.client.processes and not asks_server else 1,
         size=job.probe.request_bytes or 0,
         progress=progress,
     )

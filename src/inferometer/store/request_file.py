@@ -9,10 +9,12 @@ import mmap
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import overload
+
+import msgspec
 
 _PAGE = mmap.PAGESIZE
 _POPULATE_READ = 22
@@ -59,10 +61,20 @@ class MappedBytes(Sequence[bytes]):
             self._window.move_to(self.offsets[index])
 
 
-def in_memory(entries: Iterable[bytes]) -> MappedBytes:
+class Packed(msgspec.Struct, frozen=True):
+    """Byte strings one after the other."""
+
+    data: bytes = b""
+    sizes: Sequence[int] = ()
+
+
+def packed(entries: Sequence[bytes]) -> Packed:
+    return Packed(b"".join(entries), list(map(len, entries)))
+
+
+def in_memory(entries: Sequence[bytes]) -> MappedBytes:
     """Return the same for a few entries that need no file."""
-    whole = list(entries)
-    return MappedBytes(b"".join(whole), array("q", accumulate(map(len, whole), initial=0)))
+    return MappedBytes(b"".join(entries), array("q", accumulate(map(len, entries), initial=0)))
 
 
 class _Window:
@@ -116,16 +128,15 @@ class RequestFile:
         self._offsets = array("q", [0])
         self.size = 0
 
-    def append(self, entries: Iterable[bytes]) -> None:
+    def append(self, entries: Packed) -> None:
         """Append entries. Raises OSError when the disk is full."""
-        data = bytearray()
-        for entry in entries:
-            data += entry
-            self._offsets.append(self.size + len(data))
-        view = memoryview(data)
+        view = memoryview(entries.data)
         while view:
             view = view[os.write(self._file.fileno(), view) :]
-        self.size += len(data)
+        ends = accumulate(entries.sizes, initial=self.size)
+        next(ends)
+        self._offsets.extend(ends)
+        self.size += len(entries.data)
 
     def mapped(self) -> MappedBytes:
         """Close the file, and return its entries."""
