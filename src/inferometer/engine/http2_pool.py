@@ -31,14 +31,15 @@ class Http2Pool:
     def __init__(
         self,
         connector: Connector,
-        head: bytes,
+        heads: tuple[bytes, ...],
         response: Callable[[], StreamResponse],
         on_ended: OnEnded,
         deadline: float = 0,
     ) -> None:
-        """`deadline`: seconds from sending a call within which its response must be complete; 0: none."""
+        """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
+        within which its response must be complete; 0: none."""
         self._connector = connector
-        self._head = head
+        self._heads = heads  # without classes, a call's class is -1: the last, and only one
         self._new_response = response
         self._on_ended = on_ended
         self._deadline = int(deadline * NS)
@@ -92,7 +93,7 @@ class Http2Pool:
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
-        connection.start(flight, self._head, self._new_response())
+        connection.start(flight, self._heads[flight.class_], self._new_response())
         self._unflushed.append(connection)
 
     def flush(self) -> None:

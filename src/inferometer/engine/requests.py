@@ -15,8 +15,11 @@ Due = tuple[int, int]
 
 class Requests:
     def __init__(self, calls: Calls, shard: int, urls: int) -> None:
-        self._heads = calls.heads
-        self._encoded = list(zip(calls.tails, calls.n_in, calls.n_out, strict=True))
+        self._heads = calls.class_heads or (
+            calls.heads,
+        )  # without classes, a request's class is -1: the last, and only one
+        classes = calls.classes or (-1,) * len(calls.tails)
+        self._encoded = list(zip(calls.tails, calls.n_in, calls.n_out, classes, strict=True))
         self._index = {id: n for n, id in enumerate(calls.ids)}
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
@@ -40,18 +43,19 @@ class Requests:
                 if n < 0:
                     n = self._made % distinct
             self._made += 1
-            tail, n_in, n_out = encoded[n]
+            tail, n_in, n_out, class_ = encoded[n]
             flight = Flight(
                 id=id,
                 intended=intended,
                 n_in=n_in,
                 n_want=n_out,
+                class_=class_,
                 stage=stage,
                 shard=self._shard,
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"%b%d%b" % (heads[url], id, tail) if self._has_id else tail,
+                data=b"%b%d%b" % (heads[class_][url], id, tail) if self._has_id else tail,
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -67,6 +71,7 @@ class Requests:
             intended=before.done + request.think,
             n_in=request.n_in or -1,
             n_want=request.n_out,
+            class_=before.class_,
             session=before.session,
             turn=before.turn + 1,
             stage=before.stage,
@@ -74,5 +79,5 @@ class Requests:
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=b"%b%d%b" % (self._heads[url], id, tail) if self._has_id else tail,
+            data=b"%b%d%b" % (self._heads[before.class_][url], id, tail) if self._has_id else tail,
         )

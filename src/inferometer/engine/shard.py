@@ -105,7 +105,8 @@ class Shard:
         context = task.context if target.tls else None
         connector = Connector(self._loop, target, task.addresses[index], self._reader, context)
         if calls.response is not None:
-            return Http2Pool(connector, calls.heads[index], calls.response, self._on_ended, task.deadline)
+            heads = tuple(own[index] for own in calls.class_heads or (calls.heads,))
+            return Http2Pool(connector, heads, calls.response, self._on_ended, task.deadline)
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, self._on_ended)
 

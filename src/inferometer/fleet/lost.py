@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from inferometer.records import LOST, ROW, UNKNOWN, Failure
+from inferometer.records import LOST, NAMED, ROW, UNKNOWN, Failure
 from inferometer.store.spool import Control, failures_of, rows_of
 from inferometer.types import TURN_STEP, ClosedStage, OpenStage, Plan
 
@@ -37,7 +37,7 @@ def add_lost_rows(
         file.write(msgspec.json.encode(Failure(LOST, "")) + b"\n")
     failure = len(failures_of(folder, shard))
     rows = np.zeros(len(missing), ROW)
-    for name in UNKNOWN:
+    for name in (*UNKNOWN, *NAMED):
         rows[name] = -1
     rows["id"] = [id for id, _, _ in missing]
     rows["stage"] = [stage for _, stage, _ in missing]

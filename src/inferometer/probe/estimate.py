@@ -111,7 +111,8 @@ def _send(peer: Peer, number: int, encoded: Calls, url: int, seconds: float, ser
                 arrivals.append(at)
                 counts.append(event.n)
 
-    head, tail = encoded.heads[url], encoded.tails[number]
+    head = encoded.head(url, encoded.classes[number] if encoded.classes else -1)
+    tail = encoded.tails[number]
     if encoded.response is not None:
         limit = min(seconds, float(server.deadline) or seconds)
         instants, fail = roundtrip.over_grpc(peer, head, tail, encoded.response(), on_events, limit)

@@ -32,4 +32,7 @@ CODECS: dict[str, Codec] = {
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode `requests` for the API of the context."""
-    return CODECS[context.api].encode(context, requests)
+    encoded = CODECS[context.api].encode(context, requests)
+    if not context.class_headers:
+        return encoded
+    return msgspec.structs.replace(encoded, classes=tuple(request.class_ for request in requests))
