@@ -11,6 +11,7 @@ import msgspec
 
 from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
+from inferometer.config.data import class_headers
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
@@ -83,7 +84,10 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     context = msgspec.structs.replace(
-        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
+        reach.call_context(config.server, reached, job.tag),
+        sequenced=sequenced,
+        shared=shared,
+        class_headers=class_headers(config.data),
     )
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
@@ -113,7 +117,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,
-        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
+        secrets=secret.words(config.server, reached.secrets | _credentials(reached), config.data),
     )
 
 

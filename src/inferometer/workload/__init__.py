@@ -3,6 +3,7 @@
     synthetic.py      generated prompts with an exact number of tokens
     prompts.py        prompts from the command line or the config
     jsonl.py          a file of prompts, chat messages or conversations
+    mix.py            traffic classes, each with data of its own
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
@@ -107,9 +108,11 @@ def salt_of(spec: Data) -> str | None:
 
 
 def tokenizer_of(spec: Data) -> str | None:
-    """The model's own tokenizer, as the user names it; None: none is given, and tokens can only be counted by the server."""
+    """The model's own tokenizer, as the user names it; None: none is given, or classes have different ones, and tokens can only
+    be counted by the server."""
     if isinstance(spec, Mix):
-        return next((own for each in spec.classes if (own := tokenizer_of(each.data)) is not None), None)
+        names = {tokenizer_of(each.data) for each in spec.classes}
+        return names.pop() if len(names) == 1 else None
     name: str | None = getattr(spec, "tokenizer", None)
     return name
 
@@ -153,8 +156,12 @@ def digest(spec: Data, seed: int) -> str:
     """
     spec = salted(spec, "none", None)
     if isinstance(spec, Mix):
-        settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
-        return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
+        order = mix.assign(spec, seed, range(_SAMPLE))[0].tolist()
+        each = [
+            [class_.name, class_.weight, class_.model, class_.body, digest(class_.data, mix.seed_of(class_, seed))]
+            for class_ in spec.classes
+        ]
+        return hashlib.sha256(msgspec.json.encode([order, each], order="sorted")).hexdigest()
     settings = msgspec.to_builtins(spec)
     settings.pop("salt", None)
     settings.pop("path", None)
