@@ -297,6 +297,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """One line for each client process that died or hung."""
     given_up: tuple[int, ...] = ()
     """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

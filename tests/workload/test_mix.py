@@ -57,7 +57,9 @@ def test_a_request_has_the_rank_that_it_has_in_its_class(weights: list[float], s
 def test_requests_do_not_depend_on_the_number_of_shards(shards: int, seed: int) -> None:
     spec = mixed({"weight": 3.0}, {"data": PROMPTS, "model": "lora", "body": {"priority": 1}})
     whole = workload.build(spec, seed, range(200))
-    by_id = {request.id: request for k in range(shards) for request in workload.build(spec, seed, range(k, 200, shards))}
+    by_id = {
+        request.id: request for k in range(shards) for request in workload.build(spec, seed, range(k, 200, shards))
+    }
     assert [by_id[id] for id in range(200)] == whole
     assert [request.id for request in whole] == list(range(200))
 

@@ -280,6 +280,7 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
         ("the disk filled up: recording stopped there",) if supervisor.disk_full else ()
     )
     given_up = {stage for report in supervisor.reports for stage in report.given_up}
+    notes = dict.fromkeys(note for report in supervisor.reports for note in report.notes)
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
@@ -290,5 +291,5 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
             if report
             else {}
         ),
-        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up))),
+        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up)), tuple(notes)),
     )

@@ -64,6 +64,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         type(loop).__module__.partition(".")[0],
         shard.awake.kind,
         tuple(shard.state.given_up),
+        shard.notes,
     )
 
 
@@ -89,6 +90,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         shared=shared,
         class_headers=class_headers(config.data),
     )
+    if config.client.reuse == 1 and not reached.targets[0].grpc:
+        context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
     open_files.raise_file_limit(max(connections, own))
@@ -114,6 +117,7 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         if config.client.warm
         else (),
         grace=config.client.grace,
+        reuse=config.client.reuse,
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,
