@@ -11,7 +11,7 @@ from inferometer.analysis import settings
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run
-from inferometer.report import formatting, tables
+from inferometer.report import formatting, groups, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
 from inferometer.report.slo import objectives
@@ -76,6 +76,11 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(_failures(summary, width))
     if summary.stages:
         parts.append(stages(run, summary, width))
+    if summary.classes:
+        parts.append(groups.classes(run, summary, width))
+    if summary.replicas:
+        parts.append(groups.replicas(run, summary, width))
+    parts += [Text(formatting.one_line(note, 1000), style="yellow") for note in run.manifest.outcome.notes]
     if explain:
         parts.append(_definitions(summary))
     if summary.slos:
