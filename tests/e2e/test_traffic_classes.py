@@ -6,18 +6,28 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from grpc_peers import grpcio
+from grpc_peers import run as grpc_run
 from helpers import Client, http_response, measure, scripted
+from kserve_peers import over_grpc, over_http
 
+from inferometer import workload
 from inferometer.analysis.slo import is_passed
 from inferometer.analysis.summary import summarise
+from inferometer.config import from_mapping
 from inferometer.errors import UserError
+from inferometer.fleet.lost import add_lost_rows
 from inferometer.records import Run
 from inferometer.report import json as report_json
 from inferometer.report.console import render
 from inferometer.report.csv import write
 from inferometer.store import read
+from inferometer.store.spool import Control, rows_of
+from inferometer.types import OpenStage, Plan
 
 TEXT = {"type": "prompts", "prompts": ["hello"], "output": 2}
 
@@ -164,3 +174,72 @@ def test_urls_at_one_address_are_replicas_of_their_own(tmp_path: Path) -> None:
         _, summary = measure(tmp_path, [f"{url}/a", f"{url}/b"], load=LOAD)
     address = url.removeprefix("http://")
     assert [group.name for group in summary.replicas] == [f"{url}/a at {address}", f"{url}/b at {address}"]
+
+
+def test_later_turns_keep_the_class_of_their_session(tmp_path: Path) -> None:
+    seen = []
+
+    def script(client: Client) -> None:
+        while (request := client.request()) is not None:
+            seen.append((len(json.loads(request[2])["messages"]), request[1].get("x-tier")))
+            client.send(http_response())
+
+    path = tmp_path / "turns.jsonl"
+    path.write_text('{"turns": ["a", "b", "c"]}\n')
+    talk = {"name": "talk", "data": {"type": "jsonl", "path": str(path)}, "headers": {"X-Tier": "talker"}}
+    with scripted(script) as url:
+        load = LOAD | {"requests": 64}
+        run, summary = measure(tmp_path, url, data=mix(talk, BATCH), load=load, server={"api": "chat"})
+    rows = run.records.rows
+    by_turn = Counter(zip(rows["class"].tolist(), rows["turn"].tolist(), strict=True))
+    assert {key: count for key, count in by_turn.items() if key[0] == 0} == {(0, turn): 32 for turn in range(3)}
+    assert summary.classes[1].counts.ok == 32
+    assert {tier for messages, tier in seen if messages > 1} == {"talker"}
+
+
+def test_requests_of_a_lost_process_keep_their_class(tmp_path: Path) -> None:
+    """The plan says which requests a process that died had to send, and their ids say which class they belong to."""
+    spec = from_mapping({"server": {"url": "http://x"}, "data": mix(CHAT, BATCH)}).data
+    control = Control(tmp_path / "0.control", create=True)
+    control["t0"] = control["heartbeat"] = 1
+    plan = Plan((OpenStage(np.arange(64, dtype=np.int64), 64),))
+    add_lost_rows(tmp_path, 0, plan, class_of=lambda ids: workload.classes_of(spec, 0, ids))
+    rows = rows_of(tmp_path, 0, control["rows"])
+    assert Counter(rows["class"].tolist()) == {0: 48, 1: 16}
+
+
+def test_classes_have_their_own_metadata_over_grpc(tmp_path: Path) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def echo(message: bytes, context: grpc.ServicerContext) -> bytes:
+        metadata = dict(context.invocation_metadata())
+        seen[str(metadata["x-tier"]), message.decode()[2:]] += 1
+        return message
+
+    def said(text: str) -> dict[str, Any]:
+        return {"type": "messages", "messages": [{"text": text}]}
+
+    data = mix(
+        {"name": "gold", "weight": 3, "data": said("gold"), "headers": {"X-Tier": "gold"}},
+        {"name": "rest", "data": said("rest")},
+    )
+    with grpcio(Unary=echo) as url:
+        server = {"headers": {"x-tier": "none"}}
+        _, summary = grpc_run(tmp_path, url, data=data, load=LOAD | {"requests": 64}, server=server)
+    assert [group.counts.ok for group in summary.classes] == [48, 16]
+    assert seen == {("gold", "gold"): 48, ("none", "rest"): 16}
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_classes_of_tensors_for_one_model(tmp_path: Path, scheme: str) -> None:
+    data = mix(
+        {"name": "small", "data": {"type": "tensors", "fill": "zeros"}},
+        {"name": "large", "data": {"type": "tensors", "batch": 4}, "body": {"priority": 1}},
+    )
+    with scripted(over_http()) if scheme == "http" else over_grpc() as url:
+        server = {"api": "kserve", "model": "pair"}
+        run, summary = measure(tmp_path, url, data=data, load=LOAD | {"requests": 64}, server=server)
+    assert [group.counts.ok for group in summary.classes] == [32, 32]
+    rows = run.records.rows
+    sizes = [set(rows["bytes_out"][rows["class"] == index].tolist()) for index in (0, 1)]
+    assert max(sizes[0]) + 4 * 4 * 2 * 3 <= min(sizes[1])

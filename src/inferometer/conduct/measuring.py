@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -147,7 +148,10 @@ def _measure(
     ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
         own = shard_plan(job, plan, lost)
-        add_lost_rows(job.spool, lost, own, ended_early, supervisor.dealing.granted(lost))
+        granted = supervisor.dealing.granted(lost)
+        add_lost_rows(
+            job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
+        )
     finished = _finished(draft.manifest, supervisor)
     finished = with_observations(
         finished, observers, watching.errors, words(config.server, reached.secrets, config.data)

@@ -135,6 +135,15 @@ def has_sessions(spec: Data) -> bool:
     return hasattr(kind, "has_sessions") and bool(kind.has_sessions(spec))
 
 
+def classes_of(spec: Data, seed: int, ids: Sequence[int]) -> list[int]:
+    """The traffic class of each id; -1 if there are no classes."""
+    if not isinstance(spec, Mix):
+        return [-1] * len(ids)
+    period = mix.distinct(spec)
+    classes: list[int] = mix.assign(spec, seed, [id % period for id in ids] if period else ids)[0].tolist()
+    return classes
+
+
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
