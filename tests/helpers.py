@@ -67,13 +67,16 @@ class Client:
 
 @contextlib.contextmanager
 def scripted(
-    script: Callable[[Client], None], context: ssl.SSLContext | None = None, family: int = socket.AF_INET
+    script: Callable[[Client], None],
+    context: ssl.SSLContext | None = None,
+    family: int = socket.AF_INET,
+    address: tuple[str, int] = ("", 0),
 ) -> Iterator[str]:
     """Run a server that runs `script` for each connection, in a thread of its own; yield its base URL."""
-    host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+    host = address[0] or ("::1" if family == socket.AF_INET6 else "127.0.0.1")
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, 0))
+    listener.bind((host, address[1]))
     listener.listen(64)
     open_socks: list[socket.socket] = []
 

@@ -34,6 +34,9 @@ def redacted(config: Config, model: str) -> dict[str, object]:
     server["headers"] = dict.fromkeys(server["headers"], REMOVED)
     server["body"] = _without_secrets(server["body"])
     server["parameters"] = _without_secrets(server["parameters"])
+    for class_ in tree["data"].get("classes", ()):
+        class_["headers"] = dict.fromkeys(class_["headers"], REMOVED)
+        class_["body"] = _without_secrets(class_["body"])
     return tree
 
 

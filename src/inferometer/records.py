@@ -3,7 +3,8 @@
 This file defines the layout once. The engine packs rows into a spool with `ROW_STRUCT`, numpy views the same bytes through
 `ROW`, and after the merge they are `Columns`. requests.parquet has the columns of `ROW` under the same names, with these
 differences: a value that is MISSING or not known (-1) is null; `failure` is the failure's code, null for success, with the
-server's text in `message`; `counted_by` is a word of COUNTED_BY; and `phase` is a word of PHASES.
+server's text in `message`; `counted_by` is a word of COUNTED_BY; `class` and `replica` are the names that they are indices of;
+and `phase` is a word of PHASES.
 
 Times are int64 nanoseconds: of CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. The time of an event
 that did not happen is MISSING. Such values are left out of the statistics and counted; they are never treated as 0.
@@ -58,6 +59,8 @@ ROW = np.dtype(
         ("stage", "<i2"),  # index of the stage in the plan
         ("shard", "<i2"),  # index of the client process
         ("url", "<i2"),  # index of the base URL in server.url
+        ("class", "<i2"),  # index of the traffic class in Records.classes; -1: there are no classes
+        ("replica", "<i2"),  # index in Records.replicas of the address that it was sent to; -1: it was not sent
         ("status", "<i2"),  # status of the protocol: HTTP 200, 503 ...; 0: no response
         ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
         ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
@@ -78,6 +81,8 @@ UNKNOWN = (
     *("first_tokens", "streamed_tokens", "turn", "turns"),
 )
 """Columns in which -1 means `not known`; on disk that is null."""
+NAMED = {"class": "classes", "replica": "replicas"}
+"""Columns with the index of a name, or -1 for none, and the field of Records that has the names. On disk, they are the names."""
 COUNTED_BY = ("nobody", "server", "tokenizer")
 """Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
 
@@ -201,6 +206,10 @@ class Records(msgspec.Struct, frozen=True):
     """An index into PHASES for each row."""
     failures: tuple[Failure, ...]
     samples: tuple[Sample, ...]
+    classes: tuple[str, ...] = ()
+    """Names of the traffic classes, in the order of data.classes."""
+    replicas: tuple[str, ...] = ()
+    """Addresses that requests were sent to, `HOST:PORT` after the lookup of the name, in the order of their first rows."""
 
 
 # --- a run in progress ------------------------------------------------------------------------------------------------
@@ -293,6 +302,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """One line for each client process that died or hung."""
     given_up: tuple[int, ...] = ()
     """Indices of the stages that ended early because the server could not be reached for server.timeouts.unreached."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,6 +369,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     observer_errors: dict[str, str] = {}
     """Why an observer's series are missing or incomplete, by the observer's name."""
     outcome: Outcome = Outcome()
+
+
+def class_names(manifest: Manifest) -> tuple[str, ...]:
+    """Names of the run's traffic classes; none if its data is not a mix."""
+    return tuple(str(each.get("name")) for each in class_settings(manifest))
+
+
+def class_settings(manifest: Manifest) -> list[dict[str, object]]:
+    """The settings of each traffic class, as they are in the config."""
+    data = manifest.config.get("data")
+    classes = data.get("classes") if isinstance(data, dict) and data.get("type") == "mix" else None
+    return [each for each in classes if isinstance(each, dict)] if isinstance(classes, list | tuple) else []
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -21,8 +21,9 @@ class RequestOptions(msgspec.Struct, frozen=True):
     model: str = ""
     """Empty: the model of the run."""
     headers: dict[str, str] = {}
+    """Further headers, with names that the run's headers and those of the request's class do not have."""
     body: dict[str, Any] = {}
-    """Further fields of the body."""
+    """Further fields of the body, which override those of `server.body`."""
 
 
 NO_OPTIONS = RequestOptions()
@@ -325,7 +326,13 @@ class Calls(msgspec.Struct, frozen=True):
     """The tail of a request that is made while the run is on: a session's next turn."""
     classes: Sequence[int] = ()
     """Parallel to the tails: the index of each one's traffic class. Empty: there are no classes."""
+    class_heads: tuple[tuple[bytes, ...], ...] = ()
+    """The heads for each traffic class, which has headers of its own; empty: `heads` are those of all requests."""
     session_header: bytes = b""
     """HTTP/1.1: what comes between a request's id and its tail, followed by the session's id: the start of a header. Empty: none."""
     is_failure_final: bool = True
     """A turn that fails ends its session. False: the next turn is sent without it."""
+
+    def head(self, url: int, class_: int) -> bytes:
+        """The head of a request."""
+        return (self.class_heads[class_] if self.class_heads else self.heads)[url]

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -17,7 +18,7 @@ from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
-from inferometer.config.data import Tensors
+from inferometer.config.data import Mix, Tensors
 from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
@@ -61,7 +62,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
 
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
-    parse_all(config.slos)  # an error in an objective must not show only after the run
+    _check_objectives(config)
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
@@ -74,7 +75,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
     with contextlib.ExitStack() as held:
-        with hidden(words(config.server, reached.secrets)):
+        with hidden(words(config.server, reached.secrets, config.data)):
             shared = held.enter_context(_shared(config, reached, lambda: portions(config, plan, shards, probe.e2e_ns)))
         folder = store.new_folder(config.output)
         barriers = tuple(number for number, stage in enumerate(plan.stages) if stage.barrier)
@@ -93,9 +94,9 @@ def probed(config: Config, reached: reach.Reached, tag: str, show: Show | None =
         show.probing()
     try:
         with _shared(config, reached, lambda: [_portion(requests)]) as refs:
-            return estimate.estimate(config.server, reached, requests, f"{tag}-probe", *refs)
+            return estimate.estimate(config, reached, requests, f"{tag}-probe", *refs)
     except UserError as error:  # the shared memory could not be set up: the run reports it
-        return Probe(failure=hide(error.what, words(config.server, reached.secrets)))
+        return Probe(failure=hide(error.what, words(config.server, reached.secrets, config.data)))
     finally:
         if show:
             show.over()
@@ -150,9 +151,14 @@ def _measure(
     ended_early = range(len(plan.stages)) if supervisor.interrupted else supervisor.ended_early
     for lost in supervisor.lost:
         own = shard_plan(job, plan, lost)
-        add_lost_rows(job.spool, lost, own, ended_early, supervisor.dealing.granted(lost))
+        granted = supervisor.dealing.granted(lost)
+        add_lost_rows(
+            job.spool, lost, own, ended_early, granted, partial(workload.classes_of, config.data, config.seed)
+        )
     finished = _finished(draft.manifest, supervisor)
-    finished = with_observations(finished, observers, watching.errors, words(config.server, reached.secrets))
+    finished = with_observations(
+        finished, observers, watching.errors, words(config.server, reached.secrets, config.data)
+    )
     spool_series(job.spool, observed, supervisor.t0)
     drafts.end(draft_file, Draft(finished, shards))
     return save(folder, from_spool(folder, finished, shards))
@@ -171,6 +177,14 @@ def _outline(job: Job, plan: Plan) -> Outline:
         spool=job.spool,
         turns=job.turns,
     )
+
+
+def _check_objectives(config: Config) -> None:
+    """Parse the objectives: an error in one must not show only after the run."""
+    parse_all(config.slos)
+    if isinstance(config.data, Mix):
+        for number, class_ in enumerate(config.data.classes):
+            parse_all(class_.slos, f"data.classes.{number}.slo")
 
 
 def _check_sessions(config: Config) -> None:
@@ -198,6 +212,14 @@ def _check_sessions(config: Config) -> None:
 
 def _completed(config: Config, reached: reach.Reached) -> Config:
     """Complete the config with what the server reports about its model."""
+    if isinstance(config.data, Mix):
+        classes = [
+            msgspec.structs.replace(
+                class_, data=_completed(msgspec.structs.replace(config, data=class_.data), reached).data
+            )
+            for class_ in config.data.classes
+        ]
+        return msgspec.structs.replace(config, data=Mix(classes))
     if not isinstance(config.data, Tensors):
         return config
     assert reached.facts is not None
@@ -279,6 +301,7 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
         ("the disk filled up: recording stopped there",) if supervisor.disk_full else ()
     )
     given_up = {stage for report in supervisor.reports for stage in report.given_up}
+    notes = dict.fromkeys(note for report in supervisor.reports for note in report.notes)
     return msgspec.structs.replace(
         head,
         started=datetime.fromtimestamp(wall / 1e9, UTC).isoformat(timespec="milliseconds"),
@@ -289,5 +312,5 @@ def _finished(head: Manifest, supervisor: Supervisor) -> Manifest:
             if report
             else {}
         ),
-        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up))),
+        outcome=Outcome(supervisor.interrupted, errors, tuple(sorted(given_up)), tuple(notes)),
     )

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Messages, Mix, SharedPrefix, Tensors
+from inferometer.config.data import Messages, Mix, SharedPrefix, Tensors, Unmixed
 from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
@@ -22,7 +22,10 @@ def check(config: Config) -> None:
         _check_headers({config.sessions.header: ""}, "sessions.header")
     api = _check_url(config.server)
     _check_server(config.server, api)
-    _check_data(config, api)
+    if isinstance(config.data, Mix):
+        _check_classes(config, config.data, api)
+    else:
+        _check_data(config, config.data, api)
     check_lengths(config.data, "data")
     _check_prefixes(config.data, api, "data")
 
@@ -99,10 +102,34 @@ def _check_server(server: Server, api: Api) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def _check_data(config: Config, api: Api) -> None:
-    data, kind = config.data, config.data.__struct_config__.tag
+def _check_classes(config: Config, mix: Mix, api: Api) -> None:
+    """Check each traffic class as if it were alone, and that the classes can be in one run."""
+    names: set[str] = set()
+    for number, class_ in enumerate(mix.classes):
+        key = f"data.classes.{number}"
+        if class_.name in names:
+            raise UserError(f"{class_.name!r} is the name of another class", "give each class its own", f"{key}.name")
+        names.add(class_.name)
+        _check_headers(class_.headers, f"{key}.headers")
+        _check_data(config, class_.data, api, f"{key}.data")
+        if (
+            class_.model
+            and api.path == ""
+            and not (api.request == "tensors" and scheme_of(config.server.urls[0]) == "grpc")
+        ):
+            remedy = "leave it out, and measure each model in a run of its own"
+            raise UserError(f"with {api.name}, all requests are for one model", remedy, f"{key}.model")
+        if isinstance(class_.data, Tensors) and class_.data.sequence:
+            remedy = "leave it out, or measure this class in a run of its own"
+            raise UserError("classes cannot have sequences", remedy, f"{key}.data.sequence")
+    if config.server.shared_memory:
+        raise UserError("does not go with data.type: mix", "leave it out", "server.shared_memory")
+
+
+def _check_data(config: Config, data: Unmixed, api: Api, key: str = "data") -> None:
+    kind = data.__struct_config__.tag
     if kind not in api.data_types:
-        *most, last = api.data_types
+        *most, last = (name for name in api.data_types if key == "data" or name != "mix")
         accepted = f"{', '.join(most)} or {last}" if most else last
         other_api = ""
         if isinstance(data, Tensors) and scheme_of(config.server.urls[0]) == "http":
@@ -110,13 +137,13 @@ def _check_data(config: Config, api: Api) -> None:
         elif isinstance(data, Messages):
             other_api = "a grpc:// URL with {server.api} grpc, or "
         raise UserError(
-            f"{kind} does not go with {config.server.api}", f"use {other_api}data.type: {accepted}", "data.type"
+            f"{kind} does not go with {config.server.api}", f"use {other_api}{key}.type: {accepted}", f"{key}.type"
         )
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
-            "needs either messages or path, and not both", "give data.messages as JSON, or a file as data.path", "data"
+            "needs either messages or path, and not both", f"give {key}.messages as JSON, or a file as {key}.path", key
         )
-    if isinstance(data, Tensors) and data.sequence:
+    if isinstance(data, Tensors) and data.sequence and not isinstance(config.data, Mix):
         length = data.sequence if isinstance(data.sequence, int) else 0  # streams: the file is read later
         _check_sequences(config.load, length, "data.sequence")
         for stage in stages_of(config.load):

@@ -141,6 +141,13 @@ class Client(Section):
             description="Connections to open before t=0. `auto`: the concurrency of a closed loop; in open loop, the number of requests in flight to expect by Little's law (the rate times the duration of a request in the probe) plus three times its square root, at least 4 and at most 1,024. More are opened during the run when they are needed."
         ),
     ] = "auto"
+    reuse: Annotated[
+        int,
+        Meta(
+            description="Close a connection after this many requests; a new one is opened when it is needed, after looking up the server's name again. 1: no keep-alive. 0: connections stay open, which pins them to the replicas that they were opened to.",
+            ge=0,
+        ),
+    ] = 0
     probe: Annotated[
         bool,
         Meta(

@@ -31,14 +31,18 @@ class Http2Pool:
     def __init__(
         self,
         connector: Connector,
-        head: bytes,
+        heads: tuple[bytes, ...],
         response: Callable[[], StreamResponse],
         on_ended: OnEnded,
         deadline: float = 0,
+        max_requests: int = 0,
     ) -> None:
-        """`deadline`: seconds from sending a call within which its response must be complete; 0: none."""
+        """`heads` are the header blocks of each traffic class, or one for all calls. `deadline`: seconds from sending a call
+        within which its response must be complete; 0: none. `max_requests`: calls after which a connection takes no more; 0: no limit.
+        """
+        self._max_requests = max_requests
         self._connector = connector
-        self._head = head
+        self._heads = heads  # without classes, a call's class is -1: the last, and only one
         self._new_response = response
         self._on_ended = on_ended
         self._deadline = int(deadline * NS)
@@ -88,11 +92,17 @@ class Http2Pool:
                 self._start(connection, flight)
                 return
         self._waiting.append((flight, now()))
-        if not self._opening:
+        self._open_missing()
+
+    def _open_missing(self) -> None:
+        """Open as many connections as the waiting requests need, less those that are being opened already."""
+        waiting = len(self._waiting) + len(self._refused)
+        needed = -(-waiting // self._max_requests) if self._max_requests else min(waiting, 1)
+        for _ in range(needed - len(self._opening)):
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
-        connection.start(flight, self._head, self._new_response())
+        connection.start(flight, self._heads[flight.class_], self._new_response())
         self._unflushed.append(connection)
 
     def flush(self) -> None:
@@ -132,7 +142,7 @@ class Http2Pool:
             connection.transport.close()
 
     def _open(self) -> None:
-        connection = Http2Connection(self)
+        connection = Http2Connection(self, self._max_requests)
         connection.transport = self._connector.new_transport(connection)
         self._opening.add(connection)
         self._connector.open(connection.transport)
@@ -150,7 +160,7 @@ class Http2Pool:
             self._idle.append(connection)
             self._retry_refused()
         elif self._refused or self._waiting:
-            self._open_another()
+            self._open_missing()
 
     def ended(
         self, connection: Http2Connection, flight: Flight, at: int, event: End | Fail, response: StreamResponse
@@ -166,7 +176,7 @@ class Http2Pool:
     def refused(self, connection: Http2Connection, flight: Flight) -> None:
         keep_first_attempt(flight)
         self._refused.append((flight, now()))
-        self._connector.loop.call_soon(self._open_another)  # once the connection's own state is settled
+        self._connector.loop.call_soon(self._open_missing)  # once the connection's own state is settled
 
     def has_room_again(self, connection: Http2Connection) -> None:
         self._send_queued(self._waiting, connection, now())
@@ -176,7 +186,7 @@ class Http2Pool:
             self._ready.remove(connection)
             self._closing.add(connection)
             if self._waiting and not self._ready:
-                self._connector.loop.call_soon(self._open_another)
+                self._connector.loop.call_soon(self._open_missing)
 
     def closed(self, connection: Http2Connection, fail: Fail | None) -> None:
         self._closing.discard(connection)
@@ -191,7 +201,7 @@ class Http2Pool:
             if not self._opening and (not self._ready or fail.code == "no_sockets"):
                 self._fail_all(fail)
         elif self._waiting and not self._ready:
-            self._connector.loop.call_soon(self._open_another)
+            self._connector.loop.call_soon(self._open_missing)
 
     def _open_failure(self, fail: Fail) -> Fail:
         """Return why a connection did not open, as the failure of the requests that waited for it. `closed` and `reset` are for
@@ -206,10 +216,6 @@ class Http2Pool:
         return Fail("connect_failed", fail.message or _BEFORE_OPEN[fail.code])
 
     # --- requests that wait for a connection ---
-
-    def _open_another(self) -> None:
-        if (self._refused or self._waiting) and not self._opening:
-            self._open()
 
     def _retry_refused(self) -> None:
         """Send refused requests over the existing connections after all: there will be no new one soon."""

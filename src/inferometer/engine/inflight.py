@@ -40,6 +40,8 @@ class Flight(msgspec.Struct, gc=False):
     stage: int = 0
     shard: int = 0
     url: int = 0
+    class_: int = -1
+    replica: int = -1
     status: int = 0
     failure: int = 0
     counted_by: int = 0
@@ -63,7 +65,7 @@ Ended = tuple[Flight, End | Fail, str | None]
 """A request that ended, how it ended, and the text of its response if that is still needed (no usage reported, or a session)."""
 
 COLUMNS = len(ROW.names or ())
-assert Flight.__struct_fields__[:COLUMNS] == ROW.names
+assert tuple(name.removesuffix("_") for name in Flight.__struct_fields__[:COLUMNS]) == ROW.names  # class_ is `class`
 
 
 def apply_events(flight: Flight, events: Sequence[Event], at: int) -> End | Fail | None:

@@ -52,7 +52,9 @@ class _IdIndex:
 
 class Requests:
     def __init__(self, calls: Calls, shard: int, urls: int) -> None:
-        self._heads = calls.heads
+        # Without classes, a request's class is -1: the last, and only, heads.
+        self._heads = calls.class_heads or (calls.heads,)
+        self._classes = calls.classes
         self._tails = calls.tails if isinstance(calls.tails, MappedBytes) else in_memory(calls.tails)
         self._n_in, self._n_out = calls.n_in, calls.n_out
         self._index = _IdIndex(calls.ids) if calls.ids else None
@@ -73,6 +75,7 @@ class Requests:
         heads, n_in, n_out, urls = self._heads, self._n_in, self._n_out, self._urls
         tails, offsets, is_plain = self._tails.view, self._tails.offsets, self._has_id and not self._session_header
         sequences, index, period, n = self.sequences, self._index, self._period, self._last
+        classes = self._classes
         made = []
         for id, (user, intended) in zip(ids, due, strict=True):
             if sequences is not None:
@@ -87,18 +90,20 @@ class Requests:
                     index.following = key + index.step if n < index.last else -1
                 else:
                     n = index.find(key)
-            tail = tails[offsets[n] : offsets[n + 1]]
+            tail, class_ = tails[offsets[n] : offsets[n + 1]], classes[n] if classes else -1
+            head = heads[class_][url]
             flight = Flight(
                 id=id,
                 intended=intended,
                 n_in=n_in[n],
                 n_want=n_out[n],
+                class_=class_,
                 stage=stage,
                 shard=self._shard,
                 url=url,
                 open_loop=0 if user >= 0 else 1,
                 user=user,
-                data=b"".join((heads[url], b"%d" % id, tail)) if is_plain else self._data(heads[url], id, id, tail),
+                data=b"".join((head, b"%d" % id, tail)) if is_plain else self._data(head, id, id, tail),
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
@@ -119,6 +124,7 @@ class Requests:
             intended=before.done + request.think,
             n_in=(request.n_in or -1) if self._counts_tokens else -1,
             n_want=request.n_out,
+            class_=before.class_,
             session=before.session,
             turns=before.turns,
             turn=before.turn + 1,
@@ -127,7 +133,7 @@ class Requests:
             url=url,
             open_loop=before.open_loop,
             user=before.user,
-            data=self._data(self._heads[url], id, before.session, tail),
+            data=self._data(self._heads[before.class_][url], id, before.session, tail),
         )
 
     def _data(self, head: bytes, id: int, session: int, tail: bytes | memoryview) -> bytes:

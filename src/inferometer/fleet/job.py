@@ -57,6 +57,8 @@ class ShardReport(msgspec.Struct, frozen=True):
     awake: str
     given_up: tuple[int, ...] = ()
     """Stages that the shard gave up."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the run, although nothing failed."""
 
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:

@@ -11,6 +11,7 @@ import msgspec
 
 from inferometer import memory, open_files, processors, schedule, workload
 from inferometer.config import secret
+from inferometer.config.data import class_headers
 from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
@@ -75,6 +76,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
         type(loop).__module__.partition(".")[0],
         shard.awake.kind,
         tuple(shard.state.given_up),
+        shard.notes,
     )
 
 
@@ -103,10 +105,11 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
         if config.client.warm
         else (),
         grace=config.client.grace,
+        reuse=config.client.reuse,
         kernel_stamps=config.client.stamps == "kernel",
         awake=config.client.awake,
         spool=spool,
-        secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
+        secrets=secret.words(config.server, reached.secrets | _credentials(reached), config.data),
     )
 
 
@@ -124,7 +127,10 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
         reach.call_context(config.server, job.reached, job.tag),
         sequenced=_sequenced(job, shard, sequences),
         shared=shared,
+        class_headers=class_headers(config.data),
     )
+    if config.client.reuse == 1 and not job.reached.targets[0].grpc:
+        context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})
     source = Source(config.data, config.seed, context, config.sessions)
     asks_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)  # only this process has a connection for that
     prepare_here = partial(

@@ -45,6 +45,8 @@ def connections_to_open(config: Config, plan: Plan, probe: Probe, shards: int) -
     """Return how many connections one of the shards opens before t=0; `plan` is its part."""
     if config.client.connections != "auto":
         return config.client.connections
+    if config.client.reuse == 1:  # a client without keep-alive connects when it has a request
+        return 0
     limit = max(MAX_OPENED // shards, 1)
     most = max(expected_in_flight(stage, probe.e2e_ns, limit) for stage in plan.stages)
     return min(most, limit) if scheme_of(config.server.urls[0]) == "grpc" else most

@@ -1,6 +1,7 @@
 """The final report in the terminal: the same bytes for the same run and width, no matter where it is printed."""
 
 import io
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -11,7 +12,7 @@ from inferometer.analysis import settings
 from inferometer.analysis.breakdown import LEAST_EXCESS, PER_REQUEST, WHY_EXCESS, Breakdown
 from inferometer.analysis.summary import Summary
 from inferometer.records import CANCELLED, Run
-from inferometer.report import formatting, tables
+from inferometer.report import formatting, groups, tables
 from inferometer.report.histogram import histograms
 from inferometer.report.latency import latency
 from inferometer.report.sessions import sessions
@@ -77,13 +78,23 @@ def _parts(run: Run, summary: Summary, explain: bool, width: int, histogram: boo
         parts.append(sessions(summary.sessions, width))
     if summary.failures:
         parts.append(_failures(summary, width))
-    if summary.stages:
-        parts.append(stages(run, summary, width))
+    parts += _parts_of_the_run(run, summary, width)
+    parts += [Text(formatting.one_line(note, 1000), style="yellow") for note in run.manifest.outcome.notes]
     if explain:
         parts.append(_definitions(summary))
     if summary.slos:
         parts.append(objectives(summary, width))
     return parts
+
+
+def _parts_of_the_run(run: Run, summary: Summary, width: int) -> list[RenderableType]:
+    """A table for each way in which the run is divided: stages, traffic classes, replicas."""
+    by_division: dict[Callable[[Run, Summary, int], RenderableType], object] = {
+        stages: summary.stages,
+        groups.classes: summary.classes,
+        groups.replicas: summary.replicas,
+    }
+    return [table(run, summary, width) for table, rows in by_division.items() if rows]
 
 
 # --- title, verdict, throughput and counts ---------------------------------------------------------------------------

@@ -35,7 +35,10 @@ CODECS: dict[str, Codec] = {
 
 def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode `requests` for the API of the context."""
-    return CODECS[context.api].encode(context, requests)
+    encoded = CODECS[context.api].encode(context, requests)
+    if not context.class_headers:
+        return encoded
+    return msgspec.structs.replace(encoded, classes=tuple(request.class_ for request in requests))
 
 
 def turn_encoder(context: CallContext) -> Callable[[Request], bytes]:

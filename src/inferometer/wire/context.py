@@ -49,6 +49,11 @@ class SharedRefs(msgspec.Struct, frozen=True):
     outputs: tuple[dict[str, ShmRef], ...]
 
 
+def model_of(context: "CallContext", request: Request) -> str:
+    """The model that a request names."""
+    return request.options.model or context.model
+
+
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that an encoder may need. The names are those of the config's `server` section."""
 
@@ -59,6 +64,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of every request's X-Request-Id, before its number."""
     headers: dict[str, str] = {}
     """Includes the API key's header: must not be stored."""
+    class_headers: tuple[dict[str, str], ...] = ()
+    """The headers of each traffic class, which override `headers`. Like these, they must not be stored."""
     stream: bool = False
     body: dict[str, Any] = {}
     usage: bool = True

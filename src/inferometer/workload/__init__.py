@@ -3,6 +3,7 @@
     synthetic.py      generated prompts with an exact number of tokens
     prompts.py        prompts from the command line or the config
     jsonl.py          a file of prompts, chat messages or conversations
+    mix.py            traffic classes, each with data of its own
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
@@ -116,9 +117,11 @@ def salt_of(spec: Data) -> str | None:
 
 
 def tokenizer_of(spec: Data) -> str | None:
-    """The model's own tokenizer, as the user names it; None: none is given, and tokens can only be counted by the server."""
+    """The model's own tokenizer, as the user names it; None: none is given, or classes have different ones, and tokens can only
+    be counted by the server."""
     if isinstance(spec, Mix):
-        return next((own for each in spec.classes if (own := tokenizer_of(each.data)) is not None), None)
+        names = {tokenizer_of(each.data) for each in spec.classes}
+        return names.pop() if len(names) == 1 else None
     name: str | None = getattr(spec, "tokenizer", None)
     return name
 
@@ -161,6 +164,15 @@ def mean_turns(spec: Data, seed: int) -> float:
     return float(sum(counts)) / len(counts)
 
 
+def classes_of(spec: Data, seed: int, ids: Sequence[int]) -> list[int]:
+    """The traffic class of each id; -1 if there are no classes."""
+    if not isinstance(spec, Mix):
+        return [-1] * len(ids)
+    period = mix.distinct(spec)
+    classes: list[int] = mix.assign(spec, seed, [id % period for id in ids] if period else ids)[0].tolist()
+    return classes
+
+
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
@@ -187,8 +199,12 @@ def digest(spec: Data, seed: int) -> str:
     """
     spec = salted(spec, "none", None)
     if isinstance(spec, Mix):
-        settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
-        return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
+        order = mix.assign(spec, seed, range(_SAMPLE))[0].tolist()
+        each = [
+            [class_.name, class_.weight, class_.model, class_.body, digest(class_.data, mix.seed_of(class_, seed))]
+            for class_ in spec.classes
+        ]
+        return hashlib.sha256(msgspec.json.encode([order, each], order="sorted")).hexdigest()
     settings = msgspec.to_builtins(lengths.without_paths(spec), enc_hook=float)  # Seconds
     settings.pop("salt", None)
     settings.pop("path", None)

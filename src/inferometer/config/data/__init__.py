@@ -2,7 +2,7 @@
 
 from inferometer.config.data.datasets import Csv, Hub, Jsonl, OpenAiBatch, Parquet, Prompts, PythonCode, ShareGpt
 from inferometer.config.data.generated import PrefixTier, Random, SharedPrefix, Synthetic
-from inferometer.config.data.mix import Mix, TrafficClass, Unmixed
+from inferometer.config.data.mix import Mix, TrafficClass, Unmixed, class_headers
 from inferometer.config.data.sessions import Conversation
 from inferometer.config.data.tensors import Images, Messages, TensorInput, Tensors
 from inferometer.config.data.traces import Trace
@@ -32,4 +32,5 @@ __all__ = [
     "Trace",
     "TrafficClass",
     "Unmixed",
+    "class_headers",
 ]
