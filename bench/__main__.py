@@ -10,6 +10,7 @@ NAMES = (
     "verdict",
     "ceiling",
     "pacing",
+    "sessions",
     "report",
     "grpc",
     "triton",
