@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inferometer import workload
 from inferometer.config.data import Data, Mix
+from inferometer.errors import UserError
 from inferometer.types import Request
 from inferometer.workload import mix
 
@@ -107,6 +108,14 @@ def test_the_digest_tells_what_is_different() -> None:
     assert len(set(digests)) == len(digests)
     salted = workload.salted(mixed({"data": TEXT | {"salt": "run"}}, {}), "word")
     assert workload.digest(salted, 0) == workload.digest(specs[0], 0)
+
+
+def test_an_error_in_the_data_of_a_class_names_the_class() -> None:
+    spec = mixed({}, {"name": "bad", "data": {"type": "jsonl", "path": "/missing.jsonl"}})
+    for look in (lambda: workload.build(spec, 0, range(64)), lambda: workload.has_sessions(spec)):
+        with pytest.raises(UserError) as caught:
+            look()
+        assert "class bad" in caught.value.line or "data.classes.1.data" in caught.value.line
 
 
 @pytest.mark.parametrize(("names", "expected"), [((None, None), None), (("a", "a"), "a"), (("a", None), None)])

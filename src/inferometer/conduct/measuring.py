@@ -219,6 +219,12 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
             )
             for class_ in config.data.classes
         ]
+        if any(isinstance(class_.data, Tensors) and class_.data.sequence for class_ in classes):
+            raise UserError(
+                f"{reached.targets[0].url}: the model {reached.model} keeps sequences, which traffic classes cannot have",
+                "measure each class in a run of its own",
+                key="data",
+            )
         return msgspec.structs.replace(config, data=Mix(classes))
     if not isinstance(config.data, Tensors):
         return config

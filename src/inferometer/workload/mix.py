@@ -8,9 +8,10 @@ The nth request of a class has the content of request n of the class's data, so 
 order, as it would alone. The seed of its data depends on its name: two classes with the same data send different requests.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from inferometer import workload
 from inferometer.config.data import Images, Mix, Tensors, TrafficClass
+from inferometer.errors import UserError
 from inferometer.random_numbers import random_bits
 from inferometer.types import NO_OPTIONS, Request, RequestOptions
 
@@ -32,7 +34,8 @@ def build(spec: Mix, seed: int, ids: Sequence[int]) -> list[Request]:
     requests: list[Request | None] = [None] * len(ids)
     for index, class_ in enumerate(spec.classes):
         own = np.flatnonzero(classes == index).tolist()
-        made = workload.build(class_.data, seed_of(class_, seed), ranks[own].tolist()) if own else []
+        with _class_named(index, class_):
+            made = workload.build(class_.data, seed_of(class_, seed), ranks[own].tolist()) if own else []
         options = RequestOptions(model=class_.model or "", body=class_.body)
         for at, request in zip(own, made, strict=True):
             requests[at] = msgspec.structs.replace(
@@ -53,7 +56,7 @@ def distinct(spec: Mix) -> int | None:
     if not all(isinstance(class_.data, Tensors | Images) for class_ in spec.classes):
         return None
     weights = _whole_weights(spec)
-    counts = [workload.distinct(class_.data) for class_ in spec.classes]
+    counts = [_distinct(*each) for each in enumerate(spec.classes)]
     if None in counts:
         return None
     longest = max(-(-(count or 1) * sum(weights) // weight) for count, weight in zip(counts, weights, strict=True))
@@ -67,7 +70,30 @@ def content(spec: Mix) -> bytes:
 
 
 def has_sessions(spec: Mix) -> bool:
-    return any(workload.has_sessions(class_.data) for class_ in spec.classes)
+    return any(_has_sessions(*each) for each in enumerate(spec.classes))
+
+
+def _distinct(index: int, class_: TrafficClass) -> int | None:
+    with _class_named(index, class_):
+        return workload.distinct(class_.data)
+
+
+def _has_sessions(index: int, class_: TrafficClass) -> bool:
+    with _class_named(index, class_):
+        return workload.has_sessions(class_.data)
+
+
+@contextlib.contextmanager
+def _class_named(index: int, class_: TrafficClass) -> Iterator[None]:
+    """Let errors of the block, which are about the data of a class, say which class it is."""
+    try:
+        yield
+    except UserError as error:
+        if error.key.startswith("data"):
+            error.key = f"data.classes.{index}.{error.key}"
+        else:
+            error.what = f"class {class_.name}: {error.what}"
+        raise
 
 
 def seed_of(class_: TrafficClass, seed: int) -> int:
