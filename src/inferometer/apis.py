@@ -61,6 +61,10 @@ class Api(NamedTuple):
     """`server.method` names what is called, and stands for the API in reports."""
     has_conversations: bool = False
     """A prompt may be a list of messages, so that a session can have several turns."""
+    takes_ids: bool = False
+    """A prompt may be a list of token ids."""
+    has_chat_template: bool = False
+    """The server puts messages into the model's chat template."""
     options_key: Literal["body", "parameters"] = "parameters"
     """The key of the server section that takes `infer --parameter`."""
 
@@ -79,6 +83,7 @@ APIS: dict[str, Api] = {
         Api(
             name="chat",
             has_conversations=True,
+            has_chat_template=True,
             label="chat completions",
             schemes=("http",),
             request="text",
@@ -94,6 +99,7 @@ APIS: dict[str, Api] = {
         Api(
             name="completions",
             label="completions",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="text",
@@ -108,6 +114,7 @@ APIS: dict[str, Api] = {
         Api(
             name="embeddings",
             label="embeddings",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="embeddings",

@@ -1,7 +1,7 @@
 """Checks of a Config that the schema's types cannot express. Each raises UserError with the key at fault."""
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Messages, Tensors
+from inferometer.config.data import Data, Messages, Mix, Tensors
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
@@ -107,6 +107,8 @@ def _check_data(config: Config, api: Api) -> None:
         raise UserError(
             f"{kind} does not go with {config.server.api}", f"use {other_api}data.type: {accepted}", "data.type"
         )
+    for part, key in _parts(data):
+        _check_prompts(part, key, api)
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
             "needs either messages or path, and not both", "give data.messages as JSON, or a file as data.path", "data"
@@ -121,6 +123,30 @@ def _check_data(config: Config, api: Api) -> None:
                     f"give whole sequences: a multiple of {length}",
                     "load.requests",
                 )
+
+
+def _parts(data: Data) -> list[tuple[Data, str]]:
+    """The data, or that of each class, with its key."""
+    if not isinstance(data, Mix):
+        return [(data, "data")]
+    return [(each.data, f"data.classes.{number}.data") for number, each in enumerate(data.classes)]
+
+
+def _check_prompts(data: Data, key: str, api: Api) -> None:
+    """Check that the API takes prompts of this kind."""
+    of_ids = [name for name in ("prompt_as", "of") if getattr(data, name, None) == "ids"]
+    if of_ids and not api.takes_ids:
+        takes = " or ".join(names(takes_ids=True))
+        raise UserError(
+            f"{api.name} requests cannot contain token ids", f"use {{server.api}} {takes}", f"{key}.{of_ids[0]}"
+        )
+    if getattr(data, "chat_template", "ignore") in ("count", "include") and not api.has_chat_template:
+        having = " or ".join(names(has_chat_template=True))
+        raise UserError(
+            f"{api.name} requests have no chat template",
+            f"leave it out, or use {{server.api}} {having}",
+            f"{key}.chat_template",
+        )
 
 
 def check_streams(config: Config, longest: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from inferometer.errors import UserError
 from inferometer.types import Calls, Event, Fail, Request, Usage
 from inferometer.wire import openai
-from inferometer.wire.context import CallContext, prompt_text
+from inferometer.wire.context import CallContext, prompt_or_ids
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import ResponseDecoder, error_message, not_json
 
@@ -34,7 +34,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
 def request_body(context: CallContext, request: Request) -> bytes:
     """The JSON to post. The fields of `server.body` override all others."""
-    return msgspec.json.encode({"model": context.model, "input": prompt_text(request)} | context.body)
+    return msgspec.json.encode({"model": context.model, "input": prompt_or_ids(request)} | context.body)
 
 
 class _Embedding(msgspec.Struct):
