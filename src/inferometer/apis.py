@@ -61,6 +61,10 @@ class Api(NamedTuple):
     """`server.method` names what is called, and stands for the API in reports."""
     history: Literal["", "messages", "text"] = ""
     """How a prompt contains the earlier turns of a session: as messages, or as one text. Empty: it cannot."""
+    takes_ids: bool = False
+    """A prompt may be a list of token ids."""
+    has_chat_template: bool = False
+    """The server puts messages into the model's chat template."""
     options_key: Literal["body", "parameters"] = "parameters"
     """The key of the server section that takes `infer --parameter`."""
 
@@ -79,6 +83,7 @@ APIS: dict[str, Api] = {
         Api(
             name="chat",
             history="messages",
+            has_chat_template=True,
             label="chat completions",
             schemes=("http",),
             request="text",
@@ -95,6 +100,7 @@ APIS: dict[str, Api] = {
             name="completions",
             history="text",
             label="completions",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="text",
@@ -109,6 +115,7 @@ APIS: dict[str, Api] = {
         Api(
             name="embeddings",
             label="embeddings",
+            takes_ids=True,
             schemes=("http",),
             request="text",
             response="embeddings",

@@ -120,7 +120,7 @@ def test_the_given_tree_is_not_changed() -> None:
         ({"load": {"type": "closed", "concurency": 5}}, "load.concurency", "did you mean load.concurrency?"),
         ({"server": {"url": "http://x", "modle": "m"}}, "server.modle", "did you mean server.model?"),
         ({"server": {"url": "http://x", "tls": {"verfy": 0}}}, "server.tls.verfy", "server.tls.verify"),
-        ({"data": {"type": "synthetic", "xyz": 5}}, "data.xyz", "correlation, input, lengths, output"),
+        ({"data": {"type": "synthetic", "xyz": 5}}, "data.xyz", "chat_template, corpus, correlation, input, lengths, output, prompt_as, salt, tokenizer"),
         ({"load": {"type": "poison", "rate": 5}}, "there is no 'poison'", "did you mean poisson?"),
         ({"data": {"type": "shargpt"}}, "there is no 'shargpt'", "did you mean sharegpt?"),
         ({"server": {"url": "http://x", "api": "chta"}}, "there is no 'chta'", "chat | completions"),

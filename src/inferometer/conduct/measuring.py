@@ -211,7 +211,9 @@ def _check_sessions(config: Config) -> None:
 
 
 def _completed(config: Config, reached: reach.Reached) -> Config:
-    """Complete the config with what the server reports about its model."""
+    """Complete the config with what the API does, and with what the server reports about its model."""
+    data = workload.completed(config.data, APIS[config.server.api].has_chat_template)
+    config = msgspec.structs.replace(config, data=data)
     if isinstance(config.data, Mix):
         classes = [
             msgspec.structs.replace(
@@ -234,8 +236,8 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
     in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
     facts = reached.facts
     as_json = APIS[config.server.api].has_json_tensors
-    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
-    completed = msgspec.structs.replace(config, data=data)
+    filled = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
+    completed = msgspec.structs.replace(config, data=filled)
     check_streams(completed, longest_sequence(completed))
     return completed
 

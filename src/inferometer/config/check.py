@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Messages, Mix, SharedPrefix, Tensors, Unmixed
+from inferometer.config.data import Data, Messages, Mix, SharedPrefix, Tensors, Unmixed
 from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
@@ -139,6 +139,7 @@ def _check_data(config: Config, data: Unmixed, api: Api, key: str = "data") -> N
         raise UserError(
             f"{kind} does not go with {config.server.api}", f"use {other_api}{key}.type: {accepted}", f"{key}.type"
         )
+    _check_prompts(data, key, api)
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
             "needs either messages or path, and not both", f"give {key}.messages as JSON, or a file as {key}.path", key
@@ -179,6 +180,23 @@ def _check_prefixes(data: object, api: Api, key: str) -> None:
                 "list the broadest tier first",
                 f"{key}.tiers.{index}.groups",
             )
+
+
+def _check_prompts(data: Data, key: str, api: Api) -> None:
+    """Check that the API takes prompts of this kind."""
+    of_ids = [name for name in ("prompt_as", "of") if getattr(data, name, None) == "ids"]
+    if of_ids and not api.takes_ids:
+        takes = " or ".join(names(takes_ids=True))
+        raise UserError(
+            f"{api.name} requests cannot contain token ids", f"use {{server.api}} {takes}", f"{key}.{of_ids[0]}"
+        )
+    if getattr(data, "chat_template", "ignore") in ("count", "include") and not api.has_chat_template:
+        having = " or ".join(names(has_chat_template=True))
+        raise UserError(
+            f"{api.name} requests have no chat template",
+            f"leave it out, or use {{server.api}} {having}",
+            f"{key}.chat_template",
+        )
 
 
 def check_streams(config: Config, longest: int) -> None:

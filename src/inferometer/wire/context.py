@@ -23,6 +23,12 @@ def prompt_text(request: Request) -> str:
     return payload if isinstance(payload, str) else joined(payload if isinstance(payload, list) else [])
 
 
+def prompt_or_ids(request: Request) -> str | list[int]:
+    """The ids of a prompt's tokens if it is given as such, otherwise its text."""
+    payload: Any = request.payload
+    return payload if isinstance(payload, list) and payload and isinstance(payload[0], int) else prompt_text(request)
+
+
 class Sequenced(msgspec.Struct, frozen=True):
     """Requests in consecutive sequences of these lengths, with consecutive correlation ids. Empty: no sequences."""
 

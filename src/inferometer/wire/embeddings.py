@@ -14,7 +14,7 @@ import numpy as np
 from inferometer.errors import UserError
 from inferometer.types import Calls, Event, Fail, Request, Usage
 from inferometer.wire import openai
-from inferometer.wire.context import CallContext, model_of, prompt_text
+from inferometer.wire.context import CallContext, model_of, prompt_or_ids
 from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import ResponseDecoder, error_message, not_json
 
@@ -36,7 +36,7 @@ def encode(context: CallContext, requests: Sequence[Request]) -> Calls:
 
 def request_body(context: CallContext, request: Request) -> bytes:
     """The JSON to post. The fields of `server.body` override all others, except those that a request has of its own."""
-    body = {"model": model_of(context, request), "input": prompt_text(request)}
+    body = {"model": model_of(context, request), "input": prompt_or_ids(request)}
     return msgspec.json.encode(body | context.body | request.options.body)
 
 

@@ -23,6 +23,7 @@ each has without building them.
 import hashlib
 from collections.abc import Sequence
 from types import ModuleType
+from typing import cast
 
 import msgspec
 
@@ -47,8 +48,10 @@ from inferometer.config.data import (
     Tensors,
     Trace,
 )
+from inferometer.types import Messages as ChatMessages
 from inferometer.types import Request
 from inferometer.workload import (
+    chat_template,
     conversation,
     datasets,
     images,
@@ -97,7 +100,28 @@ _TENSOR_SAMPLE = 4
 def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     """Build the requests with these ids."""
     requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
-    return requests
+    return _with_template(spec, requests) if getattr(spec, "chat_template", "") == "count" else requests
+
+
+def _with_template(spec: Data, requests: list[Request]) -> list[Request]:
+    """Count the tokens that the chat template adds to each prompt."""
+    payloads = [cast("str | ChatMessages", request.payload) for request in requests]
+    contents = [request.n_in for request in requests]
+    counts = chat_template.whole_counts(tokenizer.load(tokenizer_of(spec)), payloads, contents)
+    rows = zip(requests, counts, strict=True)
+    return [msgspec.structs.replace(request, n_in=count) if request.n_in else request for request, count in rows]
+
+
+def completed(spec: Data, has_chat_template: bool) -> Data:
+    """Decide `chat_template: auto`. `has_chat_template`: the API puts prompts into the model's template."""
+    if isinstance(spec, Mix):
+        classes = [msgspec.structs.replace(each, data=completed(each.data, has_chat_template)) for each in spec.classes]
+        return msgspec.structs.replace(spec, classes=classes)
+    if getattr(spec, "chat_template", "") != "auto":
+        return spec
+    name = tokenizer_of(spec)
+    is_counted = has_chat_template and name is not None and chat_template.is_available(tokenizer.load(name))
+    return msgspec.structs.replace(spec, chat_template="count" if is_counted else "ignore")
 
 
 def salted(spec: Data, word: str, instead_of: str | None = "run") -> Data:
@@ -209,6 +233,7 @@ def digest(spec: Data, seed: int) -> str:
     settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
+    settings.pop("corpus", None)
     sample = _SAMPLE
     if isinstance(spec, Tensors):
         sample = _TENSOR_SAMPLE

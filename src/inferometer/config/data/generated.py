@@ -4,30 +4,27 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from inferometer.config.fields import Count, Positive, Section
+from inferometer.config.fields import ChatTemplate, Count, Positive, PromptAs, Salt, Section, TokenizerName
 from inferometer.config.lengths import CORRELATION, JOINT, Length, LengthPairs
 
 
 class Synthetic(Section, tag_field="type", tag="synthetic"):
-    """Prompts of an exact number of tokens, from a built-in corpus."""
+    """Prompts of an exact number of tokens, from a corpus of natural text."""
 
     input: Annotated[Length, Meta(description="Tokens in each prompt.")] = 256
     output: Annotated[Length, Meta(description="Tokens requested per response.")] = 128
     correlation: Annotated[float, CORRELATION] = 0.0
     lengths: Annotated[LengthPairs | None, JOINT] = None
-    tokenizer: Annotated[
+    corpus: Annotated[
         str | None,
         Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
+            description="Text file in UTF-8, or one compressed with gzip, that prompts are cut from. At most 8 Mi characters are used. Default: a built-in corpus."
         ),
     ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
+    tokenizer: TokenizerName = None
+    chat_template: ChatTemplate = "auto"
+    prompt_as: PromptAs = "text"
+    salt: Salt = "run"
 
 
 class Random(Section, tag_field="type", tag="random"):
@@ -37,19 +34,15 @@ class Random(Section, tag_field="type", tag="random"):
     output: Annotated[Length, Meta(description="Tokens requested per response.")] = 128
     correlation: Annotated[float, CORRELATION] = 0.0
     lengths: Annotated[LengthPairs | None, JOINT] = None
-    tokenizer: Annotated[
-        str | None,
+    of: Annotated[
+        Literal["words", "ids"],
         Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
+            description="What is random: `words` of a text, or token `ids`, which are sent as such if the API takes them (completions, embeddings). Special tokens are left out."
         ),
-    ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
+    ] = "words"
+    tokenizer: TokenizerName = None
+    chat_template: ChatTemplate = "auto"
+    salt: Salt = "run"
 
 
 class PrefixTier(Section):
