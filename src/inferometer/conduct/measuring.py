@@ -61,6 +61,8 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
     parse_all(config.slos)  # an error in an objective must not show only after the run
+    config = msgspec.structs.replace(config, data=workload.pinned(config.data))
+    workload.check(config.data, APIS[config.server.api])
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
@@ -172,8 +174,8 @@ def _outline(job: Job, plan: Plan) -> Outline:
 def _check_sessions(config: Config) -> None:
     if workload.has_sessions(config.data) and not APIS[config.server.api].has_conversations:
         raise UserError(
-            f"the file has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
-            "use {server.api} chat, or a file without `turns`",
+            f"the data has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
+            "use {server.api} chat, or set data.turns to first",
             key="data.path",
         )
 
@@ -243,7 +245,8 @@ def _draft(job: Job, plan: Plan) -> Draft:
                 "digest": workload.digest(config.data, config.seed),
                 "distinct": min(workload.distinct(config.data) or made, made),
             }
-            | ({"salt": salt} if salt else {}),
+            | ({"salt": salt} if salt else {})
+            | workload.notes(config.data),
             probe=job.probe,
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},

@@ -65,5 +65,6 @@ class PoissonLength(_Clamped, tag_field="type", tag="poisson"):
     mean: Annotated[Positive, Meta(description="Mean before clamping.")]
 
 
-Length = Count | Uniform | Ratio | Normal | LogNormal | SkewNormal | Exponential | PoissonLength
+Distribution = Uniform | Ratio | Normal | LogNormal | SkewNormal | Exponential | PoissonLength
+Length = Count | Distribution
 """A number, or a distribution of numbers."""

@@ -2,7 +2,7 @@
 
     synthetic.py      generated prompts with an exact number of tokens
     prompts.py        prompts from the command line or the config
-    jsonl.py          a file of prompts, chat messages or conversations
+    datasets/         prompts, conversations and whole requests from files, hubs and Python code
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
@@ -11,16 +11,20 @@
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
 distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
-depend on, such as a file. If it has sessions, has_sessions(spec) says so.
+depend on, such as a file. Optional are has_sessions(spec), which says whether requests are the turns of sessions; notes(spec), what
+the manifest says about them; check(spec, api), which raises UserError if they are for another API; and pinned(spec), the same
+spec without anything that may change from one process to the next.
 """
 
 import hashlib
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
 from inferometer import memory
+from inferometer.apis import Api
 from inferometer.config.data import (
     Conversation,
     Csv,
@@ -46,7 +50,6 @@ from inferometer.workload import (
     conversation,
     datasets,
     images,
-    jsonl,
     messages,
     mix,
     prompts,
@@ -64,7 +67,7 @@ KINDS: dict[type, ModuleType] = {
     SharedPrefix: shared_prefix,
     Conversation: conversation,
     Prompts: prompts,
-    Jsonl: jsonl,
+    Jsonl: datasets,
     ShareGpt: datasets,
     Csv: datasets,
     Parquet: datasets,
@@ -132,6 +135,35 @@ def has_sessions(spec: Data) -> bool:
     return hasattr(kind, "has_sessions") and bool(kind.has_sessions(spec))
 
 
+def notes(spec: Data) -> dict[str, Any]:
+    """What a user should know about the data, for the manifest: `notes` are sentences, and `skipped` counts broken rows."""
+    if isinstance(spec, Mix):
+        each = {part.name: notes(part.data) for part in spec.classes}
+        lines = [f"{name}: {line}" for name, noted in each.items() for line in noted.get("notes", ())]
+        skipped = {name: noted["skipped"] for name, noted in each.items() if "skipped" in noted}
+        return ({"notes": lines} if lines else {}) | ({"skipped": skipped} if skipped else {})
+    kind = KINDS[type(spec)]
+    noted: dict[str, Any] = kind.notes(spec) if hasattr(kind, "notes") else {}
+    return noted
+
+
+def check(spec: Data, api: Api) -> None:
+    """Raise UserError if the data is for another API."""
+    for part in [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]:
+        kind = KINDS[type(part)]
+        if hasattr(kind, "check"):
+            kind.check(part, api)
+
+
+def pinned(spec: Data) -> Data:
+    """Replace what may change from one process to the next, such as a branch of a dataset on a hub."""
+    if isinstance(spec, Mix):
+        classes = [msgspec.structs.replace(each, data=pinned(each.data)) for each in spec.classes]
+        return msgspec.structs.replace(spec, classes=classes)
+    kind = KINDS[type(spec)]
+    return kind.pinned(spec) if hasattr(kind, "pinned") else spec
+
+
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
     count: int | None = KINDS[type(spec)].distinct(spec)
@@ -155,7 +187,7 @@ def digest(spec: Data, seed: int) -> str:
     if isinstance(spec, Mix):
         settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
         return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-    settings = msgspec.to_builtins(spec)
+    settings = msgspec.to_builtins(spec, enc_hook=float)  # a duration is a float
     settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
