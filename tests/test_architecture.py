@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "serve": FOUNDATION | {"workload", "wire", "proto"},
     "proto": set(),
     "cli": FOUNDATION
-    | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
+    | {"workload", "probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer"},
     "__main__": {"cli"},
 }
 

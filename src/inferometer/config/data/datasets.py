@@ -85,8 +85,9 @@ class DatasetSection(RowsSection, kw_only=True):
         ),
     ] = "live"
     think: Annotated[
-        Seconds, Meta(description="Time from the end of a response to the next turn, for rows that do not say it.")
-    ] = Seconds(0)
+        Seconds | None,
+        Meta(description="Time from the end of a response to the next turn. Default: what the row says, or no time."),
+    ] = None
 
 
 class Jsonl(DatasetSection, tag_field="type", tag="jsonl", kw_only=True):

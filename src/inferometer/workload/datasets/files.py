@@ -39,7 +39,7 @@ def read_json(path: str, data: Buffer) -> Rows:
         for name in _LISTS:
             if name in whole and bytes(memoryview(whole[name])[:1]) == b"[":
                 return JsonRows(msgspec.json.decode(whole[name], type=list[msgspec.Raw]))
-        return JsonRows([msgspec.Raw(_without_mark(data))])
+        return lines if len(lines) == 1 else JsonRows([msgspec.Raw(_without_mark(data))])
     return lines
 
 

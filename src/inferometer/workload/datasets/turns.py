@@ -49,7 +49,7 @@ def steps(record: Record, spec: RowsSection) -> list[Step]:
     made = [Step(first.added, texts(first.added), response_text(first.response))]
     if mode != "all" or len(exchanges) == 1:
         return made
-    think = int(getattr(spec, "think", 0) * NS)
+    think: float | None = getattr(spec, "think", None)
     recorded = _is_recorded(record, getattr(spec, "history", "live"))
     prompt = [*first.added]
     for before, exchange in pairwise(exchanges):
@@ -60,7 +60,7 @@ def steps(record: Record, spec: RowsSection) -> list[Step]:
                 exchange.added,
                 texts(counted),
                 response_text(exchange.response),
-                think if exchange.think is None else exchange.think,
+                (exchange.think or 0) if think is None else int(think * NS),
                 prompt if recorded else None,
             )
         )
