@@ -5,9 +5,8 @@ CSV and Parquet are converted to a temporary Arrow file, in pieces. So neither n
 
 import csv
 import io
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from inferometer.errors import UserError
-from inferometer.workload.datasets.rows import Row
+from inferometer.workload.datasets.rows import Buffer, Row, map_file, release
 
 _BATCH = 4096
 _BLOCK = 1 << 24
@@ -28,10 +27,15 @@ _BLOCK = 1 << 24
 class ArrowRows:
     """The rows of record batches. Cells that are bytes are text that may not be UTF-8."""
 
-    def __init__(self, batches: Sequence[Any], schema: Any, lost: Sequence[int] = (), first_lost: str = "") -> None:
+    def __init__(
+        self, schema: Any, parts: Sequence[tuple[Buffer, list[Any]]], lost: Sequence[int] = (), first_lost: str = ""
+    ) -> None:
+        """`parts`: mapped files, and the batches of each."""
+        batches = [batch for _, own in parts for batch in own]
         self.columns: tuple[str, ...] | None = tuple(schema.names)
         self.lost = len(lost)
         self.first_lost = first_lost
+        self._files = [data for data, _ in parts]
         self._batches = batches
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
         self._lost = lost
@@ -56,6 +60,10 @@ class ArrowRows:
             number += lost <= number
         return f"row {number}"
 
+    def release(self) -> None:
+        for data in self._files:
+            release(data)
+
 
 def _decoded(row: Row) -> Row | ValueError:
     try:
@@ -79,13 +87,13 @@ def read_parquet(path: str, _data: Any = None) -> ArrowRows:
     folder = Path(path)
     if folder.is_dir():
         return _read_folder(folder)
-    return _spooled(*_parquet_batches([folder]))
+    return _read_parquet_files([folder])
 
 
 def read_arrow(path: str, _data: Any = None) -> ArrowRows:
     """An Arrow file: the file format, or the stream format that the `datasets` library writes."""
-    schema, batches = _arrow_batches(Path(path))
-    return ArrowRows(batches, schema)
+    schema, part = _arrow_batches(Path(path))
+    return ArrowRows(schema, [part])
 
 
 def read_csv(path: str, data: Any) -> ArrowRows:
@@ -115,10 +123,10 @@ def read_csv(path: str, data: Any) -> ArrowRows:
                 check_utf8=False, column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False
             ),
         )
-        rows = _spooled(reader.schema, reader)
+        part = _spooled(reader.schema, reader)
     except pa.ArrowInvalid as error:
         raise UserError(f"{path} is not CSV: {str(error)[:200]}", "check the quotes and the delimiter") from None
-    return ArrowRows(rows._batches, reader.schema, lost, next(iter(reasons), ""))
+    return ArrowRows(reader.schema, [part], lost, next(iter(reasons), ""))
 
 
 def _header(path: str, head: bytes) -> tuple[str, list[str]]:
@@ -138,49 +146,57 @@ def _read_folder(folder: Path) -> ArrowRows:
         raise UserError(f"{folder} has several splits: {splits}", "give the folder of one of them", key="data.path")
     if arrow := sorted(folder.glob("*.arrow")):
         read = [_arrow_batches(file) for file in arrow]
-        return ArrowRows([batch for _, batches in read for batch in batches], read[0][0])
+        return ArrowRows(read[0][0], [part for _, part in read])
     if files := sorted(folder.glob("*.parquet")):
-        return _spooled(*_parquet_batches(files))
+        return _read_parquet_files(files)
     raise UserError(
         f"{folder} has no .parquet and no .arrow files", "give a file, or a folder of such files", "data.path"
     )
 
 
-def _arrow_batches(path: Path) -> tuple[Any, list[Any]]:
-    mapped = pa.memory_map(str(path))
+def _arrow_batches(path: Path) -> tuple[Any, tuple[Buffer, list[Any]]]:
+    with path.open("rb") as file:
+        data = map_file(file)
     try:
-        if path.stat().st_size >= 6 and bytes(mapped.read_at(6, 0)) == b"ARROW1":
-            file = pa.ipc.open_file(mapped)
-            return file.schema, [file.get_batch(number) for number in range(file.num_record_batches)]
-        stream = pa.ipc.open_stream(mapped)
-        return stream.schema, list(stream)
+        if data[:6] == b"ARROW1":
+            schema, batches = _file_batches(data)
+        else:
+            stream = pa.ipc.open_stream(pa.BufferReader(data))
+            schema, batches = stream.schema, list(stream)
     except (pa.ArrowInvalid, OSError) as error:
         raise _unreadable(path, "Arrow", error) from None
+    return schema, (data, batches)
 
 
-def _parquet_batches(files: Sequence[Path]) -> tuple[Any, Iterator[Any]]:
+def _file_batches(data: Buffer) -> tuple[Any, list[Any]]:
+    file = pa.ipc.open_file(pa.BufferReader(data))
+    return file.schema, [file.get_batch(number) for number in range(file.num_record_batches)]
+
+
+def _read_parquet_files(files: Sequence[Path]) -> ArrowRows:
     try:
         opened = [pa.parquet.ParquetFile(file) for file in files]
-    except (pa.ArrowInvalid, OSError) as error:
+        schema = opened[0].schema_arrow
+        return ArrowRows(schema, [_spooled(schema, chain.from_iterable(file.iter_batches(_BATCH) for file in opened))])
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(files[0], "Parquet", error) from None
-    return opened[0].schema_arrow, chain.from_iterable(file.iter_batches(_BATCH) for file in opened)
 
 
-def _spooled(schema: Any, batches: Iterator[Any]) -> ArrowRows:
+def _spooled(schema: Any, batches: Iterable[Any]) -> tuple[Buffer, list[Any]]:
     """Write the batches to a file without a name, and map it."""
-    descriptor, name = tempfile.mkstemp(".arrow", "inferometer-")
     try:
-        with os.fdopen(descriptor, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        file = pa.ipc.open_file(pa.memory_map(name))
+        with tempfile.TemporaryFile() as file:
+            with pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            data = map_file(file)
     except OSError as error:
+        if error.errno is None:  # Arrow's own
+            raise
         raise UserError(
-            f"{name}: {error.strerror or error}", "make room there, or set TMPDIR to another folder"
+            f"{tempfile.gettempdir()}: {error.strerror}", "make room there, or set TMPDIR to another folder"
         ) from None
-    finally:
-        Path(name).unlink()
-    return ArrowRows([file.get_batch(number) for number in range(file.num_record_batches)], schema)
+    return data, _file_batches(data)[1]
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> UserError:

@@ -6,19 +6,18 @@ The name decides about the format, then the first bytes, then the type of the da
 import contextlib
 import gzip
 import hashlib
-import mmap
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from inferometer.errors import UserError
 from inferometer.workload.datasets import arrow
-from inferometer.workload.datasets.rows import Buffer, JsonRows, LineRows, Rows, json_row, text_row
+from inferometer.workload.datasets.rows import Buffer, JsonRows, LineRows, Rows, json_row, map_file, text_row
 
 _LISTS = ("data", "rows", "examples")
 """Keys under which a JSON object has its rows, such as SQuAD's."""
@@ -29,7 +28,7 @@ def read_json(path: str, data: Buffer) -> Rows:
     """JSON lines, a JSON array, or an object with an array; the content decides."""
     start = bytes(data[:4096]).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start[:1] == b"[":
-        return JsonRows(_array(path, data))
+        return JsonRows(_array(path, data), data)
     lines = LineRows(data, json_row)
     if start[:1] == b"{":
         try:
@@ -38,8 +37,8 @@ def read_json(path: str, data: Buffer) -> Rows:
             return lines
         for name in _LISTS:
             if name in whole and bytes(memoryview(whole[name])[:1]) == b"[":
-                return JsonRows(msgspec.json.decode(whole[name], type=list[msgspec.Raw]))
-        return lines if len(lines) == 1 else JsonRows([msgspec.Raw(_without_mark(data))])
+                return JsonRows(msgspec.json.decode(whole[name], type=list[msgspec.Raw]), data)
+        return lines if len(lines) == 1 else JsonRows([msgspec.Raw(_without_mark(data))], data)
     return lines
 
 
@@ -114,12 +113,6 @@ def mapped(path: Path) -> Buffer:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
                 return map_file(unpacked)
         return map_file(file)
-
-
-def map_file(file: IO[bytes]) -> Buffer:
-    """The content of an open file; it remains when the file is closed, or has no name."""
-    file.flush()
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

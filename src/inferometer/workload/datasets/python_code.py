@@ -19,8 +19,8 @@ import msgspec
 
 from inferometer.config.data.datasets import PythonCode
 from inferometer.errors import UserError
-from inferometer.workload.datasets.files import map_file, readable
-from inferometer.workload.datasets.rows import Buffer, LineRows, Rows, json_row, kind_of
+from inferometer.workload.datasets.files import readable
+from inferometer.workload.datasets.rows import Buffer, LineRows, Rows, json_row, kind_of, map_file
 
 
 def open_rows(spec: PythonCode) -> Rows:

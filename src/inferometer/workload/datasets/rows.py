@@ -4,8 +4,9 @@ A row is a dict of its columns, or a ValueError that says why it cannot be read.
 where each row starts.
 """
 
+import mmap
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -38,6 +39,10 @@ class Rows(Protocol):
         """Where a row is in its file: `line 5`."""
         ...
 
+    def release(self) -> None:
+        """Give back the memory of what has been read; it is read again when it is needed."""
+        ...
+
 
 class LineRows:
     """One row per line that is not blank."""
@@ -67,6 +72,9 @@ class LineRows:
     def where(self, index: int) -> str:
         return f"line {self._lines[index]}"
 
+    def release(self) -> None:
+        release(self._data)
+
 
 class JsonRows:
     """The entries of a JSON array."""
@@ -75,8 +83,9 @@ class JsonRows:
     lost = 0
     first_lost = ""
 
-    def __init__(self, entries: list[msgspec.Raw]) -> None:
+    def __init__(self, entries: list[msgspec.Raw], data: Buffer) -> None:
         self._entries = entries
+        self._data = data
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -92,6 +101,21 @@ class JsonRows:
 
     def where(self, index: int) -> str:
         return f"entry {index + 1}"
+
+    def release(self) -> None:
+        release(self._data)
+
+
+def map_file(file: IO[bytes]) -> Buffer:
+    """The content of an open file; it remains when the file is closed, or has no name."""
+    file.flush()
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""
+
+
+def release(data: Buffer) -> None:
+    """Give back the memory of a large mapped file. Its pages count as the process's own, although they are only cached."""
+    if isinstance(data, mmap.mmap) and len(data) > _BLOCK and hasattr(mmap, "MADV_DONTNEED"):
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def json_row(text: bytes | msgspec.Raw) -> Row:
@@ -125,10 +149,10 @@ def _lines(data: Buffer) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
     """Where each line that is not blank starts and ends, and its number from 1 on."""
     size = len(data)
     first = 3 if data[:3] == b"\xef\xbb\xbf" else 0
-    breaks = [
-        np.flatnonzero(np.frombuffer(data, np.uint8, min(_BLOCK, size - at), at) == ord("\n")) + at
-        for at in range(0, size, _BLOCK)
-    ]
+    breaks = []
+    for at in range(0, size, _BLOCK):
+        breaks.append(np.flatnonzero(np.frombuffer(data, np.uint8, min(_BLOCK, size - at), at) == ord("\n")) + at)
+        release(data)
     ends = np.concatenate([*breaks, [size]]).astype(np.int64)
     starts = np.concatenate([[first], ends[:-1] + 1]).astype(np.int64)
     numbers = np.arange(1, len(ends) + 1)

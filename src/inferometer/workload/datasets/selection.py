@@ -55,7 +55,9 @@ class Selection:
         """The records of each unit, which is a row, or the rows of a conversation."""
         groups = [self._groups[unit] for unit in units] if self._groups is not None else [[unit] for unit in units]
         rows = iter(self._rows.take([index for group in groups for index in group]))
-        return [self._made([next(rows) for _ in group]) for group in groups]
+        made = [self._made([next(rows) for _ in group]) for group in groups]
+        self._rows.release()
+        return made
 
     def _made(self, rows: list[Row | ValueError]) -> list[Record] | ValueError:
         readable = [row for row in rows if not isinstance(row, ValueError)]

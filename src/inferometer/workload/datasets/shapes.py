@@ -127,14 +127,15 @@ def _shape(row: Row, names: dict[str, str], columns: Columns, template: str | No
         return Shape(("template",), template, (), _ANSWERS)
     if columns.prompt is not None:
         return Shape((columns.prompt,), f"{{{columns.prompt}}}", (), _ANSWERS)
-    shape = find_shape(names)
+    shape = find_shape(tuple(names))
     if shape is None:
         hint = "; is this a file for data.type: openai-batch?" if {"custom_id", "body"} <= row.keys() else ""
         raise ValueError(f"it has no {READABLE} (its keys: {', '.join(sorted(map(str, row)))[:100] or 'none'}{hint})")
     return shape
 
 
-def find_shape(names: Iterable[str]) -> Shape | None:
+@lru_cache(maxsize=1024)
+def find_shape(names: tuple[str, ...]) -> Shape | None:
     """The shape of a row with these columns, in lower case; None if none is known."""
     there = set(names)
     return next((shape for shape in SHAPES if there.issuperset(shape.needs)), None)
@@ -144,7 +145,7 @@ def has_prompt(columns: Iterable[str]) -> bool:
     """Whether requests can be made from these columns without more information."""
     there = {name.lower() for name in columns}
     lists = {*_CONVERSATIONS, "turns", "requests", "conversation_id"}
-    return bool(there & lists) or find_shape(there) is not None
+    return bool(there & lists) or find_shape(tuple(there)) is not None
 
 
 def _prompt(shape: Shape, row: Row, names: dict[str, str]) -> str | list[Any]:
