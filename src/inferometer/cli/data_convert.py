@@ -12,7 +12,7 @@ from inferometer.workload.datasets.convert import FORMATS, Conversion
 from inferometer.workload.datasets.convert import convert as convert_file
 
 
-@click.command("convert")
+@click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="What to write.")
