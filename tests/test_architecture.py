@@ -50,7 +50,18 @@ MAY_IMPORT = {
     "serve": FOUNDATION | {"workload", "wire", "proto"},
     "proto": set(),
     "cli": FOUNDATION
-    | {"probe", "conduct", "calibrate", "triton_client", "compare_protocols", "serve", "report", "infer", "preview"},
+    | {
+        "workload",
+        "probe",
+        "conduct",
+        "calibrate",
+        "triton_client",
+        "compare_protocols",
+        "serve",
+        "report",
+        "infer",
+        "preview",
+    },
     "__main__": {"cli"},
 }
 

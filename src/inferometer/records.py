@@ -353,7 +353,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[StagePlan, ...]
     workload: dict[str, object]
     """`distinct`: number of different requests; `digest`: hash of the data's spec, the seed and the files that it uses; `salt`: the
-    word that data.salt must be set to for the same prompts again (synthetic prompts with a salt)."""
+    word that data.salt must be set to for the same prompts again (synthetic prompts with a salt); `skipped`: broken rows of a dataset,
+    how many there were and why the first is broken; `filtered`: rows left out by their length; `notes`: the same in sentences."""
     probe: Probe = Probe()
     clock: dict[str, object]
     """`stamps` (kernel or user), the clock source, its offset ..."""

@@ -63,6 +63,8 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     `start` is the transport that starts the shards; by default they are processes or threads on this machine.
     """
     _check_objectives(config)
+    config = msgspec.structs.replace(config, data=workload.pinned(config.data))
+    workload.check(config.data, APIS[config.server.api])
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
@@ -196,7 +198,8 @@ def _check_sessions(config: Config) -> None:
         apis = " or ".join(name for name, row in APIS.items() if row.history)
         raise UserError(
             f"{kind} has conversations of several turns, but {config.server.api} requests cannot contain earlier turns",
-            f"use {{server.api}} {apis}, or data without conversations",
+            f"use {{server.api}} {apis}, or data without conversations"
+            + (": set data.turns to first" if hasattr(config.data, "turns") and hasattr(config.data, "path") else ""),
             key="data.path" if hasattr(config.data, "path") else "data.type",
         )
     context = config.sessions.context
@@ -290,7 +293,8 @@ def _draft(job: Job, plan: Plan) -> Draft:
                 "digest": workload.digest(config.data, config.seed),
                 "distinct": prepared_count(config, plan, shards, job.probe),
             }
-            | ({"salt": salt} if salt else {}),
+            | ({"salt": salt} if salt else {})
+            | workload.notes(config.data),
             probe=job.probe,
             clock={"source": manifest.clock_source(), "stamps": "unknown"},
             seeds={"seed": config.seed},

@@ -128,9 +128,10 @@ class Mixture(_Clamped, tag_field="type", tag="mixture"):
     ]
 
 
-Length = (
-    Count | Uniform | Ratio | Normal | LogNormal | SkewNormal | Exponential | PoissonLength | Empirical | Histogram | Mixture
+Distribution = (
+    Uniform | Ratio | Normal | LogNormal | SkewNormal | Exponential | PoissonLength | Empirical | Histogram | Mixture
 )  # fmt: skip
+Length = Count | Distribution
 """A number, or a distribution of numbers."""
 
 

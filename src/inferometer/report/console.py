@@ -123,6 +123,8 @@ def _headline(run: Run, summary: Summary, width: int) -> RenderableType:
     if remark := _rates_note(summary):
         grid.add_row("", Text(remark, style="dim"))
     grid.add_row("requests", _flow(_counts(summary), width - 15))
+    for index, note in enumerate(formatting.data_notes(run.manifest)):
+        grid.add_row("" if index else "data", Text(formatting.one_line(note, 300), style="dim"))
     return grid
 
 

@@ -87,3 +87,9 @@ def describe_api(manifest: Manifest) -> str:
     if api.has_method:
         return str(settings.text(manifest, "server", "method"))
     return f"{api.name}, {'streamed' if settings.text(manifest, 'server', 'stream') is not False else 'not streamed'}"
+
+
+def data_notes(manifest: Manifest) -> list[str]:
+    """What a user should know about the data, such as broken rows that were skipped."""
+    notes = manifest.workload.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list | tuple) else []

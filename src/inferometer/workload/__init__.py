@@ -2,7 +2,7 @@
 
     synthetic.py      generated prompts with an exact number of tokens
     prompts.py        prompts from the command line or the config
-    jsonl.py          a file of prompts, chat messages or conversations
+    datasets/         prompts, conversations and whole requests from files, hubs and Python code
     mix.py            traffic classes, each with data of its own
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
@@ -16,18 +16,21 @@
 
 Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
 distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
-depend on, such as a file. If it has sessions, has_sessions(spec) says so, and turns(spec, seed, ids) may return how many turns
-each has without building them.
+depend on, such as a file. Optional are has_sessions(spec), which says whether requests are the turns of sessions; turns(spec, seed,
+ids), how many turns each has, without building them; notes(spec), what the manifest says about the data; check(spec, api), which
+raises UserError if it is for another API; and pinned(spec), the same spec without anything that may change from one process to
+the next.
 """
 
 import hashlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from inferometer import memory
+from inferometer.apis import Api
 from inferometer.config.data import (
     Conversation,
     Csv,
@@ -55,7 +58,6 @@ from inferometer.workload import (
     conversation,
     datasets,
     images,
-    jsonl,
     lengths,
     messages,
     mix,
@@ -75,7 +77,7 @@ KINDS: dict[type, ModuleType] = {
     SharedPrefix: shared_prefix,
     Conversation: conversation,
     Prompts: prompts,
-    Jsonl: jsonl,
+    Jsonl: datasets,
     ShareGpt: datasets,
     Csv: datasets,
     Parquet: datasets,
@@ -195,6 +197,35 @@ def classes_of(spec: Data, seed: int, ids: Sequence[int]) -> list[int]:
     period = mix.distinct(spec)
     classes: list[int] = mix.assign(spec, seed, [id % period for id in ids] if period else ids)[0].tolist()
     return classes
+
+
+def notes(spec: Data) -> dict[str, Any]:
+    """What a user should know about the data, for the manifest: `notes` are sentences, and `skipped` counts broken rows."""
+    if isinstance(spec, Mix):
+        each = {part.name: notes(part.data) for part in spec.classes}
+        lines = [f"{name}: {line}" for name, noted in each.items() for line in noted.get("notes", ())]
+        skipped = {name: noted["skipped"] for name, noted in each.items() if "skipped" in noted}
+        return ({"notes": lines} if lines else {}) | ({"skipped": skipped} if skipped else {})
+    kind = KINDS[type(spec)]
+    noted: dict[str, Any] = kind.notes(spec) if hasattr(kind, "notes") else {}
+    return noted
+
+
+def check(spec: Data, api: Api) -> None:
+    """Raise UserError if the data is for another API."""
+    for part in [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]:
+        kind = KINDS[type(part)]
+        if hasattr(kind, "check"):
+            kind.check(part, api)
+
+
+def pinned(spec: Data) -> Data:
+    """Replace what may change from one process to the next, such as a branch of a dataset on a hub."""
+    if isinstance(spec, Mix):
+        classes = [msgspec.structs.replace(each, data=pinned(each.data)) for each in spec.classes]
+        return msgspec.structs.replace(spec, classes=classes)
+    kind = KINDS[type(spec)]
+    return kind.pinned(spec) if hasattr(kind, "pinned") else spec
 
 
 def distinct(spec: Data) -> int | None:
