@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -22,7 +23,7 @@ from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan
+from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan, whole_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.sizing import process_count
@@ -66,7 +67,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     tag = secrets.token_hex(4)
     config = _completed(config, reached)
     probe = probed(config, reached, tag, show)
-    plan = schedule.plan(config.load, config.seed, probe.e2e_ns)
+    plan = whole_plan(config, probe.e2e_ns)
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
@@ -163,7 +164,7 @@ def _outline(job: Job, plan: Plan) -> Outline:
         total=schedule.total_requests(plan),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
-        rate_at=schedule.rate_at,
+        rate_at=partial(schedule.rate_at, whole=plan),
         processes=job.shards,
         spool=job.spool,
     )

@@ -28,12 +28,6 @@ class _Open(_Stage, tag_field="type"):
     requests: Annotated[
         int, Meta(description="Number of requests to send (instead of `duration`, or to end earlier).", ge=0)
     ] = 0
-    count: Annotated[
-        Literal["expected", "random"],
-        Meta(
-            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
-        ),
-    ] = "expected"
     max_concurrency: Annotated[
         int, Meta(description="Maximum number of requests in flight; 0 means no limit.", ge=0)
     ] = 0
@@ -45,7 +39,16 @@ class _Open(_Stage, tag_field="type"):
     ] = "queue"
 
 
-class Constant(_Open, kw_only=True, tag="constant"):
+class _Rated(_Open, tag_field="type"):
+    count: Annotated[
+        Literal["expected", "random"],
+        Meta(
+            description="Number of requests when arrivals are random: `expected` sends exactly rate times duration, rounded; `random` lets the number vary from seed to seed."
+        ),
+    ] = "expected"
+
+
+class Constant(_Rated, kw_only=True, tag="constant"):
     """Requests at equal intervals."""
 
     rate: Annotated[
@@ -53,7 +56,7 @@ class Constant(_Open, kw_only=True, tag="constant"):
     ]
 
 
-class Poisson(_Open, kw_only=True, tag="poisson"):
+class Poisson(_Rated, kw_only=True, tag="poisson"):
     """Independent arrivals: exponentially distributed gaps."""
 
     rate: Annotated[
@@ -62,7 +65,7 @@ class Poisson(_Open, kw_only=True, tag="poisson"):
     ]
 
 
-class Gamma(_Open, kw_only=True, tag="gamma"):
+class Gamma(_Rated, kw_only=True, tag="gamma"):
     """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
 
     rate: Annotated[
@@ -76,7 +79,7 @@ Arrivals = Literal["constant", "poisson"]
 _ARRIVALS = Meta(description="How requests are distributed: evenly, or as a Poisson process.")
 
 
-class Ramp(_Open, kw_only=True, tag="ramp"):
+class Ramp(_Rated, kw_only=True, tag="ramp"):
     """A rate that changes linearly from `start` to `end` over `duration`."""
 
     start: Annotated[float, Meta(description="Requests per second at the start.", ge=0)] = 0.0
@@ -84,14 +87,14 @@ class Ramp(_Open, kw_only=True, tag="ramp"):
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
-class Steps(_Open, kw_only=True, tag="steps"):
+class Steps(_Rated, kw_only=True, tag="steps"):
     """A series of rates, each for an equal part of `duration`."""
 
     rates: Annotated[list[Positive], Meta(description="Requests per second of each step.", min_length=1)]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
 
 
-class Bursts(_Open, kw_only=True, tag="bursts"):
+class Bursts(_Rated, kw_only=True, tag="bursts"):
     """Alternating on and off periods, starting with on."""
 
     rate: Annotated[Positive, Meta(description="Requests per second while on.")]
@@ -99,6 +102,10 @@ class Bursts(_Open, kw_only=True, tag="bursts"):
     on: Annotated[Seconds, Meta(description="Length of an on period.")]
     off: Annotated[Seconds, Meta(description="Length of an off period.")]
     arrivals: Annotated[Arrivals, _ARRIVALS] = "poisson"
+
+
+class Replay(_Open, kw_only=True, tag="trace"):
+    """The arrivals of a trace (`data: {type: trace}`): each request is sent at its recorded time, divided by `data.speed`. The stage ends with the trace, or earlier after `duration` or `requests`."""
 
 
 class Closed(_Stage, tag_field="type", tag="closed"):
@@ -128,7 +135,7 @@ class Closed(_Stage, tag_field="type", tag="closed"):
     think: Annotated[Seconds, Meta(description="Pause of a user between a response and its next request.")] = Seconds(0)
 
 
-StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Closed
+StageSpec = Constant | Poisson | Gamma | Ramp | Steps | Bursts | Replay | Closed
 
 
 class Stages(Section, tag_field="type", tag="stages"):

@@ -8,6 +8,7 @@ import msgspec
 
 from inferometer import schedule, workload
 from inferometer.config.data import Tensors
+from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
 from inferometer.fleet.sizing import expected_in_flight
 from inferometer.probe import reach
@@ -50,6 +51,12 @@ class ShardReport(msgspec.Struct, frozen=True):
     awake: str
     given_up: tuple[int, ...] = ()
     """Stages that the shard gave up."""
+
+
+def whole_plan(config: Config, e2e_ns: int = 0) -> Plan:
+    """Return the plan of the run, of all shards together. `e2e_ns` is how long a request takes, by the probe; 0: not known."""
+    arrivals = workload.arrivals(config.data) if isinstance(config.load, Replay) else None
+    return schedule.plan(config.load, config.seed, e2e_ns, arrivals)
 
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:

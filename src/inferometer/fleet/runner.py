@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer import memory, open_files, schedule, workload
+from inferometer import memory, open_files, workload
 from inferometer.config import secret
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
@@ -21,6 +21,7 @@ from inferometer.fleet.job import (
     requests_by_id,
     sequences_of,
     shard_plan,
+    whole_plan,
 )
 from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
@@ -70,7 +71,7 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
 def make_task(job: Job, shard: int, spool: Path) -> Task:
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
-    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns)
+    whole = whole_plan(config, job.probe.e2e_ns)
     plan = shard_plan(job, whole, shard)
     sequences = sequences_of(config, plan, shard, job.shards)
     sequenced = _sequenced(job, shard, sequences)

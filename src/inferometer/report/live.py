@@ -21,7 +21,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.config.loads import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import Closed, Load, Ramp, Replay, Stages, StageSpec, Steps, stages_of
 from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows
@@ -235,6 +235,8 @@ def describe(load: Load) -> str:
         return f"closed loop, {load.concurrency} in flight"
     if isinstance(load, Ramp):
         return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}/s"
+    if isinstance(load, Replay):
+        return "trace"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
     return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
 

@@ -6,6 +6,7 @@
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
+    traces/           recorded traces: lengths, shared prefixes, sessions and arrivals
     messages.py       messages for a gRPC method
     tokenizer.py      counts tokens, with the built-in tokenizer or one from a local folder
 
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from inferometer import memory
 from inferometer.config.data import (
@@ -126,6 +129,11 @@ def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request
     return build(spec, seed, range(max(last - count, 0), max(last, count)))
 
 
+def arrivals(spec: Data) -> NDArray[np.int64] | None:
+    """When the requests of a trace are due, in nanoseconds after the first; None: the data has no times."""
+    return traces.arrivals(spec) if isinstance(spec, Trace) else None
+
+
 def has_sessions(spec: Data) -> bool:
     """Whether requests are the turns of sessions."""
     kind = KINDS[type(spec)]
@@ -155,7 +163,7 @@ def digest(spec: Data, seed: int) -> str:
     if isinstance(spec, Mix):
         settings = [[each.name, each.weight, each.model, each.body, digest(each.data, seed)] for each in spec.classes]
         return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-    settings = msgspec.to_builtins(spec)
+    settings = msgspec.to_builtins(spec, enc_hook=float)
     settings.pop("salt", None)
     settings.pop("path", None)
     settings.pop("tokenizer", None)
