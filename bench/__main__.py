@@ -10,6 +10,7 @@ NAMES = (
     "verdict",
     "ceiling",
     "pacing",
+    "trace_replay",
     "report",
     "grpc",
     "triton",
