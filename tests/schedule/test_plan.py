@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from inferometer import schedule
+from inferometer import portable_math, schedule
 from inferometer.config.fields import RampUp, Seconds
 from inferometer.config.loads import Bursts, Closed, Constant, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps
 from inferometer.errors import UserError
-from inferometer.schedule import portable_math
 from inferometer.types import ClosedStage, OpenStage
 from inferometer.units import NS
 
@@ -363,7 +362,7 @@ def test_the_portable_logarithm_is_accurate(x: float) -> None:
     assert portable_math.log(np.array([x]))[0] == pytest.approx(np.log(x), rel=1e-15, abs=1e-15)
 
 
-@given(st.floats(-800, 0))
+@given(st.floats(-800, 709))
 def test_the_portable_exponential_is_accurate(x: float) -> None:
     assert portable_math.exp(np.array([x]))[0] == pytest.approx(np.exp(x), rel=1e-13, abs=1e-307)
 

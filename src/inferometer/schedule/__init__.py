@@ -3,7 +3,6 @@
 process.py         how arrivals scatter around a rate: evenly spaced, Poisson, gamma
 profile.py         the rate over time: flat, ramp, steps, bursts
 plan.py            both combined, stage by stage; and a plan's shards for several processes
-portable_math.py   logarithm and exponential with the same result on every processor
 """
 
 from inferometer.schedule.plan import dealt_from, max_shards, plan, planned_duration, rate_at, shard, total_requests

@@ -1,7 +1,7 @@
 """Logarithm and exponential with the same result, to the last bit, on every processor.
 
 np.log and np.exp differ in the last bit between vector widths and releases of numpy, and math.log between C libraries. One
-such bit can move an instant of a plan by a nanosecond. These functions use only operations that IEEE 754 defines exactly:
+such bit can move an instant of a plan by a nanosecond, or a length by a token. These functions use only operations that IEEE 754 defines exactly:
 add, multiply, divide, and splitting off the exponent. Both are accurate to 14 digits or more.
 """
 
@@ -16,6 +16,8 @@ _LOG_TERMS = 11
 _EXP_TERMS = 15
 _EXP_LOWEST = -800.0
 """exp of anything below is 0 in double precision."""
+_EXP_HIGHEST = 709.0
+"""exp of anything above is too large for double precision; it gives the exp of this number."""
 
 
 def log(x: Floats) -> Floats:
@@ -37,8 +39,8 @@ def log(x: Floats) -> Floats:
 
 
 def exp(x: Floats) -> Floats:
-    """e^x for x <= 0: 2^k times the Taylor series of e^r, where x = k log 2 + r and |r| < 0.35."""
-    x = np.maximum(x, _EXP_LOWEST)
+    """e^x: 2^k times the Taylor series of e^r, where x = k log 2 + r and |r| < 0.35."""
+    x = np.clip(x, _EXP_LOWEST, _EXP_HIGHEST)
     k = np.rint(x / _LN2)
     r = x - k * _LN2
     series = np.ones_like(r)
