@@ -139,7 +139,9 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int) ->
             **_stable(spec),
         )
     mean = len(stage.instants) / seconds if seconds else 0.0
-    rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
+    rate = mean
+    if isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
+        rate = spec.rate
     return StagePlan(
         type=kind,
         open=True,

@@ -23,7 +23,7 @@ from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan, whole_plan
+from inferometer.fleet.job import Job, check_load, longest_sequence, portions, prepared_count, shard_plan, whole_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.sizing import process_count
@@ -63,6 +63,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     """
     parse_all(config.slos)  # an error in an objective must not show only after the run
     _check_sessions(config)
+    check_load(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
     config = _completed(config, reached)

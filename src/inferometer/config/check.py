@@ -1,8 +1,21 @@
 """Checks of a Config that the schema's types cannot express. Each raises UserError with the key at fault."""
 
 from inferometer.apis import APIS, Api, names, scheme_of
+from inferometer.config import rate_expression
 from inferometer.config.data import Messages, Mix, Tensors, Trace
-from inferometer.config.loads import Bursts, Closed, Load, Ramp, Replay, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import (
+    Bursts,
+    Closed,
+    Constant,
+    Gamma,
+    Load,
+    Poisson,
+    Replay,
+    Stages,
+    StageSpec,
+    has_changing_rate,
+    stages_of,
+)
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
@@ -28,7 +41,9 @@ def _check_stage(stage: StageSpec, key: str) -> None:
     _check_stable(stage, key)
     if not stage.duration and not stage.requests and not isinstance(stage, Replay):
         raise UserError("never ends", f"give {key}.duration (such as 30s) or {key}.requests, more than 0", key)
-    if isinstance(stage, Ramp | Steps | Bursts) and not stage.duration:
+    if isinstance(stage, Constant | Poisson | Gamma) and isinstance(stage.rate, str):
+        rate_expression.parse(stage.rate, f"{key}.rate")
+    if has_changing_rate(stage) and not stage.duration:
         raise UserError("missing", "give a duration: the rate changes over it", f"{key}.duration")
     if isinstance(stage, Bursts) and not stage.on:
         raise UserError("must be more than 0", "give the length of a burst", f"{key}.on")
@@ -37,7 +52,7 @@ def _check_stage(stage: StageSpec, key: str) -> None:
 def _check_stable(stage: StageSpec, key: str) -> None:
     if not stage.stable:
         return
-    if isinstance(stage, Ramp | Steps | Bursts | Replay):
+    if has_changing_rate(stage) or isinstance(stage, Replay):
         raise UserError("a load that changes cannot be stable", "leave it out, or use a constant load", f"{key}.stable")
     if stage.window < _SHORTEST_WINDOW:
         raise UserError("the window is too short", "give 10ms or more, such as 5s", f"{key}.window")

@@ -48,30 +48,29 @@ class _Rated(_Open, tag_field="type"):
     ] = "expected"
 
 
+Rate = Positive | str
+_RATE = (
+    '`"100:500:100"` (start:end[:step]) is one stage per level. `"10 + 5*sin(2*pi*t/60)"` is a rate that changes over `duration`: a '
+    "formula of `t` in seconds, with + - * / ** %, comparisons, `a if b else c`, sin, cos, exp, log, sqrt, abs, floor, min, max, pi and e."
+)
+
+
 class Constant(_Rated, kw_only=True, tag="constant"):
     """Requests at equal intervals."""
 
-    rate: Annotated[
-        Positive, Meta(description='Requests per second. `"100:500:100"` (start:end[:step]) is one stage per level.')
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second. {_RATE}")]
 
 
 class Poisson(_Rated, kw_only=True, tag="poisson"):
     """Independent arrivals: exponentially distributed gaps."""
 
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second, on average. {_RATE}")]
 
 
 class Gamma(_Rated, kw_only=True, tag="gamma"):
     """Gamma-distributed gaps: burstier than Poisson if `burstiness` is below 1, smoother above."""
 
-    rate: Annotated[
-        Positive,
-        Meta(description='Requests per second, on average. `"100:500:100"` (start:end[:step]) is one stage per level.'),
-    ]
+    rate: Annotated[Rate, Meta(description=f"Requests per second, on average. {_RATE}")]
     burstiness: Annotated[Positive, Meta(description="Shape parameter of the gamma distribution; 1 is Poisson.")] = 1.0
 
 
@@ -152,6 +151,11 @@ class Stages(Section, tag_field="type", tag="stages"):
 
 
 Load = StageSpec | Stages
+
+
+def has_changing_rate(stage: StageSpec) -> bool:
+    """Whether the rate of an open loop changes over its duration, which it then needs."""
+    return isinstance(stage, Ramp | Steps | Bursts) or isinstance(getattr(stage, "rate", None), str)
 
 
 def stages_of(load: Load) -> list[StageSpec]:

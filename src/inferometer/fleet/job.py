@@ -59,6 +59,13 @@ def whole_plan(config: Config, e2e_ns: int = 0) -> Plan:
     return schedule.plan(config.load, config.seed, e2e_ns, arrivals)
 
 
+def check_load(config: Config) -> None:
+    """Raise UserError if the load cannot be planned, before the server is contacted."""
+    schedule.check(config.load)
+    if isinstance(config.load, Replay):
+        whole_plan(config)
+
+
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:
     """Return one shard's part of the plan."""
     return schedule.shard(plan, shard, job.shards, division_unit(job.config))

@@ -238,7 +238,7 @@ def describe(load: Load) -> str:
     if isinstance(load, Replay):
         return "trace"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}/s"
+    return f"{kind} {', '.join(rate if isinstance(rate, str) else formatting.rate(rate) for rate in rates)}/s"
 
 
 def _rate(value: float) -> str:

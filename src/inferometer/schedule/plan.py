@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from inferometer.config.loads import (
     Bursts,
     Closed,
+    Constant,
     Gamma,
     Load,
     Poisson,
@@ -33,7 +34,7 @@ from inferometer.config.loads import (
 )
 from inferometer.errors import UserError
 from inferometer.random_numbers import Counters, uniforms
-from inferometer.schedule import process, profile
+from inferometer.schedule import curve, process, profile
 from inferometer.schedule.process import Floats, Gaps, Uniforms
 from inferometer.schedule.profile import Profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
@@ -73,6 +74,14 @@ def plan(load: Load, seed: int, e2e_estimate_ns: int = 0, arrivals: NDArray[np.i
     if isinstance(load, Stages) and load.drain:
         stages[1:] = [msgspec.structs.replace(stage, barrier=True) for stage in stages[1:]]
     return Plan(tuple(stages))
+
+
+def check(load: Load) -> None:
+    """Raise UserError, with its key, for a rate that a formula gives and that is negative or not a number somewhere."""
+    for number, spec in enumerate(stages_of(load)):
+        if isinstance(spec, Constant | Poisson | Gamma) and isinstance(spec.rate, str):
+            section = f"load.stages.{number}" if isinstance(load, Stages) else "load"
+            curve.curve(spec.rate, float(spec.duration), f"{section}.rate")
 
 
 def _closed(spec: Closed, first_id: int, e2e: int) -> ClosedStage:
