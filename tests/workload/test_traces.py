@@ -326,7 +326,7 @@ def test_rows_of_a_session_with_times_are_requests_of_their_own_unless_sessions_
     path = write(tmp_path, "t.csv", text)
     alone = Trace(path=path)
     assert [request.n_in for request in workload.build(alone, 0, range(4))] == [50, 7, 90, 30]
-    assert traces.skipped(alone) == 1
+    assert traces.notes(alone)["skipped"] == {"rows": 1, "of": 5, "first": f"{path}, line 3"}
     together = Trace(path=path, sessions=True)
     first, second = workload.build(together, 0, range(2))
     assert (first.n_in, second.n_in, len(second.later)) == (50, 7, 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -52,9 +52,14 @@ def distinct(spec: Trace) -> int:
     return len(_table(spec).first)
 
 
-def skipped(spec: Trace) -> int:
-    """Rows of the file that are left out because they have no tokens, such as failed requests."""
-    return _table(spec).skipped
+def notes(spec: Trace) -> dict[str, Any]:
+    """What a user should know about the rows: how many are left out because they have no tokens, such as failed requests."""
+    table = _table(spec)
+    if not table.first_skipped:
+        return {}
+    skipped = {"rows": table.total - len(table.number), "of": table.total, "first": table.first_skipped}
+    line = f"{skipped['rows']:,} of {table.total:,} rows were skipped, because they have no tokens; the first is {table.first_skipped}"
+    return {"skipped": skipped, "notes": [line]}
 
 
 def content(spec: Trace) -> bytes:

@@ -50,8 +50,10 @@ class TraceTable(msgspec.Struct, frozen=True):
     hash_ids: HashIds | None
     prompts: list[str] | None
     """The texts of the prompts, if the file has them."""
-    skipped: int
-    """Rows that are left out because they have no tokens."""
+    total: int
+    """Rows that were read."""
+    first_skipped: str
+    """Where the first row is that is left out because it has no tokens; empty: none is."""
 
 
 def read(spec: Trace) -> TraceTable:
@@ -84,7 +86,8 @@ def read(spec: Trace) -> TraceTable:
         is_whole=_is_whole(spec, known, hash_ids, later),
         hash_ids=hash_ids,
         prompts=[prompts[row] or "" for row in rows.tolist()] if prompts else None,
-        skipped=int(raw.count - len(rows)),
+        total=raw.count,
+        first_skipped="" if is_kept.all() else raw.where(int(np.argmin(is_kept))),
     )
 
 
