@@ -23,7 +23,6 @@ from inferometer.fleet.job import whole_plan
 from inferometer.types import OpenStage, Request
 from inferometer.units import NS
 from inferometer.workload import tokenizer, traces
-from inferometer.workload.session import converse
 
 needs_files = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} does not exist")
 AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
@@ -332,8 +331,6 @@ def test_rows_of_a_session_with_times_are_requests_of_their_own_unless_sessions_
     assert (first.n_in, second.n_in, len(second.later)) == (50, 7, 0)
     assert [(turn.n_in, turn.think // NS) for turn in first.later] == [(90 - 50 - 10, 6), (30, 3)]
     assert [turn.payload is None for turn in first.later] == [True, False]  # the second is shorter than its history
-    session = converse(first)
-    next(session)
 
 
 def test_chats_of_bailian_are_sessions_by_their_parents(tmp_path: Path) -> None:
