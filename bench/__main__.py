@@ -11,6 +11,7 @@ NAMES = (
     "ceiling",
     "pacing",
     "sessions",
+    "trace_replay",
     "report",
     "grpc",
     "triton",

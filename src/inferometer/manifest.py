@@ -145,8 +145,9 @@ def _stage_plan(spec: StageSpec, stage: OpenStage | ClosedStage, number: int, tu
             **_stable(spec),
         )
     count = round(len(stage.instants) * (turns if turns and unit == "requests" else 1))
-    mean = count / seconds if seconds else 0.0
-    rate = spec.rate if isinstance(spec, Constant | Poisson | Gamma) else mean
+    rate = count / seconds if seconds else 0.0
+    if isinstance(spec, Constant | Poisson | Gamma) and not isinstance(spec.rate, str):
+        rate = spec.rate
     return StagePlan(
         type=kind,
         open=True,

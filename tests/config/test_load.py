@@ -128,7 +128,7 @@ def test_the_given_tree_is_not_changed() -> None:
         ({"load": {"type": "poisson", "rate": 0, "duration": 1}}, "load.rate: must be more than 0, got 0", "docs"),
         ({"load": {"type": "poisson", "rate": -1, "duration": 1}}, "load.rate", "docs"),
         ({"load": {"type": "poisson", "rate": float("nan"), "duration": 1}}, "load.rate", "docs"),
-        ({"load": {"type": "poisson", "rate": "fast", "duration": 1}}, "load.rate: must be a number, got 'fast'", "docs"),
+        ({"load": {"type": "poisson", "rate": "fast", "duration": 1}}, "load.rate: 'fast' is not a formula: there is no 'fast'", "a formula of t"),
         ({"load": {"type": "poisson", "duration": 1}}, "load.rate: missing", "add it"),
         ({"load": {"type": "closed", "concurrency": 1.5}}, "load.concurrency: must be a whole number, got 1.5", "docs"),
         ({"load": {"type": "closed", "concurrency": 0}}, "load.concurrency: must be at least 1, got 0", "docs"),

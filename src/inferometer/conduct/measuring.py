@@ -23,7 +23,7 @@ from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
 from inferometer.fleet.control import StartShard
-from inferometer.fleet.job import Job, longest_sequence, portions, prepared_count, shard_plan
+from inferometer.fleet.job import Job, check_load, longest_sequence, portions, prepared_count, shard_plan, whole_plan
 from inferometer.fleet.local import LocalProcess, LocalThread
 from inferometer.fleet.lost import add_lost_rows
 from inferometer.fleet.runner import provide_tokenizer
@@ -66,13 +66,14 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     config = msgspec.structs.replace(config, data=workload.pinned(config.data))
     workload.check(config.data, APIS[config.server.api])
     _check_sessions(config)
+    check_load(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
     provide_tokenizer(config, reached)
     config = _completed(config, reached)
     probe = probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
-    plan = schedule.plan(config.load, config.seed, probe.e2e_ns, turns=turns)
+    plan = whole_plan(config, probe.e2e_ns, turns)
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)
@@ -174,7 +175,7 @@ def _outline(job: Job, plan: Plan) -> Outline:
         total=schedule.total_requests(plan, job.turns),
         duration=schedule.planned_duration(plan),
         stage_durations=tuple(stage.duration for stage in plan.stages),
-        rate_at=schedule.rate_at,
+        rate_at=partial(schedule.rate_at, whole=plan),
         processes=job.shards,
         spool=job.spool,
         turns=job.turns,

@@ -3,9 +3,22 @@
 from itertools import pairwise
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Data, Messages, Mix, SharedPrefix, Tensors, Unmixed
+from inferometer.config import rate_expression
+from inferometer.config.data import Data, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
 from inferometer.config.lengths import check_lengths
-from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import (
+    Bursts,
+    Closed,
+    Constant,
+    Gamma,
+    Load,
+    Poisson,
+    Replay,
+    Stages,
+    StageSpec,
+    has_changing_rate,
+    stages_of,
+)
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
 from inferometer.units import format_seconds
@@ -17,6 +30,7 @@ def check(config: Config) -> None:
     """Raise UserError if parts of the config do not go together."""
     for number, stage in enumerate(stages_of(config.load)):
         _check_stage(stage, f"load.stages.{number}" if isinstance(config.load, Stages) else "load")
+    _check_replay(config)
     _check_headers(config.server.headers, "server.headers")
     if config.sessions.header:
         _check_headers({config.sessions.header: ""}, "sessions.header")
@@ -35,9 +49,11 @@ def check(config: Config) -> None:
 
 def _check_stage(stage: StageSpec, key: str) -> None:
     _check_stable(stage, key)
-    if not stage.duration and not stage.requests:
+    if not stage.duration and not stage.requests and not isinstance(stage, Replay):
         raise UserError("never ends", f"give {key}.duration (such as 30s) or {key}.requests, more than 0", key)
-    if isinstance(stage, Ramp | Steps | Bursts) and not stage.duration:
+    if isinstance(stage, Constant | Poisson | Gamma) and isinstance(stage.rate, str):
+        rate_expression.parse(stage.rate, f"{key}.rate")
+    if has_changing_rate(stage) and not stage.duration:
         raise UserError("missing", "give a duration: the rate changes over it", f"{key}.duration")
     if isinstance(stage, Bursts) and not stage.on:
         raise UserError("must be more than 0", "give the length of a burst", f"{key}.on")
@@ -46,7 +62,7 @@ def _check_stage(stage: StageSpec, key: str) -> None:
 def _check_stable(stage: StageSpec, key: str) -> None:
     if not stage.stable:
         return
-    if isinstance(stage, Ramp | Steps | Bursts):
+    if has_changing_rate(stage) or isinstance(stage, Replay):
         raise UserError("a load that changes cannot be stable", "leave it out, or use a constant load", f"{key}.stable")
     if stage.window < _SHORTEST_WINDOW:
         raise UserError("the window is too short", "give 10ms or more, such as 5s", f"{key}.window")
@@ -56,6 +72,22 @@ def _check_stable(stage: StageSpec, key: str) -> None:
             f"raise {key}.duration, or lower {key}.window",
             f"{key}.stable",
         )
+
+
+def _check_replay(config: Config) -> None:
+    """Check that a load that replays a trace has one, and is the only load: request n has the content of the trace's row n."""
+    if isinstance(config.load, Stages):
+        for number, stage in enumerate(config.load.stages):
+            if isinstance(stage, Replay):
+                raise UserError(
+                    "a trace cannot be one of several stages",
+                    "use it alone, as load.type: trace",
+                    f"load.stages.{number}.type",
+                )
+    if not isinstance(config.load, Replay) or isinstance(config.data, Trace):
+        return
+    what = "a trace within a mix has no arrivals of its own" if isinstance(config.data, Mix) else "there is no trace"
+    raise UserError(what, "set data.type: trace and data.path, or use another load, such as load.rate", "load.type")
 
 
 # --- server ----------------------------------------------------------------------------------------------------------

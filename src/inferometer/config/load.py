@@ -11,6 +11,7 @@ from inferometer.apis import APIS, DEFAULT_APIS, Api, scheme_of
 from inferometer.config import ranges
 from inferometer.config.check import check
 from inferometer.config.convert import convert, copied
+from inferometer.config.data.trace_formats import has_times
 from inferometer.config.explain import explain
 from inferometer.config.fields import Seconds
 from inferometer.config.loads import stages_of
@@ -133,8 +134,10 @@ def _set_defaults(tree: dict[str, Any]) -> None:
     load, data, client = tree.get("load"), tree.get("data"), tree.get("client")
     if isinstance(client, dict) and client.get("awake") is False:  # YAML 1.1 reads `off` as false
         client["awake"] = "off"
-    if isinstance(load, dict):
-        load.setdefault("type", "stages" if "stages" in load else "poisson" if "rate" in load else "closed")
+    if load is None and _is_timed_trace(data):
+        tree["load"] = {"type": "trace"}
+    if isinstance(load, dict) and "type" not in load:
+        load["type"] = _load_type(load, data)
     server = tree.get("server")
     if not isinstance(server, dict):
         return
@@ -146,6 +149,22 @@ def _set_defaults(tree: dict[str, Any]) -> None:
     elif isinstance(data, dict):
         data.setdefault("type", _data_type(data, api))
         _set_prompt_form(data, api)
+
+
+def _load_type(load: dict[str, Any], data: Any) -> str:
+    """The type of a load section without `type`: the one that has its keys, or that of the data."""
+    for key, kind in (("stages", "stages"), ("rate", "poisson"), ("concurrency", "closed")):
+        if key in load:
+            return kind
+    return "trace" if _is_timed_trace(data) else "closed"
+
+
+def _is_timed_trace(data: Any) -> bool:
+    """Whether the data is a trace with arrival times, which is then the load, too."""
+    if not isinstance(data, dict) or data.get("type") != "trace":
+        return False
+    path, columns = data.get("path"), data.get("columns") or {}
+    return isinstance(path, str) and isinstance(columns, dict) and has_times(path, columns)
 
 
 def _data_type(data: dict[str, Any], api: Api) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from inferometer import schedule, workload
 from inferometer.config.data import Tensors
+from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
 from inferometer.fleet.sizing import expected_in_flight, expected_rate
 from inferometer.probe import reach
@@ -59,6 +60,20 @@ class ShardReport(msgspec.Struct, frozen=True):
     """Stages that the shard gave up."""
     notes: tuple[str, ...] = ()
     """What the user should know about the run, although nothing failed."""
+
+
+def whole_plan(config: Config, e2e_ns: int = 0, turns: float = 0.0) -> Plan:
+    """Return the plan of the run, of all shards together. `e2e_ns` is how long a request takes, by the probe; 0: not known.
+    `turns` is the mean number of turns per session; 0: there are no sessions."""
+    arrivals = workload.arrivals(config.data) if isinstance(config.load, Replay) else None
+    return schedule.plan(config.load, config.seed, e2e_ns, arrivals=arrivals, turns=turns)
+
+
+def check_load(config: Config) -> None:
+    """Raise UserError if the load cannot be planned, before the server is contacted."""
+    schedule.check(config.load)
+    if isinstance(config.load, Replay):
+        whole_plan(config)
 
 
 def shard_plan(job: Job, plan: Plan, shard: int) -> Plan:

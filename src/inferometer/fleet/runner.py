@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferometer import memory, open_files, processors, schedule, workload
+from inferometer import memory, open_files, processors, workload
 from inferometer.config import secret
 from inferometer.config.data import class_headers
 from inferometer.config.schema import Config
@@ -23,6 +23,7 @@ from inferometer.fleet.job import (
     max_in_flight,
     sequences_of,
     shard_plan,
+    whole_plan,
 )
 from inferometer.fleet.preparing import Progress, Source, Stopped, no_progress, prepare
 from inferometer.fleet.sizing import connections_to_open
@@ -86,7 +87,7 @@ def make_task(job: Job, shard: int, spool: Path, progress: Progress = no_progres
     config, reached = job.config, job.reached
     config = msgspec.structs.replace(config, data=workload.salted(config.data, job.tag))
     provide_tokenizer(config, reached)
-    whole = schedule.plan(config.load, config.seed, job.probe.e2e_ns, turns=job.turns)
+    whole = whole_plan(config, job.probe.e2e_ns, job.turns)
     plan = shard_plan(job, whole, shard)
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them

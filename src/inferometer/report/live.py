@@ -21,7 +21,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from inferometer.config.loads import Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import Closed, Load, Ramp, Replay, Stages, StageSpec, Steps, stages_of
 from inferometer.records import Snapshot
 from inferometer.report import blocks, formatting
 from inferometer.report.live_figures import WINDOW, History, RecentRate, RecentRows, Rows
@@ -246,8 +246,11 @@ def describe(load: Load, has_sessions: bool = False) -> str:
         return f"closed loop, {load.concurrency} {unit or 'in flight'}"
     if isinstance(load, Ramp):
         return f"{kind} {formatting.rate(load.start)} to {formatting.rate(load.end)}{unit and ' ' + unit}/s"
+    if isinstance(load, Replay):
+        return "trace"
     rates = load.rates if isinstance(load, Steps) else [load.rate]
-    return f"{kind} {', '.join(formatting.rate(rate) for rate in rates)}{unit and ' ' + unit}/s"
+    shown = ", ".join(rate if isinstance(rate, str) else formatting.rate(rate) for rate in rates)
+    return f"{kind} {shown}{unit and ' ' + unit}/s"
 
 
 def _preparing(snapshot: Snapshot | None) -> str:

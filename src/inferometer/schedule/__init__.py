@@ -2,10 +2,13 @@
 
 process.py         how arrivals scatter around a rate: evenly spaced, Poisson, gamma
 profile.py         the rate over time: flat, ramp, steps, bursts
+curve.py           the same for a rate that a formula gives
+expression.py      the values of such a formula
 plan.py            both combined, stage by stage; and a plan's shards for several processes
 """
 
 from inferometer.schedule.plan import (
+    check,
     dealt_from,
     max_shards,
     plan,
@@ -17,6 +20,7 @@ from inferometer.schedule.plan import (
 )
 
 __all__ = [
+    "check",
     "dealt_from",
     "max_shards",
     "plan",

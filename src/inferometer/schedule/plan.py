@@ -18,10 +18,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferometer.config.loads import Bursts, Closed, Gamma, Load, Poisson, Ramp, Stages, StageSpec, Steps, stages_of
+from inferometer.config.loads import (
+    Bursts,
+    Closed,
+    Constant,
+    Gamma,
+    Load,
+    Poisson,
+    Ramp,
+    Replay,
+    Stages,
+    StageSpec,
+    Steps,
+    stages_of,
+)
 from inferometer.errors import UserError
 from inferometer.random_numbers import Counters, uniforms
-from inferometer.schedule import process, profile
+from inferometer.schedule import curve, process, profile
 from inferometer.schedule.process import Floats, Gaps, Uniforms
 from inferometer.schedule.profile import Profile
 from inferometer.types import ClosedStage, OpenStage, Plan, Stage
@@ -40,25 +53,42 @@ _OWN_PER_USER = 128
 last until the parent knows the pace of each shard, even if responses take only a millisecond."""
 
 
-def plan(load: Load, seed: int, e2e_estimate_ns: int = 0, turns: float = 0.0) -> Plan:
+def plan(
+    load: Load,
+    seed: int,
+    e2e_estimate_ns: int = 0,
+    *,
+    arrivals: NDArray[np.int64] | None = None,
+    turns: float = 0.0,
+) -> Plan:
     """Compute every instant before the first one is due. A stage's instants depend on its spec, the seed and its index.
 
-    `e2e_estimate_ns` is how long a request takes, for `ramp_up: auto`; 0: not known. `turns` is the mean number of turns per
-    session, for `unit: requests`; 0: there are no sessions.
+    `e2e_estimate_ns` is how long a request takes, for `ramp_up: auto`; 0: not known. `arrivals` are the instants of a trace, for
+    a load that replays it. `turns` is the mean number of turns per session, for `unit: requests`; 0: there are no sessions.
     """
     stages: list[Stage] = []
     first_id = 0
     for index, spec in enumerate(stages_of(load)):
-        stage = (
-            _closed(spec, first_id, e2e_estimate_ns, turns)
-            if isinstance(spec, Closed)
-            else _open(spec, first_id, partial(_uniforms, seed, index), _per_arrival(spec, turns))
-        )
+        stage: Stage
+        if isinstance(spec, Closed):
+            stage = _closed(spec, first_id, e2e_estimate_ns, turns)
+        elif isinstance(spec, Replay):
+            stage = _replay(spec, first_id, arrivals)
+        else:
+            stage = _open(spec, first_id, partial(_uniforms, seed, index), _per_arrival(spec, turns))
         stages.append(stage)
         first_id += _ids(stage)
     if isinstance(load, Stages) and load.drain:
         stages[1:] = [msgspec.structs.replace(stage, barrier=True) for stage in stages[1:]]
     return Plan(tuple(stages))
+
+
+def check(load: Load) -> None:
+    """Raise UserError, with its key, for a rate that a formula gives and that is negative or not a number somewhere."""
+    for number, spec in enumerate(stages_of(load)):
+        if isinstance(spec, Constant | Poisson | Gamma) and isinstance(spec.rate, str):
+            section = f"load.stages.{number}" if isinstance(load, Stages) else "load"
+            curve.curve(spec.rate, float(spec.duration), f"{section}.rate")
 
 
 def _closed(spec: Closed, first_id: int, e2e: int, turns: float) -> ClosedStage:
@@ -90,7 +120,7 @@ def _per_arrival(spec: StageSpec, turns: float) -> float:
 
 
 def _open(spec: StageSpec, first_id: int, random: Uniforms, per_arrival: float) -> OpenStage:
-    assert not isinstance(spec, Closed)
+    assert not isinstance(spec, Closed | Replay)
     rates = profile.of(spec)
     expected = profile.requests(rates, spec.duration) / per_arrival if spec.duration else math.inf
     wanted = math.ceil(spec.requests / per_arrival)
@@ -113,6 +143,31 @@ def _open(spec: StageSpec, first_id: int, random: Uniforms, per_arrival: float) 
     return OpenStage(
         instants=instants,
         duration=span,
+        cap=spec.max_concurrency,
+        drop=spec.when_full == "drop",
+        first_id=first_id,
+    )
+
+
+def _replay(spec: Replay, first_id: int, arrivals: NDArray[np.int64] | None) -> OpenStage:
+    """The trace's own instants, up to the end that the stage sets. The stage lasts until the request after its last would be due:
+    after the last of the trace, a mean gap later."""
+    if arrivals is None or not len(arrivals):
+        raise UserError(
+            "the trace has no times", "use another load, such as {load.rate} or {load.concurrency}", "load.type"
+        )
+    process.check_count(len(arrivals))
+    last = int(arrivals[-1])
+    ends = [*arrivals.tolist()[spec.requests : spec.requests + 1]] if spec.requests else []
+    ends += [last + max(round(last / max(len(arrivals) - 1, 1)), 1)]
+    if spec.duration:
+        ends.append(_ns(spec.duration))
+    instants = arrivals[: spec.requests or None]
+    instants = instants[: np.searchsorted(instants, _ns(spec.duration))] if spec.duration else instants
+    _check_length(min(ends) / NS)
+    return OpenStage(
+        instants=instants,
+        duration=max(min(ends), int(instants[-1]) + 1),
         cap=spec.max_concurrency,
         drop=spec.when_full == "drop",
         first_id=first_id,
@@ -256,9 +311,22 @@ def planned_duration(whole: Plan) -> int | None:
     return sum(durations) if all(durations) else None
 
 
-def rate_at(spec: StageSpec, t: int) -> float | None:
-    """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage."""
-    return None if isinstance(spec, Closed) else profile.rate(profile.of(spec), t / NS)
+def rate_at(spec: StageSpec, t: int, whole: Plan | None = None) -> float | None:
+    """The planned rate (requests per second) of an open stage, t nanoseconds after its start; None for a closed stage.
+
+    A trace has no rate but its arrivals in `whole`: those within a second around t.
+    """
+    if isinstance(spec, Closed):
+        return None
+    if isinstance(spec, Replay):
+        instants = (
+            next((stage.instants for stage in whole.stages if isinstance(stage, OpenStage)), None) if whole else None
+        )
+        if instants is None:
+            return 0.0
+        first, last = np.searchsorted(instants, (t - NS // 2, t + NS // 2))
+        return float(last - first)
+    return profile.rate(profile.of(spec), t / NS)
 
 
 def _ids(stage: Stage) -> int:

@@ -7,6 +7,7 @@
     conversation.py   sessions: conversations of several turns
     tensors.py        tensors, generated from a model's metadata or read from a file
     tensor_files.py   the formats of such files
+    traces/           recorded traces: lengths, shared prefixes, sessions and arrivals
     messages.py       messages for a gRPC method
     lengths.py        lengths of prompts and responses, by a number or a distribution
     number_files.py   files of numbers, such as observed lengths
@@ -28,6 +29,8 @@ from types import ModuleType
 from typing import Any, cast
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from inferometer import memory
 from inferometer.apis import Api
@@ -168,6 +171,11 @@ def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request
         return build(salted(spec, word, None), seed, range(count))
     last = distinct(spec) or count
     return build(spec, seed, range(max(last - count, 0), max(last, count)))
+
+
+def arrivals(spec: Data) -> NDArray[np.int64] | None:
+    """When the requests of a trace are due, in nanoseconds after the first; None: the data has no times."""
+    return traces.arrivals(spec) if isinstance(spec, Trace) else None
 
 
 def has_sessions(spec: Data) -> bool:
