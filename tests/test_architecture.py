@@ -43,7 +43,7 @@ MAY_IMPORT = {
     # commands
     "calibrate": FOUNDATION | {"conduct", "analysis"},
     "triton_client": FOUNDATION | {"probe", "conduct", "analysis"},
-    "compare_protocols": FOUNDATION | {"probe", "conduct", "analysis", "store", "triton_client"},
+    "compare_protocols": FOUNDATION | {"workload", "probe", "conduct", "analysis", "store", "triton_client"},
     "infer": FOUNDATION | {"workload", "wire", "probe", "report"},
     "serve": FOUNDATION | {"workload", "wire", "proto"},
     "proto": set(),

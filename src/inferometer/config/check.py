@@ -126,7 +126,7 @@ def _check_data(config: Config, api: Api) -> None:
 def check_streams(config: Config, longest: int) -> None:
     """Check that the load suits the sequences in a data file, whose longest has `longest` requests."""
     if isinstance(config.data, Tensors) and config.data.sequence == "streams":
-        _check_sequences(config.load, longest, "data.fill", f"{config.data.fill[1:]} has sequences: ")
+        _check_sequences(config.load, longest, "data.fill", f"{config.data.file} has sequences: ")
 
 
 def _check_sequences(load: Load, longest: int, key: str, prefix: str = "") -> None:

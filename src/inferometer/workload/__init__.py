@@ -4,8 +4,9 @@
     prompts.py        prompts from the command line or the config
     jsonl.py          a file of prompts, chat messages or conversations
     conversation.py   sessions: conversations of several turns
-    tensors.py        tensors, generated from a model's metadata or read from a file
-    tensor_files.py   the formats of such files
+    tensors.py        tensors, generated from a model's metadata (fill.py, random_tensors.py) or read from a file
+    tensor_files.py   the formats of such files; input_files.py  a file of one input
+    images.py         images, which image_tensors.py turns into tensors
     messages.py       messages for a gRPC method
     tokenizer.py      counts tokens, with the built-in tokenizer or one from a local folder
 
@@ -162,7 +163,7 @@ def digest(spec: Data, seed: int) -> str:
     sample = _SAMPLE
     if isinstance(spec, Tensors):
         sample = _TENSOR_SAMPLE
-        settings["fill"] = "@" if spec.fill.startswith("@") else spec.fill
+        settings["fill"] = tensors.portable_fill(spec)
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from inferometer import tensors
 from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
-from inferometer.tensors import Tensor
+from inferometer.tensors import Tensor, TensorSpec
+from inferometer.workload import image_tensors, input_files
 
 Payload = tuple[Tensor, ...]
 Entry = dict[str, Any]
@@ -57,9 +58,33 @@ def content(path: str) -> bytes:
 
 def payloads(spec: Tensors) -> list[Payload]:
     """All requests in the file."""
-    path = spec.fill[1:]
+    path = spec.file
+    assert path is not None
     inputs = tuple((one.name, one.datatype, tuple(one.shape)) for one in spec.inputs)
     return _payloads(path, inputs, spec.batch)
+
+
+def tensors_of(path: str, one: TensorInput, batch: int) -> list[Tensor]:
+    """The tensors of one input in a file of its own, one per request: a JSON file may have several.
+
+    If the shape of the input has open sizes, a file of raw data has the shape that fits.
+    """
+    return _tensors_of(path, (one.name, one.datatype, tuple(one.shape)), batch)
+
+
+@cache
+def _tensors_of(path: str, given: tuple[str, str, tuple[int, ...]], batch: int) -> list[Tensor]:
+    name, datatype, shape = given
+    key, spec = f"data.fill.{name}", TensorSpec(name, datatype, shape)
+    if path.endswith((".json", ".npz")):
+        return [payload[0] for payload in _payloads(path, (given,), batch)]
+    data = input_files.read_bytes(path, key)
+    if path.lower().endswith(image_tensors.SUFFIXES) and datatype != "BYTES":
+        return [image_tensors.to_tensor([path], spec)[0]]
+    try:
+        return [input_files.from_file(path, data, spec, None if -1 in shape else shape)]
+    except UserError as error:
+        raise UserError(f"{path}: {error.what}", error.remedy, key) from None
 
 
 @cache

@@ -1,10 +1,17 @@
 """Tensors for KServe v2 models, and messages for gRPC methods."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from msgspec import Meta, field
 
 from inferometer.config.fields import Count, Section
+from inferometer.config.lengths import Length
+
+if TYPE_CHECKING:
+    Size = Length
+else:
+    Size = Union[(int, *(part for part in get_args(Length) if get_origin(part) is not Annotated))]
+"""The size of a dimension: like a length, but 0 is a size, too."""
 
 
 class TensorInput(Section):
@@ -15,22 +22,52 @@ class TensorInput(Section):
     shape: Annotated[list[int], Meta(description="Its shape, with -1 for dimensions of any size.")]
 
 
+class InputFill(Section):
+    """How to generate one input: exactly one of these keys."""
+
+    random: Annotated[
+        list[int | float],
+        Meta(description="`[low, high]`: random numbers from `low` up to, but not including, `high`.", max_length=2),
+    ] = field(default_factory=list)
+    value: Annotated[bool | int | float | str | None, Meta(description="The value of every element.")] = None
+    strings: Annotated[list[str], Meta(description="BYTES: every element is one of these, at random.")] = field(
+        default_factory=list
+    )
+    length: Annotated[Length | None, Meta(description="BYTES: length of random strings, in characters.")] = None
+
+
+Fill = str | dict[str, str | InputFill]
+
+_FILL = (
+    "`random`, `zeros`, `ones`, `positions` (0, 1, 2 ... along the last dimension), `{random: [low, high]}` (`high` is not included), "
+    '`{value: 5}`, for BYTES `{strings: [a, b]}` or `{length: 20}`, or `"@FILE"`'
+)
+
+
 class Tensors(Section, tag_field="type", tag="tensors"):
     """Tensors for a KServe v2 model, generated from its metadata."""
 
     fill: Annotated[
-        str,
+        Fill,
         Meta(
-            description='`zeros`, `random`, or `"@FILE"` (YAML needs the quotes): a `.npy` or `.npz` file, or what perf_analyzer\'s `--input-data` takes: a JSON file, or a folder with one file per input (raw numbers, or one string per '
-            "line)."
+            description='`random`, `zeros`, `ones`, or `"@FILE"` (YAML needs the quotes): a `.npy` or `.npz` file, or what perf_analyzer\'s `--input-data` takes: a JSON file, or a folder with one file per input (raw numbers, or one string per '
+            f"line). Or a mapping by input, `{{attention_mask: ones, input_ids: {{random: [0, 1000]}}}}`, each {_FILL}: an array, an image, or raw data. "
+            "`random`, which is also the default of inputs that a mapping leaves out, knows the inputs of language models: `input_ids` are below 1000, `attention_mask` is 1, `token_type_ids` are 0, `position_ids` count up."
         ),
     ] = "random"
     shape: Annotated[
-        dict[str, list[int]],
+        dict[str, list[Size]],
         Meta(
-            description="Full shapes by input, including the batch: `{INPUT0: [1, 1000]}`. Default: 1 for dynamic dimensions."
+            description="Full shapes by input, including the batch: `{INPUT0: [1, 1000]}`. A size may be a distribution, `{type: uniform, min: 8, max: 128}`; equal distributions give equal sizes within a request. Default: 1 for dynamic "
+            "dimensions."
         ),
     ] = field(default_factory=dict)
+    length: Annotated[
+        Length | None,
+        Meta(
+            description="Size of all dynamic dimensions that `shape` leaves open, such as the sequence length of a language model, except for the batch: a number or a distribution."
+        ),
+    ] = None
     batch: Annotated[
         Count,
         Meta(description="Batch size, for models that take batches. It must agree with `shape`."),
@@ -44,6 +81,11 @@ class Tensors(Section, tag_field="type", tag="tensors"):
     inputs: Annotated[
         list[TensorInput], Meta(description="The inputs of the model. Default: from the server's metadata.")
     ] = field(default_factory=list)
+
+    @property
+    def file(self) -> str | None:
+        """The file or folder that holds all inputs."""
+        return self.fill[1:] if isinstance(self.fill, str) and self.fill.startswith("@") else None
 
 
 class Images(Section, tag_field="type", tag="images"):
