@@ -17,7 +17,7 @@ from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
-from inferometer.config.data import Tensors
+from inferometer.config.data import Images, Tensors
 from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
@@ -40,7 +40,7 @@ from inferometer.tensors import Tensor
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan, Request
 from inferometer.wire.context import SharedRefs
-from inferometer.workload import tensors
+from inferometer.workload import image_tensors, images, tensors
 
 
 class Show(Protocol):
@@ -180,18 +180,24 @@ def _check_sessions(config: Config) -> None:
 
 def _completed(config: Config, reached: reach.Reached) -> Config:
     """Complete the config with what the server reports about its model."""
-    if not isinstance(config.data, Tensors):
+    if not isinstance(config.data, Tensors | Images):
         return config
-    assert reached.facts is not None
-    config = _sequenced(config, reached)
-    assert isinstance(config.data, Tensors)
-    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
-    facts = reached.facts
-    as_json = APIS[config.server.api].has_json_tensors
-    data = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
-    completed = msgspec.structs.replace(config, data=data)
+    if isinstance(config.data, Tensors):
+        config = _sequenced(config, reached)
+    completed = msgspec.structs.replace(config, data=_completed_data(config, reached))
     check_streams(completed, longest_sequence(completed))
     return completed
+
+
+def _completed_data(config: Config, reached: reach.Reached) -> Tensors | Images:
+    facts, data = reached.facts, config.data
+    assert facts is not None and isinstance(data, Tensors | Images)
+    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
+    as_json = APIS[config.server.api].has_json_tensors
+    if isinstance(data, Tensors):
+        return tensors.complete(data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
+    formats = image_tensors.formats(facts.config.raw if facts.config is not None else {})
+    return images.complete(data, facts.metadata.inputs, facts.max_batch, formats, in_grpc_message, as_json)
 
 
 def _sequenced(config: Config, reached: reach.Reached) -> Config:

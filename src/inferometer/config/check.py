@@ -1,7 +1,7 @@
 """Checks of a Config that the schema's types cannot express. Each raises UserError with the key at fault."""
 
 from inferometer.apis import APIS, Api, names, scheme_of
-from inferometer.config.data import Messages, Tensors
+from inferometer.config.data import Images, Messages, Tensors
 from inferometer.config.loads import Bursts, Closed, Load, Ramp, Stages, StageSpec, Steps, stages_of
 from inferometer.config.schema import Config, Server
 from inferometer.errors import UserError
@@ -100,7 +100,7 @@ def _check_data(config: Config, api: Api) -> None:
         *most, last = api.data_types
         accepted = f"{', '.join(most)} or {last}" if most else last
         other_api = ""
-        if isinstance(data, Tensors) and scheme_of(config.server.urls[0]) == "http":
+        if isinstance(data, Tensors | Images) and scheme_of(config.server.urls[0]) == "http":
             other_api = "{server.api} kserve for a tensor server, or "
         elif isinstance(data, Messages):
             other_api = "a grpc:// URL with {server.api} grpc, or "

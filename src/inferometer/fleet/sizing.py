@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from inferometer import processors, schedule, workload
 from inferometer.apis import scheme_of
-from inferometer.config.data import Messages, Tensors
+from inferometer.config.data import Images, Messages, Tensors
 from inferometer.config.schema import Config
 from inferometer.records import Probe
 from inferometer.types import ClosedStage, OpenStage, Plan
@@ -119,7 +119,7 @@ def _chunks(config: Config, probe: Probe) -> float:
         return probe.chunks
     if probe.chunks_per_second and probe.e2e:
         return probe.chunks_per_second * probe.e2e
-    if not config.server.stream or isinstance(config.data, Tensors | Messages):
+    if not config.server.stream or isinstance(config.data, Tensors | Images | Messages):
         return 0
     return workload.mean_output(config.data, config.seed) or _CHUNKS_UNKNOWN
 

@@ -161,9 +161,9 @@ def digest(spec: Data, seed: int) -> str:
     settings.pop("path", None)
     settings.pop("tokenizer", None)
     sample = _SAMPLE
-    if isinstance(spec, Tensors):
+    if isinstance(spec, Tensors | Images):
         sample = _TENSOR_SAMPLE
-        settings["fill"] = tensors.portable_fill(spec)
+        settings["fill"] = tensors.portable_fill(spec.fill)
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),

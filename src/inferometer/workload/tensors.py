@@ -12,6 +12,7 @@ import numpy as np
 
 from inferometer import tensors
 from inferometer.config.data import TensorInput, Tensors
+from inferometer.config.data.tensors import Fill
 from inferometer.config.lengths import Length
 from inferometer.errors import UserError
 from inferometer.tensors import Tensor, TensorSpec
@@ -330,9 +331,9 @@ def content(spec: Tensors) -> bytes:
     return b"".join(map(tensor_files.content, paths))
 
 
-def portable_fill(spec: Tensors) -> object:
+def portable_fill(given: Fill) -> object:
     """`data.fill` without the paths of files, for the digest."""
-    if isinstance(spec.fill, str):
-        return "@" if spec.file is not None else spec.fill
-    plain = {name: "@" if isinstance(how, str) and how.startswith("@") else how for name, how in spec.fill.items()}
+    if isinstance(given, str):
+        return "@" if given.startswith("@") else given
+    plain = {name: "@" if isinstance(how, str) and how.startswith("@") else how for name, how in given.items()}
     return msgspec.to_builtins(plain)

@@ -91,8 +91,45 @@ class Tensors(Section, tag_field="type", tag="tensors"):
 class Images(Section, tag_field="type", tag="images"):
     """Images for a model that takes them, prepared as `infer --image` does."""
 
-    path: Annotated[str, Meta(description="An image, or a folder of images.")]
+    path: Annotated[
+        str,
+        Meta(
+            description="An image, or a folder of images, which are sent in turn, by name. Of a large folder, the first 1 GiB of tensors is sent."
+        ),
+    ]
     batch: Annotated[Count, Meta(description="Images per request, for models that take batches.")] = 1
+    scaling: Annotated[
+        Literal["none", "inception", "vgg", "unit", "imagenet"] | None,
+        Meta(
+            description="Pixel values: `none` 0 to 255; `inception` -1 to 1; `vgg` minus the mean of each channel; `unit` 0 to 1; `imagenet` 0 to 1, minus the mean and divided by the standard deviation of ImageNet's channels, as torchvision does. Default: "
+            "`inception` for floats, `none` for integers."
+        ),
+    ] = None
+    crop: Annotated[
+        str | None,
+        Meta(
+            description="`256:224` resizes the shorter side to 256 and cuts out the middle 224 × 224. Default: the image is resized to the model's size."
+        ),
+    ] = None
+    input: Annotated[
+        str | None, Meta(description="The input that takes the image. Default: the only one that an image fits.")
+    ] = None
+    layout: Annotated[
+        Literal["NCHW", "NHWC"] | None,
+        Meta(
+            description="Whether the channels come first or last. Default: as the model's configuration or its shape says."
+        ),
+    ] = None
+    shape: Annotated[
+        dict[str, list[int]],
+        Meta(
+            description="Full shapes by input, including the batch, for dynamic dimensions: `{IMAGE: [1, 3, 224, 224]}`."
+        ),
+    ] = field(default_factory=dict)
+    fill: Annotated[Fill, Meta(description="Other inputs of the model, as with `type: tensors`.")] = "random"
+    inputs: Annotated[
+        list[TensorInput], Meta(description="The inputs of the model. Default: from the server's metadata.")
+    ] = field(default_factory=list)
 
 
 class Messages(Section, tag_field="type", tag="messages"):
