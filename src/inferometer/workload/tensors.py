@@ -218,21 +218,23 @@ def _largest(spec: Tensors) -> list[TensorSpec]:
 def build(spec: Tensors, seed: int, ids: Sequence[int]) -> list[Request]:
     """Build the requests with these ids."""
     if spec.file is not None:
-        payloads = tensor_files.payloads(spec)
-        return [Request(id, payloads[id % len(payloads)], 0, 0) for id in ids]
+        given = tensor_files.payloads(spec)
+        return [Request(id, given[id % len(given)], 0, 0) for id in ids]
     count = distinct(spec)
     numbers = [id % count for id in ids]
+    needed = sorted(set(numbers))
+    made = dict(zip(needed, payloads(spec, seed, needed), strict=True))
+    return [Request(id, made[n], 0, 0) for id, n in zip(ids, numbers, strict=True)]
+
+
+def payloads(spec: Tensors, seed: int, numbers: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the tensors of the requests with these numbers, which are all different if they are random."""
     fillings = [fill.filling_of(spec.fill, one.name, one.datatype) for one in spec.inputs]
-    made: dict[int, tuple[Tensor, ...]] = {}
-    requests = []
-    for id, n, sizes in zip(ids, numbers, shapes(spec, seed, numbers), strict=True):
-        if n not in made:
-            made[n] = tuple(
-                _tensor(spec, TensorSpec(one.name, one.datatype, shape), filling, seed, n)
-                for one, shape, filling in zip(spec.inputs, sizes, fillings, strict=True)
-            )
-        requests.append(Request(id, made[n], 0, 0))
-    return requests
+    for n, sizes in zip(numbers, shapes(spec, seed, numbers), strict=True):
+        yield tuple(
+            _tensor(spec, TensorSpec(one.name, one.datatype, shape), filling, seed, n)
+            for one, shape, filling in zip(spec.inputs, sizes, fillings, strict=True)
+        )
 
 
 def _tensor(spec: Tensors, one: TensorSpec, filling: fill.Filling, seed: int, n: int) -> Tensor:
