@@ -320,6 +320,15 @@ def _split(tensor: Tensor, count: int) -> list[bytes]:
     return values
 
 
+def count_bytes(data: bytes) -> int:
+    """The number of elements in the data of a BYTES tensor."""
+    count = position = 0
+    while position + 4 <= len(data):
+        position += 4 + _LENGTH.unpack_from(data, position)[0]
+        count += 1
+    return count
+
+
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 

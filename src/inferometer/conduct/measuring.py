@@ -195,7 +195,8 @@ def _completed_data(config: Config, reached: reach.Reached) -> Tensors | Images:
     in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
     as_json = APIS[config.server.api].has_json_tensors
     if isinstance(data, Tensors):
-        return tensors.complete(data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
+        metadata = facts.metadata
+        return tensors.complete(data, metadata.inputs, facts.max_batch, in_grpc_message, as_json, metadata.outputs)
     formats = image_tensors.formats(facts.config.raw if facts.config is not None else {})
     return images.complete(data, facts.metadata.inputs, facts.max_batch, formats, in_grpc_message, as_json)
 

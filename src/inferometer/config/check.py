@@ -111,6 +111,10 @@ def _check_data(config: Config, api: Api) -> None:
         raise UserError(
             "needs either messages or path, and not both", "give data.messages as JSON, or a file as data.path", "data"
         )
+    if isinstance(data, Tensors) and data.validate and config.server.shared_memory:
+        raise UserError(
+            "responses in shared memory are not checked", "leave it out, or {server.shared_memory}", "data.validate"
+        )
     if isinstance(data, Tensors) and data.sequence:
         length = data.sequence if isinstance(data.sequence, int) else 0  # streams: the file is read later
         _check_sequences(config.load, length, "data.sequence")

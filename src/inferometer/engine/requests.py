@@ -21,6 +21,7 @@ class Requests:
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
+        self._has_checks = calls.check is not None
         self._shard = shard
         self._urls = urls
         self._made = 0
@@ -55,6 +56,8 @@ class Requests:
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
+            elif self._has_checks:
+                flight.index = n
             made.append(flight)
         return made
 

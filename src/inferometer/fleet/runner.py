@@ -11,6 +11,8 @@ import msgspec
 
 from inferometer import memory, open_files, schedule, workload
 from inferometer.config import secret
+from inferometer.config.data import Tensors
+from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
 from inferometer.fleet.job import (
@@ -25,11 +27,12 @@ from inferometer.fleet.job import (
 from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach
 from inferometer.records import COUNTED_BY
+from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
 from inferometer.types import Request, Session
 from inferometer.wire import calls
 from inferometer.wire.context import CallContext, Sequenced
-from inferometer.workload import tokenizer
+from inferometer.workload import tensors, tokenizer
 from inferometer.workload.session import converse
 
 
@@ -83,7 +86,10 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
     if shared is not None:
         requests = _in_rounds(requests, len(shared.outputs))
     context = msgspec.structs.replace(
-        reach.call_context(config.server, reached, job.tag), sequenced=sequenced, shared=shared
+        reach.call_context(config.server, reached, job.tag),
+        sequenced=sequenced,
+        shared=shared,
+        expected=_expected_outputs(config, requests),
     )
     connections = connections_to_open(config, plan, job.probe, job.shards)
     own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
@@ -115,6 +121,13 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         spool=spool,
         secrets=secret.words(config.server, reached.secrets | _credentials(reached)),
     )
+
+
+def _expected_outputs(config: Config, requests: list[Request]) -> tuple[tuple[Tensor, ...], ...]:
+    """The outputs that the responses must have, if they are checked."""
+    if not isinstance(config.data, Tensors) or not config.data.validate:
+        return ()
+    return tensors.expected_outputs(config.data, [request.id for request in requests])
 
 
 def _session(requests: list[Request], index: int) -> Session:

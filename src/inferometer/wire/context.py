@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from inferometer import __version__
+from inferometer.tensors import Tensor
 from inferometer.types import Request
 from inferometer.wire.kserve.http import ShmRef
 from inferometer.wire.target import Target
@@ -75,5 +76,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: bytes = b""
     """gRPC: the descriptor set that defines the method."""
     sequenced: Sequenced = Sequenced()
+    expected: tuple[tuple[Tensor, ...], ...] = ()
+    """The outputs that the response to each request must have; empty: responses are not checked."""
     shared: SharedRefs | None = None
     """The tensors' addresses if they are passed through shared memory."""

@@ -36,6 +36,7 @@ def complete(
     max_batch: int,
     in_grpc_message: bool = False,
     as_json: bool = False,
+    outputs: Sequence[TensorSpec] = (),
 ) -> Tensors:
     """Return the spec with full input shapes: those in data.shape, else data.length or 1 for a dynamic size and data.batch
     for the batch.
@@ -58,6 +59,8 @@ def complete(
     tensors.check_room(_largest(full), where, in_grpc_message, as_json, zeros=spec.fill == "zeros")
     if spec.file is not None:
         _check_file(full, known)
+    if spec.validate:
+        full = _with_outputs(full, outputs)
     if max_batch and batch(full, max_batch) > max_batch:
         given = batch(full, max_batch)
         raise UserError(
@@ -111,7 +114,7 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int, has_batch: bool) -> Te
         shape = [size if open_size < 0 else open_size for open_size in one.shape]
         if has_batch and one.shape and one.shape[0] < 0:
             shape[0] = spec.batch if max_batch else 1
-        return TensorInput(name=one.name, datatype=one.datatype, shape=shape)
+        return TensorInput(one.name, one.datatype, shape, one.optional)
     sizes = [size if isinstance(size, int) else -1 for size in given]
     tried = tuple(wanted if size == -1 else size for size, wanted in zip(sizes, one.shape, strict=False))
     tried = tried if len(sizes) == len(one.shape) else tuple(sizes)
@@ -140,7 +143,7 @@ def _full(one: TensorSpec, spec: Tensors, max_batch: int, has_batch: bool) -> Te
             f"data.shape: {one.name}: the batch is a distribution",
             "give a number: rates count inferences, so that a run has one batch size",
         )
-    return TensorInput(name=one.name, datatype=one.datatype, shape=sizes)
+    return TensorInput(one.name, one.datatype, sizes, one.optional)
 
 
 def _as_in_file(one: TensorInput, known: TensorSpec, spec: Tensors) -> TensorInput:
@@ -154,7 +157,7 @@ def _as_in_file(one: TensorInput, known: TensorSpec, spec: Tensors) -> TensorInp
     for tensor in found:
         if problem := tensors.misfit(tensor, known):
             raise UserError(f"{path}: {problem}", "give a tensor of that shape", f"data.fill.{one.name}")
-    return TensorInput(name=one.name, datatype=one.datatype, shape=list(found[0].shape))
+    return TensorInput(one.name, one.datatype, list(found[0].shape), one.optional)
 
 
 def _check_sizes(spec: Tensors) -> None:
@@ -169,9 +172,10 @@ def _check_sizes(spec: Tensors) -> None:
 
 def _check_file(spec: Tensors, known: Sequence[TensorSpec]) -> None:
     """Check that the tensors in the file have the datatypes and shapes that the model takes."""
+    by_name = {one.name: one for one in known}
     for payload in tensor_files.payloads(spec):
-        for tensor, one in zip(payload, known, strict=True):
-            if problem := tensors.misfit(tensor, one):
+        for tensor in payload:
+            if problem := tensors.misfit(tensor, by_name[tensor.name]):
                 raise UserError(
                     f"data.fill: {spec.file}: {problem}", "save tensors with the shapes that the model takes"
                 )
@@ -280,7 +284,7 @@ def size(spec: Tensors) -> int:
 
 
 def _specs(inputs: Sequence[TensorInput]) -> list[TensorSpec]:
-    return [TensorSpec(one.name, one.datatype, tuple(one.shape)) for one in inputs]
+    return [TensorSpec(one.name, one.datatype, tuple(one.shape), one.optional) for one in inputs]
 
 
 def batch(spec: Tensors, max_batch: int) -> int:
@@ -291,6 +295,37 @@ def batch(spec: Tensors, max_batch: int) -> int:
     if spec.file is not None:
         shapes = [list(payload[0].shape) for payload in tensor_files.payloads(spec)]
     return max(shape[0] if shape else 1 for shape in shapes)
+
+
+# --- expected outputs ------------------------------------------------------------------------------------------------
+
+
+def _with_outputs(spec: Tensors, metadata: Sequence[TensorSpec]) -> Tensors:
+    """The spec with the outputs that the file has `validation_data` for."""
+    if spec.file is None:
+        raise UserError(
+            "responses are compared with the validation_data of a file",
+            'give {data.fill} "@FILE.json"',
+            "data.validate",
+        )
+    known = {one.name: one for one in (_specs(spec.outputs) or metadata)}
+    for name in sorted(tensor_files.expected_names(spec.file)):
+        if name not in known:
+            raise UserError(
+                f"{spec.file}: validation_data has the output {name}, which the model does not have",
+                f"its outputs are {', '.join(known) or 'none'}",
+                "data.fill",
+            )
+    outputs = [TensorInput(one.name, one.datatype, list(one.shape)) for one in known.values()]
+    full = msgspec.structs.replace(spec, outputs=outputs)
+    tensor_files.expected(full)
+    return full
+
+
+def expected_outputs(spec: Tensors, ids: Sequence[int]) -> tuple[tuple[Tensor, ...], ...]:
+    """The outputs that the responses to these requests must have."""
+    expected = tensor_files.expected(spec)
+    return tuple(expected[id % len(expected)] for id in ids)
 
 
 # --- sequences -------------------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ else:
 
 
 class TensorInput(Section):
-    """One input of a model."""
+    """One input or output of a model."""
 
-    name: Annotated[str, Meta(description="Name of the input.")]
+    name: Annotated[str, Meta(description="Its name.")]
     datatype: Annotated[str, Meta(description="BOOL, INT8 ... UINT64, FP16, BF16, FP32, FP64, BYTES.")]
     shape: Annotated[list[int], Meta(description="Its shape, with -1 for dimensions of any size.")]
+    optional: Annotated[bool, Meta(description="Requests may leave it out.")] = False
 
 
 class InputFill(Section):
@@ -78,8 +79,18 @@ class Tensors(Section, tag_field="type", tag="tensors"):
             description="Requests per sequence, which share a correlation id and have start and end flags; each user of a closed loop runs one sequence at a time. `streams`: each list in the JSON file is one sequence, which is the default for models that keep sequences. 0: no sequences."
         ),
     ] = 0
+    validate: Annotated[
+        bool,
+        Meta(
+            description="Compare responses with the `validation_data` of the JSON file. One that differs is a failure, `wrong_output`. Floats may differ by 0.01 % (FP16 1 %, BF16 2 %) of the expected value, or of 1 if that is smaller than 1."
+        ),
+    ] = False
     inputs: Annotated[
         list[TensorInput], Meta(description="The inputs of the model. Default: from the server's metadata.")
+    ] = field(default_factory=list)
+    outputs: Annotated[
+        list[TensorInput],
+        Meta(description="The outputs of the model, for `validate`. Default: from the server's metadata."),
     ] = field(default_factory=list)
 
     @property

@@ -5,12 +5,12 @@ from functools import partial
 
 from inferometer.apis import APIS
 from inferometer.tensors import Tensor
-from inferometer.types import Calls, Decoder, Request
+from inferometer.types import Calls, Decoder, Request, ResponseCheck
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire import grpc_method
 from inferometer.wire.context import USER_AGENT, CallContext, prompt_text
 from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder, numbered
-from inferometer.wire.kserve import generate, grpc, http
+from inferometer.wire.kserve import generate, grpc, http, validation
 from inferometer.wire.kserve.http import CountedResponse, InferOptions
 
 
@@ -27,6 +27,9 @@ def _encode_http(context: CallContext, requests: Sequence[Request]) -> Calls:
         bodies.append((content_headers | encoding_headers, body))
     path = http.infer_path(context.model, context.version)
     heads, tails = numbered(context.targets, path, USER_AGENT | context.headers, bodies, context.tag)
+    if context.expected:
+        check = validation.OutputCheck(context.expected, validation.read_http)
+        return _tensor_calls(context, heads, tails, check, decoder=validation.KeptDecoder)
     return _tensor_calls(context, heads, tails, decoder=partial(_decoder, CountedResponse))
 
 
@@ -37,7 +40,17 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
         tails.append(grpc_wire.framed(message, context.compression))
     path = grpc.STREAM_INFER if context.stream else grpc.INFER
     response = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if context.stream else grpc_wire.GrpcResponse
-    return _tensor_calls(context, grpc_method.heads(context, path), tuple(tails), response=response)
+    heads = grpc_method.heads(context, path)
+    if context.expected:
+        check = validation.OutputCheck(
+            context.expected, validation.read_stream if context.stream else validation.read_grpc
+        )
+        return _tensor_calls(context, heads, tuple(tails), check, response=partial(_kept_response, context.stream))
+    return _tensor_calls(context, heads, tuple(tails), response=response)
+
+
+def _kept_response(streamed: bool) -> validation.KeptResponse:
+    return validation.KeptResponse(streamed, grpc.stream_error if streamed else None, [])
 
 
 def _inferences(context: CallContext, requests: Sequence[Request]) -> Iterator[tuple[tuple[Tensor, ...], InferOptions]]:
@@ -58,7 +71,11 @@ def _inferences(context: CallContext, requests: Sequence[Request]) -> Iterator[t
 
 
 def _tensor_calls(
-    context: CallContext, heads: tuple[bytes, ...], tails: tuple[bytes, ...], **create: Callable[[], object]
+    context: CallContext,
+    heads: tuple[bytes, ...],
+    tails: tuple[bytes, ...],
+    check: ResponseCheck | None = None,
+    **create: Callable[[], object],
 ) -> Calls:
     return Calls(
         heads=heads,
@@ -67,6 +84,7 @@ def _tensor_calls(
         n_out=(0,) * len(tails),
         counts_tokens=False,
         sequences=context.sequenced.lengths,
+        check=check,
         **create,  # type: ignore[arg-type]
     )
 
