@@ -264,6 +264,11 @@ _GIVE_SHAPE = 'give its shape in data.shape, or beside the data: {"content": [..
 
 def _tensor(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
     where = f"data.fill: {path}, entry {step}"
+    if spec.name not in entry and "payload" in entry:
+        raise UserError(
+            f"data.fill: {path}: its entries are requests of OpenAI's API (`payload`), not tensors",
+            "use {server.api} chat with data.type: jsonl, and one prompt or list of messages per line",
+        )
     if spec.name not in entry:
         raise UserError(f"{where} has no {spec.name}", f"it has {', '.join(entry) or 'no tensors'}")
     value = entry[spec.name]
