@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from inferometer import memory, tensors, workload
@@ -26,6 +25,7 @@ from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, ServerMetadata
 from inferometer.wire.kserve.http import InferOptions
 from inferometer.wire.target import parse
+from inferometer.workload import random_tensors
 from inferometer.workload import tensors as made
 
 GIB = 2**30
@@ -113,7 +113,7 @@ def test_a_tensor_takes_no_more_memory_than_estimated(datatype: str, way: str, f
         if fill == "zeros":
             made = tensors.zeros("x", datatype, (count,))
         else:
-            made = tensors.random("x", datatype, (count,), np.random.default_rng(0))
+            made = random_tensors.random("x", datatype, (count,), 0, "")
         return made, ENCODERS[way](made)
 
     make(1)  # one-time initialization does not count
@@ -237,7 +237,7 @@ def test_running_out_of_memory_while_computing_the_digest_is_a_user_error(
 
 def test_running_out_of_memory_in_infer_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = ModelFacts(ServerMetadata("s"), ModelMetadata("m", inputs=(FLOATS,)))
-    monkeypatch.setattr(tensors, "random", run_out_of_memory)
+    monkeypatch.setattr(random_tensors, "random", run_out_of_memory)
     endpoint: Any = SimpleNamespace(reached=SimpleNamespace(facts=facts))
     with pytest.raises(UserError, match="the request: there is not enough memory"):
         infer_tensors.request(endpoint, InferFlags("grpc://x"))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tensor_maker import random
 
 from inferometer.errors import UserError
 from inferometer.tensors import (
@@ -22,7 +23,6 @@ from inferometer.tensors import (
     from_json,
     from_numpy,
     misfit,
-    random,
     to_json,
     to_numpy,
     zeros,

@@ -32,6 +32,7 @@ from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import OtherProtocol
 from inferometer.store.folder import disk_errors
+from inferometer.workload import random_tensors
 
 _NOT_IN_JSON = ("FP16", "BF16", "BYTES")
 _SEED = 4
@@ -189,10 +190,9 @@ def _payload(folder: Path, size: int, model: ModelFacts) -> Path:
     (one,) = model.metadata.inputs
     count = size // tensors.datatype_of(one.name, one.datatype).size
     shape = [1, count] if model.max_batch else [count]
-    generator = np.random.Generator(np.random.Philox(key=_SEED))
     path = folder / f"tensor-{size}.npy"
     with disk_errors(folder):
-        np.save(path, tensors.to_numpy(tensors.random(one.name, one.datatype, shape, generator)))
+        np.save(path, tensors.to_numpy(random_tensors.random(one.name, one.datatype, shape, _SEED, "comparison")))
     return path
 
 

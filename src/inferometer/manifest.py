@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from inferometer import __version__
-from inferometer.config.data import Tensors
+from inferometer.config.data import Images, Tensors
 from inferometer.config.fields import RampUp, Seconds, Window
 from inferometer.config.loads import Constant, Gamma, Poisson, StageSpec, stages_of
 from inferometer.config.schema import Config
@@ -113,6 +113,8 @@ def server(config: Config, facts: ModelFacts | None) -> dict[str, object]:
     }
     if isinstance(config.data, Tensors):
         described["batch"] = tensors.batch(config.data, facts.max_batch)
+    elif isinstance(config.data, Images):
+        described["batch"] = config.data.batch
     return described
 
 

@@ -320,6 +320,15 @@ def _split(tensor: Tensor, count: int) -> list[bytes]:
     return values
 
 
+def count_bytes(data: bytes) -> int:
+    """The number of elements in the data of a BYTES tensor."""
+    count = position = 0
+    while position + 4 <= len(data):
+        position += 4 + _LENGTH.unpack_from(data, position)[0]
+        count += 1
+    return count
+
+
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
@@ -412,31 +421,12 @@ def zeros(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
     return Tensor(name, datatype, tuple(shape), bytes(elements(shape) * size))
 
 
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", np.uint8)
+def filled(name: str, datatype: str, shape: Sequence[int], value: bool | int | float | str) -> Tensor:
+    """A tensor of which every element is `value`."""
+    one = from_json(name, datatype, (1,), [value])
+    return Tensor(name, datatype, tuple(shape), bytes(one.data) * elements(shape))
 
 
-def random(name: str, datatype: str, shape: Sequence[int], generator: np.random.Generator) -> Tensor:
-    """A random tensor: floats in [0, 1), integers in 0..127 (which fit every type), 1 to 16 letters and digits for BYTES."""
-    kind, count = datatype_of(name, datatype), elements(shape)
-    array: NDArray[Any]
-    if datatype == "BYTES":
-        lengths = generator.integers(1, 17, count)
-        letters = generator.choice(_LETTERS, int(lengths.sum())).tobytes()
-        ends = np.cumsum(lengths).tolist()
-        words = [letters[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
-        return Tensor(name, datatype, tuple(shape), _join(name, words))
-    if datatype == "BOOL":
-        array = generator.integers(0, 2, count, dtype=np.uint8)
-    elif datatype == "BF16":
-        array = (
-            generator.integers(0, 2**8, count) / 2**8
-        )  # only values that BF16 holds exactly, so that none is rounded up to 1
-    elif datatype == "FP16":
-        array = generator.integers(0, 2**11, count) / 2**11
-    elif datatype == "FP32":
-        array = generator.random(count, dtype=np.float32)
-    elif datatype == "FP64":
-        array = generator.random(count)
-    else:
-        array = generator.integers(0, 128, count, dtype=kind.dtype or np.uint8)
-    return Tensor(name, datatype, tuple(shape), from_numpy(name, array, datatype).data)
+def from_bytes(name: str, shape: Sequence[int], words: Iterable[bytes]) -> Tensor:
+    """A tensor of BYTES."""
+    return Tensor(name, "BYTES", tuple(shape), _join(name, words))

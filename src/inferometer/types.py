@@ -290,6 +290,18 @@ class StreamResponse(Protocol):
     def text(self) -> str: ...
 
 
+class ResponseCheck(Protocol):
+    """Checks the content of responses, after the requests that follow them have been sent."""
+
+    def keep(self, response: Any) -> Any:
+        """Take what the check needs from a complete response, before its decoder is used again."""
+        ...
+
+    def failure(self, index: int, kept: Any) -> Fail | None:
+        """The failure of the response to the tail with this index, if it is not right."""
+        ...
+
+
 class Calls(msgspec.Struct, frozen=True):
     """The requests of a shard as bytes, so that nothing is encoded after t=0.
 
@@ -322,6 +334,8 @@ class Calls(msgspec.Struct, frozen=True):
     """The client counts the tokens of responses for which the server does not report them."""
     session: Callable[[int], Session] | None = None
     """Starts the session whose first turn is the tail with this index. None: there are no sessions."""
+    check: ResponseCheck | None = None
+    """Checks the content of responses; None: it is not checked."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""
     classes: Sequence[int] = ()

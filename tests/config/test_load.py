@@ -197,7 +197,7 @@ def test_invalid_overrides(override: str, what: str) -> None:
         (["data.shape=5"], "data.shape: must be a section, got 5", "docs"),
         (["data.shape.A=5"], "data.shape.A: must be a list, got 5", "--set 'data.shape.A=[5]'"),
         (["data.shape.A=[1]", "data.shape.B=x", "data.shape.C=5"], "data.shape.B: must be a list, got 'x'", "docs"),
-        (["data.shape.A=[1, b]"], "data.shape.A.1: must be a whole number, got 'b'", "docs"),
+        (["data.shape.A=[1, b]"], "data.shape.A.1: must be a whole number or a section, got 'b'", "docs"),
         (["server.parameters.a=1", "server.parameters.b=[]"], "server.parameters.b: must be true or false or", "docs"),
         (["server.headers.a=b", "server.headers.X-Own=5"], "server.headers.X-Own: must be text", "quote it: server.headers.X-Own"),
     ],

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from inferometer.errors import UserError
-from inferometer.infer import image
-from inferometer.infer.image import ImagePlan
 from inferometer.tensors import TensorSpec, to_numpy
+from inferometer.workload import image_tensors as image
+from inferometer.workload.image_tensors import ImagePlan, Preparation
 
 # Two rows of three pixels: red, green, blue; black, grey 51, white.
 PIXELS = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[0, 0, 0], [51, 51, 51], [255, 255, 255]]], np.uint8)
@@ -28,7 +28,7 @@ def saved(folder: Path, made: Image.Image, name: str = "image.png", **more: Any)
 
 
 def array(path: str, datatype: str, shape: tuple[int, ...], scaling: str | None = None, form: str = "") -> Any:
-    return to_numpy(image.to_tensor([path], TensorSpec("X", datatype, shape), scaling, form)[0])
+    return to_numpy(image.to_tensor([path], TensorSpec("X", datatype, shape), form, Preparation(scaling))[0])
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_numbers_that_the_datatype_cannot_hold_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:
         array(picture, datatype, (3, 2, 3), scaling)
-    assert "--scaling" in caught.value.remedy
+    assert "data.scaling" in (caught.value.key or caught.value.remedy)
 
 
 # --- kinds of images -------------------------------------------------------------------------------------------------
@@ -252,6 +252,6 @@ def test_without_pillow_the_extra_is_named(picture: str, monkeypatch: pytest.Mon
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match="needs Pillow") as caught:
+    with pytest.raises(UserError, match="need Pillow") as caught:
         array(picture, "FP32", (3, 2, 2))
     assert "inferometer[image]" in caught.value.remedy

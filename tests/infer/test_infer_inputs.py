@@ -13,6 +13,7 @@ from inferometer.infer.flags import InferFlags
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import TensorSpec, to_numpy
 from inferometer.wire.kserve.control import ModelConfig, ModelMetadata, ServerMetadata
+from inferometer.workload import input_files
 
 
 def facts(*specs: TensorSpec, **config: Any) -> ModelFacts:
@@ -90,7 +91,7 @@ def test_a_shape_orders_the_elements() -> None:
      ((-1, 3, -1), 12, (1, 3, 4)), ((), 1, ()), ((-1,), 0, (0,))],
 )  # fmt: skip
 def test_elements_find_their_shape(shape: tuple[int, ...], count: int, expected: tuple[int, ...]) -> None:
-    assert inputs.fitting(TensorSpec("X", "FP32", shape), count) == expected
+    assert input_files.fitting(TensorSpec("X", "FP32", shape), count) == expected
 
 
 # --- made up ---------------------------------------------------------------------------------------------------------

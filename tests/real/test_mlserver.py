@@ -9,6 +9,7 @@ import helpers
 import numpy as np
 import pytest
 from real_server import started
+from tensor_maker import random
 
 from inferometer.analysis.breakdown import breakdown
 from inferometer.config.schema import Server
@@ -16,7 +17,7 @@ from inferometer.errors import UserError
 from inferometer.probe import kserve, query, reach
 from inferometer.probe.connect import Peer
 from inferometer.records import Run
-from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy, random
+from inferometer.tensors import DATATYPES, Tensor, TensorSpec, from_numpy
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc, http
 from inferometer.wire.kserve.control import ModelMetadata, NotOffered

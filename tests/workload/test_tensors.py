@@ -110,8 +110,9 @@ def test_there_are_fewer_distinct_requests_of_large_tensors() -> None:
 
 
 def test_an_unknown_fill_is_an_error() -> None:
-    with pytest.raises(UserError, match="'ones' is not known"):
-        build(Tensors(fill="ones"), IMAGE)
+    with pytest.raises(UserError, match="'zero' is not known") as caught:
+        build(Tensors(fill="zero"), IMAGE)
+    assert "did you mean zeros?" in caught.value.remedy
 
 
 def test_the_digest_depends_on_the_spec_and_not_on_the_path_of_a_file(tmp_path: Path) -> None:

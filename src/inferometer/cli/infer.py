@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from inferometer.apis import APIS
+from inferometer.cli.options import image_options
 from inferometer.errors import UserError
 
 _EPILOG = """
@@ -61,20 +62,17 @@ part. A URL without http:// or grpc:// is tried as both. Exit status: 0 there is
     help="Tensors: full shape of an input, including the batch (default: that of the data; if generated, 1 for open dimensions).",
 )  # fmt: skip
 @click.option(
-    "--fill", type=click.Choice(["zeros", "random"]),
+    "--fill", type=click.Choice(["zeros", "ones", "random"]),
     help="Tensors: how to generate inputs that are not given (default: random, if none is given).",
 )  # fmt: skip
 @click.option(
     "--image",
     "images",
     multiple=True,
-    metavar="FILE",
-    help="Tensors: an image, decoded, resized, laid out and scaled as the model expects. Repeatable: sent as one batch.",
+    metavar="FILE|FOLDER",
+    help="Tensors: an image, decoded, resized, laid out and scaled as the model expects. Repeatable, or a folder: sent as one batch.",
 )
-@click.option(
-    "--scaling", type=click.Choice(["none", "inception", "vgg"]),
-    help="Image: 0..255; -1..1; or minus the mean of each channel (default: inception for floats, none for integers).",
-)  # fmt: skip
+@image_options
 @click.option(
     "--classes", type=click.IntRange(min=0), metavar="N",
     help="Tensors: show the N top classes of an output of scores (default: 5 with --image or --labels; 0: the values).",

@@ -50,6 +50,22 @@ def slo_options(function: Command) -> Command:
     return slo(undecided(function))
 
 
+def image_options(function: Command) -> Command:
+    """Add `--scaling` and `--crop`, which say how images become tensors (workload/image_tensors.py)."""
+    crop = click.option(
+        "--crop",
+        metavar="RESIZE:SIZE",
+        help="Image: resize the shorter side and cut out the middle, such as 256:224 (default: resize to the model's size).",
+    )
+    scaling = click.option(
+        "--scaling",
+        type=click.Choice(["none", "inception", "vgg", "unit", "imagenet"]),
+        help="Image: 0..255; -1..1; minus the mean of each channel; 0..1; or torchvision's mean and std (default: inception "
+        "for floats, none for integers).",
+    )
+    return scaling(crop(function))
+
+
 def server_settings(*own: str) -> Callable[[Command], Command]:
     """Add `--set server.KEY=VALUE`; the command gets `overrides`. The keys `own` are refused: the command sets them itself."""
 

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from inferometer.apis import scheme_of
-from inferometer.cli.options import export_options, slo_options
+from inferometer.cli.options import export_options, image_options, slo_options
 from inferometer.errors import UserError, named
 
 _NAMES = {"output": "--set output=DIR (`output` in the file)", "server.model": "--model NAME"}
-"""Settings that have a flag of their own."""
+_IMAGE_NAMES = {"data.path": "--image", "data.scaling": "--scaling", "data.crop": "--crop"}
+"""Settings that have a flag of their own, and those that have one with --image."""
 _HOST = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[\w.-]+(?=:\d)|[\w.-]+(?=/v1/?$))(:\d+)?(/[^?#]*)?")
 """A URL without a scheme: `localhost`, `host:8000`, `[::1]:8000/prefix`, `host/v1`."""
 
@@ -68,6 +69,12 @@ def _number_or_range(kind: type[int] | type[float]) -> Callable[[click.Context, 
     metavar="TEXT",
     help="Send this prompt instead of synthetic ones. Can be repeated: the prompts are sent in turn.",
 )
+@click.option(
+    "--image",
+    metavar="FILE|FOLDER",
+    help="A tensor server: send this image, or those in the folder in turn, as `inferometer infer --image` does.",
+)
+@image_options
 @slo_options
 @export_options
 @click.option("--histogram", is_flag=True, help="Add histograms of the time to first token and the end-to-end time.")
@@ -84,6 +91,9 @@ def command(
     input_tokens: int | None,
     output_tokens: int | None,
     prompts: tuple[str, ...],
+    image: str | None,
+    scaling: str | None,
+    crop: str | None,
     slos: tuple[str, ...],
     allow_undecided: bool,
     exports: dict[str, str],
@@ -103,6 +113,7 @@ def command(
     A tensor server (Triton, KServe v2), over gRPC or HTTP
       inferometer run grpc://127.0.0.1:8001 --model resnet
       inferometer run http://127.0.0.1:8000 --set server.api=kserve
+      inferometer run grpc://127.0.0.1:8001 --model resnet --image photos/
     Whether it is fast enough: exit status 1 if not
       inferometer run http://127.0.0.1:8000 --rate 20 --slo 'ttft.p99 < 500ms'
     A file, with one key changed, and the figures as JSON
@@ -125,6 +136,7 @@ def command(
     is_stable = any(setting.startswith("load.stable=") for setting in overrides)
     _set_load(tree, rate, concurrency, duration, requests, is_stable)
     _set_data(tree, input_tokens, output_tokens, prompts)
+    _set_images(tree, image, scaling, crop)
     if model is not None:
         _section(tree, "server")["model"] = model
     origin = "command line" if is_url else source
@@ -133,7 +145,7 @@ def command(
         conduct.parse_slos(slos, "--slo")
         tree["slo"] = list(slos)
     try:
-        with named(_NAMES, origin):
+        with named(_NAMES | (_IMAGE_NAMES if image is not None else {}), origin):
             config = from_mapping(tree, overrides, origin, with_scheme)
             run, summary = conduct.measure(config, None if quiet else LiveView())
     except conduct.UnsavedError as error:
@@ -214,3 +226,19 @@ def _set_data(
     for name, value in (("input", input_tokens), ("output", output_tokens)):
         if value is not None:
             _section(tree, "data")[name] = value
+
+
+def _set_images(tree: dict[str, Any], path: str | None, scaling: str | None, crop: str | None) -> None:
+    """Put the options for images over the file's. Images need an API of tensors, so it is set if the file does not."""
+    given = {name: value for name, value in (("path", path), ("scaling", scaling), ("crop", crop)) if value is not None}
+    if not given:
+        return
+    data = _section(tree, "data")
+    if path is None and data.get("type") != "images":
+        raise UserError(f"--{next(iter(given))} needs --image", "give --image FILE, or leave it out")
+    if data.get("type", "images") != "images" or "prompts" in data:
+        data = tree["data"] = {}
+    data.update(given, type="images")
+    server = _section(tree, "server")
+    if server.get("api", "auto") == "auto":
+        server["api"] = "kserve"

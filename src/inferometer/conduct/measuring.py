@@ -18,7 +18,7 @@ from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
 from inferometer.config.check import check_streams
-from inferometer.config.data import Mix, Tensors
+from inferometer.config.data import Images, Mix, Tensors
 from inferometer.config.schema import Config
 from inferometer.config.secret import hidden, hide, words
 from inferometer.errors import UserError
@@ -42,7 +42,7 @@ from inferometer.tensors import Tensor
 from inferometer.timing.clock import wall_offset
 from inferometer.types import Plan, Request
 from inferometer.wire.context import SharedRefs
-from inferometer.workload import tensors
+from inferometer.workload import image_tensors, images, tensors
 
 
 class Show(Protocol):
@@ -232,18 +232,25 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
                 key="data",
             )
         return msgspec.structs.replace(config, data=Mix(classes))
-    if not isinstance(config.data, Tensors):
+    if not isinstance(config.data, Tensors | Images):
         return config
-    assert reached.facts is not None
-    config = _sequenced(config, reached)
-    assert isinstance(config.data, Tensors)
-    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
-    facts = reached.facts
-    as_json = APIS[config.server.api].has_json_tensors
-    filled = tensors.complete(config.data, facts.metadata.inputs, facts.max_batch, in_grpc_message, as_json)
-    completed = msgspec.structs.replace(config, data=filled)
+    if isinstance(config.data, Tensors):
+        config = _sequenced(config, reached)
+    completed = msgspec.structs.replace(config, data=_completed_data(config, reached))
     check_streams(completed, longest_sequence(completed))
     return completed
+
+
+def _completed_data(config: Config, reached: reach.Reached) -> Tensors | Images:
+    facts, data = reached.facts, config.data
+    assert facts is not None and isinstance(data, Tensors | Images)
+    in_grpc_message = reached.targets[0].grpc and not config.server.shared_memory
+    as_json = APIS[config.server.api].has_json_tensors
+    if isinstance(data, Tensors):
+        metadata = facts.metadata
+        return tensors.complete(data, metadata.inputs, facts.max_batch, in_grpc_message, as_json, metadata.outputs)
+    formats = image_tensors.formats(facts.config.raw if facts.config is not None else {})
+    return images.complete(data, facts.metadata.inputs, facts.max_batch, formats, in_grpc_message, as_json)
 
 
 def _sequenced(config: Config, reached: reach.Reached) -> Config:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from inferometer.apis import APIS, Api, names, scheme_of
 from inferometer.config import rate_expression
-from inferometer.config.data import Data, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
+from inferometer.config.data import Data, Images, Messages, Mix, SharedPrefix, Tensors, Trace, Unmixed
 from inferometer.config.lengths import check_lengths
 from inferometer.config.loads import (
     Bursts,
@@ -164,7 +164,7 @@ def _check_data(config: Config, data: Unmixed, api: Api, key: str = "data") -> N
         *most, last = (name for name in api.data_types if key == "data" or name != "mix")
         accepted = f"{', '.join(most)} or {last}" if most else last
         other_api = ""
-        if isinstance(data, Tensors) and scheme_of(config.server.urls[0]) == "http":
+        if isinstance(data, Tensors | Images) and scheme_of(config.server.urls[0]) == "http":
             other_api = "{server.api} kserve for a tensor server, or "
         elif isinstance(data, Messages):
             other_api = "a grpc:// URL with {server.api} grpc, or "
@@ -175,6 +175,10 @@ def _check_data(config: Config, data: Unmixed, api: Api, key: str = "data") -> N
     if isinstance(data, Messages) and bool(data.messages) == bool(data.path):
         raise UserError(
             "needs either messages or path, and not both", f"give {key}.messages as JSON, or a file as {key}.path", key
+        )
+    if isinstance(data, Tensors) and data.validate and config.server.shared_memory:
+        raise UserError(
+            "responses in shared memory are not checked", "leave it out, or {server.shared_memory}", "data.validate"
         )
     if isinstance(data, Tensors) and data.sequence and not isinstance(config.data, Mix):
         length = data.sequence if isinstance(data.sequence, int) else 0  # streams: the file is read later
@@ -234,7 +238,7 @@ def _check_prompts(data: Data, key: str, api: Api) -> None:
 def check_streams(config: Config, longest: int) -> None:
     """Check that the load suits the sequences in a data file, whose longest has `longest` requests."""
     if isinstance(config.data, Tensors) and config.data.sequence == "streams":
-        _check_sequences(config.load, longest, "data.fill", f"{config.data.fill[1:]} has sequences: ")
+        _check_sequences(config.load, longest, "data.fill", f"{config.data.file} has sequences: ")
 
 
 def _check_sequences(load: Load, longest: int, key: str, prefix: str = "") -> None:

@@ -141,12 +141,18 @@ def _choices(path: list[str], tree: dict[str, Any]) -> list[str]:
 def _structs_at(path: list[str], tree: Any) -> list[Any]:
     """The section classes that are valid at `path`; the tree's own `type` keys choose among variants."""
     kinds: list[Any] = [Config]
+    is_mapping = False
     for name in path:
         if name.isdecimal():
             tree = tree[int(name)] if isinstance(tree, list) and int(name) < len(tree) else None
         else:
             tree = tree.get(name) if isinstance(tree, dict) else None
-            kinds = [s for kind in kinds if (hint := get_type_hints(kind).get(name)) for s in _structs_in(hint)]
+            if is_mapping:  # the name is a key of the user's own
+                is_mapping = False
+                continue
+            hints = [hint for kind in kinds if (hint := get_type_hints(kind).get(name))]
+            kinds = [s for hint in hints for s in _structs_in(hint)]
+            is_mapping = any(dict in (get_origin(part) for part in (hint, *get_args(hint))) for hint in hints)
         tag = tree.get("type") if isinstance(tree, dict) else None
         chosen = [kind for kind in kinds if tag is not None and kind.__struct_config__.tag == tag]
         kinds = chosen or kinds
@@ -154,6 +160,6 @@ def _structs_at(path: list[str], tree: Any) -> list[Any]:
 
 
 def _structs_in(hint: Any) -> list[Any]:
-    if get_origin(hint) in (Union, UnionType, Annotated, list):
+    if get_origin(hint) in (Union, UnionType, Annotated, list, dict):
         return [s for part in get_args(hint) for s in _structs_in(part)]
     return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []

@@ -170,7 +170,7 @@ def _is_timed_trace(data: Any) -> bool:
 def _data_type(data: dict[str, Any], api: Api) -> str:
     """The type of a data section without `type`: the one that has its keys, or the API's default."""
     if "path" in data:
-        return "jsonl" if "jsonl" in api.data_types else "messages"
+        return next(name for name in ("jsonl", "messages", "images") if name in api.data_types)
     return next((name for name in ("prompts", "messages") if name in data), api.data_types[0])
 
 

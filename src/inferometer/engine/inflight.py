@@ -51,7 +51,7 @@ class Flight(msgspec.Struct, gc=False):
     user: int = -1
     """Closed loop: the user who sent it."""
     index: int = -1
-    """Sessions: the index of the shard's encoded request that it was made from."""
+    """The index of the shard's encoded request that it was made from, if it is still needed (sessions, checks)."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []

@@ -63,6 +63,7 @@ class Requests:
         self._has_sessions = calls.session is not None
         self._session_header = calls.session_header
         self._counts_tokens = calls.counts_tokens
+        self._has_checks = calls.check is not None
         self._shard = shard
         self._urls = urls
         self._made = 0
@@ -107,6 +108,8 @@ class Requests:
             )
             if self._has_sessions:
                 flight.session, flight.turn, flight.index = id, 0, n
+            elif self._has_checks:
+                flight.index = n
             made.append(flight)
         self._last = n
         return made

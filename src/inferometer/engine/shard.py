@@ -101,6 +101,8 @@ class Shard:
         )
         self._monitor: SelfMonitor | None = None
         self._ended: list[Ended] = []  # requests that ended and are not yet settled
+        self._check = task.calls.check
+        self._unchecked: dict[int, Any] = {}  # responses whose content is to be checked, by the request's id
         self._finished = loop.create_future()
 
     def _pool(self, index: int) -> Pool:
@@ -224,6 +226,8 @@ class Shard:
             flight.status = 200
             if self._sessions is not None or (self._task.calls.counts_tokens and not flight.counted_by):
                 text = response.text
+            if self._check is not None:
+                self._unchecked[flight.id] = self._check.keep(response)
         if not self._ended and not self._reader.is_decoding:
             self._loop.call_soon(self._settle)
         self._ended.append((flight, event, text))
@@ -240,10 +244,20 @@ class Shard:
                 self.awake.expect_response(flight.done - flight.sent)
             for first in range(0, len(ended), _RECORDED_AT_ONCE):
                 self.deadlines.catch_up()
-                self.recorder.record(ended[first : first + _RECORDED_AT_ONCE])
+                some = ended[first : first + _RECORDED_AT_ONCE]
+                self.recorder.record(some if self._check is None else [self._checked(each) for each in some])
         self.deadlines.resume()
         if not self.state.in_flight:
             self._end_if_idle()
+
+    def _checked(self, ended: Ended) -> Ended:
+        """Return a request that ended as a failure if the content of its response is wrong."""
+        flight, event, text = ended
+        kept = self._unchecked.pop(flight.id, None)
+        self.deadlines.catch_up()
+        assert self._check is not None
+        fail = self._check.failure(flight.index, kept) if kept is not None else None
+        return flight, fail or event, text
 
     def _send_followers(self, ended: list[Ended]) -> None:
         dispatcher = self._dispatcher

@@ -132,7 +132,7 @@ def _distinct(config: Config, shards: int) -> int | None:
     The number of distinct random tensors is limited by memory. The shards share it: together they make all of them.
     """
     distinct = workload.distinct(config.data)
-    if distinct is not None and isinstance(config.data, Tensors) and config.data.fill == "random":
+    if distinct is not None and isinstance(config.data, Tensors) and tensors.is_random(config.data):
         return -(-distinct // shards)
     return distinct
 

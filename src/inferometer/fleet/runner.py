@@ -2,16 +2,15 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
-from functools import partial
-from itertools import cycle, islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import msgspec
 
 from inferometer import memory, open_files, processors, workload
 from inferometer.config import secret
-from inferometer.config.data import class_headers
+from inferometer.config.data import Tensors, class_headers
 from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
 from inferometer.errors import ANOTHER_FOLDER, UserError
@@ -30,10 +29,11 @@ from inferometer.fleet.sizing import connections_to_open
 from inferometer.probe import reach, tokenize
 from inferometer.records import COUNTED_BY
 from inferometer.store.spool import Control
+from inferometer.tensors import Tensor
 from inferometer.timing import loop as event_loop
 from inferometer.types import Calls, Plan
 from inferometer.wire.context import Sequenced
-from inferometer.workload import tokenizer
+from inferometer.workload import tensors, tokenizer
 from inferometer.workload.encodings import server as server_tokenizer
 
 
@@ -120,6 +120,13 @@ def provide_tokenizer(config: Config, reached: reach.Reached) -> None:
         server_tokenizer.provide(tokenize.connect(config.server, reached))
 
 
+def _expected_outputs(config: Config, ids: Iterable[int]) -> tuple[tuple[Tensor, ...], ...]:
+    """The outputs that the responses must have, if they are checked."""
+    if not isinstance(config.data, Tensors) or not config.data.validate:
+        return ()
+    return tensors.expected_outputs(config.data, list(ids))
+
+
 def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool: Path, progress: Progress) -> Calls:
     """Prepare the shard's requests: each for its id, unless sequences or shared memory need them in turn."""
     sequences = sequences_of(config, plan, shard, job.shards)
@@ -132,24 +139,25 @@ def _calls(job: Job, config: Config, whole: Plan, plan: Plan, shard: int, spool:
     )
     if config.client.reuse == 1 and not job.reached.targets[0].grpc:
         context = msgspec.structs.replace(context, headers=context.headers | {"Connection": "close"})
-    source = Source(config.data, config.seed, context, config.sessions)
+    ranges: tuple[range, ...] = ()
+    period = 0
+    if sequences or shared is not None:
+        first = first_ids(config, plan, sequences, job.shards)
+        ids: Sequence[Sequence[int]] = [first if shared is None else _in_rounds(first, len(shared.outputs))]
+    else:
+        ranges, period = ids_to_prepare(config, whole, plan, job.shards, job.probe)
+        ids = ranges
+    context = msgspec.structs.replace(context, expected=_expected_outputs(config, chain(*ids)))
     asks_server = workload.uses_tokenizer(config.data, tokenizer.SERVER)  # only this process has a connection for that
-    prepare_here = partial(
-        prepare,
-        source,
-        folder=spool,
+    prepared = prepare(
+        Source(config.data, config.seed, context, config.sessions),
+        ids,
+        spool,
         shards=job.shards,
         builders=int(processors.usable()) // job.shards if config.client.processes and not asks_server else 1,
         size=job.probe.request_bytes or 0,
         progress=progress,
     )
-    if sequences or shared is not None:
-        ids = first_ids(config, plan, sequences, job.shards)
-        if shared is not None:
-            ids = _in_rounds(ids, len(shared.outputs))
-        return prepare_here([ids])
-    ranges, period = ids_to_prepare(config, whole, plan, job.shards, job.probe)
-    prepared = prepare_here(ranges)
     return msgspec.structs.replace(prepared, ids=ranges, period=period)
 
 

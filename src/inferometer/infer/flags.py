@@ -41,6 +41,11 @@ NAMES = {
     "server.tls.key": "--key",
     "server.compression": "`inferometer run` with server.compression",
     "server.shared_memory": "`inferometer run` with server.shared_memory",
+    "data.path": "--image",
+    "data.scaling": "--scaling",
+    "data.crop": "--crop",
+    "data.shape": "--shape",
+    "data.fill": "--input NAME=... or --fill",
 }
 """The flag of each config key."""
 
@@ -62,6 +67,7 @@ class InferFlags(msgspec.Struct, frozen=True):
     fill: str | None = None
     images: tuple[str, ...] = ()
     scaling: str | None = None
+    crop: str | None = None
     classes: int | None = None
     labels: str | None = None
     outputs: tuple[str, ...] = ()
@@ -90,7 +96,7 @@ _FLAGS_OF = {
     "text": {"prompt": "--prompt", "max_tokens": "--max-tokens"},
     "tensors": {
         "inputs": "--input", "shapes": "--shape", "fill": "--fill", "images": "--image", "scaling": "--scaling",
-        "classes": "--classes", "labels": "--labels", "outputs": "--output", "save": "--save",
+        "crop": "--crop", "classes": "--classes", "labels": "--labels", "outputs": "--output", "save": "--save",
     },
     "messages": {"method": "--method", "proto": "--proto", "data": "--data"},
 }  # fmt: skip
@@ -137,8 +143,9 @@ def check(flags: InferFlags, api: str) -> None:
         )
     if flags.deadline and not is_grpc:
         raise UserError("--deadline needs a grpc:// URL", "use --timeout")
-    if flags.scaling is not None and not flags.images:
-        raise UserError("--scaling needs --image", "give --image FILE, or drop it")
+    for flag, given in (("--scaling", flags.scaling), ("--crop", flags.crop)):
+        if given is not None and not flags.images:
+            raise UserError(f"{flag} needs --image", "give --image FILE, or drop it")
 
 
 def server_section(flags: InferFlags, api: str) -> Server:

@@ -9,9 +9,8 @@ take them. A model that accepts either a file or its pixels, both optional, gets
 image): the model knows best how to decode it.
 """
 
-import io
 import math
-import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,16 +20,16 @@ from numpy.typing import NDArray
 from inferometer import tensors
 from inferometer.apis import APIS, scheme_of
 from inferometer.errors import UserError
-from inferometer.infer import files, image
+from inferometer.infer import files
 from inferometer.infer.flags import InferFlags, api_of, named_values
 from inferometer.infer.result import InputTensor
 from inferometer.probe.kserve import ModelFacts
 from inferometer.tensors import Tensor, TensorSpec, shown
+from inferometer.workload import fill as filling
+from inferometer.workload import image_tensors, input_files
 
 Shapes = dict[str, tuple[int, ...]]
 
-_NUMPY = b"\x93NUMPY"
-_IMAGE = re.compile(r"image|img|photo|picture|jpe?g|png", re.IGNORECASE)
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -46,21 +45,24 @@ def build(options: InferFlags, facts: ModelFacts) -> tuple[InputTensor, ...]:
     shapes = _shapes(options, specs)
     given = {spec.name: _parsed(text, spec, shapes.get(spec.name)) for text, spec in _named_inputs(options, specs)}
     if options.images:
-        formats = image.formats(config)
+        formats = image_tensors.formats(config)
+        paths = [path for one in options.images for path in image_tensors.paths_of(one)]
         left = [spec for spec in specs if spec.name not in given]
-        spec = _for_image(left, specs, formats, _optional(specs, config))
+        spec = image_tensors.input_for(left, specs, formats, _optional(specs, config))
         wanted = TensorSpec(spec.name, spec.datatype, shapes.get(spec.name, spec.shape))
-        _check_batch(len(options.images), facts)
-        tensors.check_room([_sized(wanted, len(options.images))], "--image", over_grpc, as_json)
-        given[spec.name] = InputTensor(
-            *image.to_tensor(options.images, wanted, options.scaling, formats.get(spec.name, ""))
+        _check_batch(len(paths), facts)
+        tensors.check_room([_sized(wanted, len(paths))], "--image", over_grpc, as_json)
+        preparation = image_tensors.Preparation(
+            options.scaling, image_tensors.crop_of(options.crop) if options.crop else None
         )
+        made = image_tensors.to_tensor(paths, wanted, formats.get(spec.name, ""), preparation)
+        given[spec.name] = InputTensor(*made)
         _check_fit(given[spec.name].tensor, spec)
     generated = _to_generate(options, specs, given, shapes, _optional(specs, config))
     where = "--shape" if shapes else f"the model {facts.metadata.name}"
     tensors.check_room(generated, where, over_grpc, as_json, zeros=fill == "zeros")
-    generator = np.random.default_rng()
-    given |= {spec.name: _generated(spec, fill, generator) for spec in generated}
+    seed = secrets.randbits(64)
+    given |= {spec.name: _generated(spec, fill, seed) for spec in generated}
     return tuple(given[spec.name] for spec in specs if spec.name in given)
 
 
@@ -100,10 +102,9 @@ def _check_batch(count: int, facts: ModelFacts) -> None:
         )
 
 
-def _generated(spec: TensorSpec, fill: str, generator: np.random.Generator) -> InputTensor:
-    if fill == "zeros":
-        return InputTensor(tensors.zeros(spec.name, spec.datatype, spec.shape), "zeros")
-    return InputTensor(tensors.random(spec.name, spec.datatype, spec.shape, generator), "random")
+def _generated(spec: TensorSpec, fill: str, seed: int) -> InputTensor:
+    how = filling.filling_of(fill, spec.name, spec.datatype)
+    return InputTensor(filling.generate(spec, how, seed, 0), how if isinstance(how, str) else "random")
 
 
 # --- names and shapes ------------------------------------------------------------------------------------------------
@@ -155,29 +156,6 @@ def _shapes(options: InferFlags, specs: Sequence[TensorSpec]) -> Shapes:
     return found
 
 
-def _for_image(
-    left: Sequence[TensorSpec], specs: Sequence[TensorSpec], formats: dict[str, str], optional: set[str]
-) -> TensorSpec:
-    """The input for the image: the only one, or the only one that an image fits.
-
-    If both the pixels and the file are optional inputs, the file is given.
-    """
-    suitable = [spec for spec in left if image.is_image(spec, formats.get(spec.name, ""))]
-    byte_inputs = [spec for spec in left if spec.datatype == "BYTES"]
-    image_files = [spec for spec in byte_inputs if spec.name in optional and _IMAGE.search(spec.name)]
-    if all(spec.name in optional for spec in suitable) and len(image_files) == 1:
-        return image_files[0]
-    chosen = suitable or byte_inputs
-    if len(left) == 1:
-        return left[0]
-    if len(chosen) != 1:
-        raise UserError(
-            f"--image: the model's inputs are {_listed(specs) or 'none'}: it is not clear which one the image is for",
-            "give the others with --input NAME=...",
-        )
-    return chosen[0]
-
-
 def _check_fit(tensor: Tensor, spec: TensorSpec) -> None:
     wrong = tensors.misfit(tensor, spec)
     if wrong:
@@ -189,47 +167,14 @@ def _check_fit(tensor: Tensor, spec: TensorSpec) -> None:
 
 def _parsed(text: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> InputTensor:
     if text.startswith("@"):
-        made, source = _from_file(text[1:], spec, shape), text[1:]
+        data = files.read(text[1:], f"--input {spec.name}")
+        made, source = input_files.from_file(text[1:], data, spec, shape), text[1:]
     elif spec.datatype == "BYTES":
-        made, source = _shaped(np.array([text.encode()], object), spec, shape), "given"
+        made, source = input_files.shaped(np.array([text.encode()], object), spec, shape), "given"
     else:
-        made, source = _shaped(_numbers(text, spec), spec, shape), "given"
+        made, source = input_files.shaped(_numbers(text, spec), spec, shape), "given"
     _check_fit(made, spec)
     return InputTensor(made, source)
-
-
-def _from_file(path: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
-    data = files.read(path, f"--input {spec.name}")
-    if data.startswith(_NUMPY) or path.endswith(".npy"):
-        return _from_array(_loaded(path, data), spec, shape)
-    if spec.datatype == "BYTES":
-        return _shaped(np.array([data], object), spec, shape)
-    size = tensors.datatype_of(spec.name, spec.datatype).size
-    if len(data) % size:
-        raise UserError(
-            f"tensor {spec.name}: {path} has {len(data)} bytes, which is not a whole number of {spec.datatype} elements",
-            "give an .npy file, or the raw data",
-        )
-    full = shape or fitting(spec, len(data) // size)
-    made = Tensor(spec.name, spec.datatype, full, data)
-    tensors.check(made)
-    return made
-
-
-def _loaded(path: str, data: bytes) -> NDArray[Any]:
-    try:
-        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path} cannot be read: {error}", "save it with numpy.save, without objects") from None
-    return array
-
-
-def _from_array(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
-    """An array keeps its shape; a batch dimension of 1 is added if that is all it lacks."""
-    if shape is not None:
-        return _shaped(array, spec, shape)
-    lacks_batch = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (-1, 1)
-    return _typed(array[np.newaxis] if lacks_batch else array, spec)
 
 
 def _numbers(text: str, spec: TensorSpec) -> NDArray[Any]:
@@ -257,35 +202,3 @@ def _float(text: str, spec: TensorSpec) -> float:
             f"tensor {spec.name}: {text:.60} does not fit into {spec.datatype}", "write inf if you mean infinity"
         )
     return value
-
-
-def _shaped(array: NDArray[Any], spec: TensorSpec, shape: tuple[int, ...] | None) -> Tensor:
-    full = shape if shape is not None else fitting(spec, array.size)
-    if math.prod(full) != array.size:
-        raise UserError(
-            f"tensor {spec.name}: the shape {shown(full)} is {math.prod(full)} elements; {array.size} were given",
-            "give that many, or another --shape",
-        )
-    return _typed(array.reshape(full), spec)
-
-
-def _typed(array: NDArray[Any], spec: TensorSpec) -> Tensor:
-    try:
-        return tensors.from_numpy(spec.name, array, spec.datatype)
-    except UserError as error:
-        raise UserError(error.what, f"the model expects {spec.datatype} {shown(spec.shape)}") from None
-
-
-def fitting(spec: TensorSpec, count: int) -> tuple[int, ...]:
-    """The shape in which the model takes `count` elements: the last open dimension takes them all, the others are 1."""
-    open_dimensions = [index for index, size in enumerate(spec.shape) if size < 0]
-    shape = [1 if size < 0 else size for size in spec.shape]
-    known = math.prod(shape)
-    if open_dimensions and known and count % known == 0:
-        shape[open_dimensions[-1]] = count // known
-    if math.prod(shape) != count:
-        raise UserError(
-            f"tensor {spec.name}: the model expects the shape {shown(spec.shape)}; {count} elements were given",
-            f"give a number that fits, or --shape {spec.name}=...",
-        )
-    return tuple(shape)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from inferometer import schedule, workload
 from inferometer.config.data import Data, Mix, Tensors
+from inferometer.config.loads import Replay
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
 from inferometer.preview.prefixes import SharedPrefixes
@@ -111,7 +112,8 @@ def survey(
     the name of its class; then all of the workload is looked at, unless `count` says otherwise.
     """
     spec = _complete(config.data)
-    plan = schedule.plan(config.load, config.seed) if has_load else None
+    arrivals = workload.arrivals(spec) if isinstance(config.load, Replay) else None
+    plan = schedule.plan(config.load, config.seed, arrivals=arrivals) if has_load else None
     planned = schedule.total_requests(plan) if plan is not None else None
     distinct = workload.distinct(spec)
     there_are = planned or distinct or _DEFAULT

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from inferometer import __version__
+from inferometer.tensors import Tensor
 from inferometer.types import Request
 from inferometer.wire.history import joined
 from inferometer.wire.kserve.http import ShmRef
@@ -90,5 +91,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     sequenced: Sequenced = Sequenced()
     first_index: int = 0
     """The index of the first request to encode among all requests of the shard, which is what sequences and shared memory go by."""
+    expected: tuple[tuple[Tensor, ...], ...] = ()
+    """The outputs that the response to each request must have; empty: responses are not checked."""
     shared: SharedRefs | None = None
     """The tensors' addresses if they are passed through shared memory."""

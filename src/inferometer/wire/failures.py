@@ -14,6 +14,7 @@ CODES = {
     "not_streamed": "the server sent the response in one piece although streaming was requested",
     "malformed_json": "an event or body is not the JSON that the API specifies",
     "malformed_http": "the response is not valid HTTP/1.1",
+    "wrong_output": "the response is not what the data says that it must be (data.validate)",
     "empty": "the response is complete, but carries no token although tokens were requested",
     "truncated": "the stream ended without [DONE] or a finish reason",
     "cut_short": "the connection or stream closed in the middle of the response",

@@ -5,8 +5,9 @@
     datasets/         prompts, conversations and whole requests from files, hubs and Python code
     mix.py            traffic classes, each with data of its own
     conversation.py   sessions: conversations of several turns
-    tensors.py        tensors, generated from a model's metadata or read from a file
-    tensor_files.py   the formats of such files
+    tensors.py        tensors, generated from a model's metadata (fill.py, random_tensors.py) or read from a file
+    tensor_files.py   the formats of such files; input_files.py  a file of one input
+    images.py         images, which image_tensors.py turns into tensors
     traces/           recorded traces: lengths, shared prefixes, sessions and arrivals
     messages.py       messages for a gRPC method
     lengths.py        lengths of prompts and responses, by a number or a distribution
@@ -274,9 +275,9 @@ def digest(spec: Data, seed: int) -> str:
     settings.pop("tokenizer", None)
     settings.pop("corpus", None)
     sample = _SAMPLE
-    if isinstance(spec, Tensors):
+    if isinstance(spec, Tensors | Images):
         sample = _TENSOR_SAMPLE
-        settings["fill"] = "@" if spec.fill.startswith("@") else spec.fill
+        settings["fill"] = tensors.portable_fill(spec.fill)
     first = build(spec, seed, range(min(sample, distinct(spec) or sample)))
     parts = (
         msgspec.json.encode([settings, seed], order="sorted"),

@@ -3,8 +3,8 @@
     {"data": [{"INPUT0": [1, 2, 3], "INPUT1": {"content": [4, 5], "shape": [2]}, "INPUT2": {"b64": "..."}}, ...]}
 
 JSON: each entry of `data` is a request. A list of entries is a stream: a sequence, or requests to send one after the other.
-If there is no such list, all entries form one stream; if there are some, an entry outside of them is its own stream. Other
-keys of the file, such as `validation_data`, are ignored.
+If there is no such list, all entries form one stream; if there are some, an entry outside of them is its own stream. An entry may
+leave out optional inputs. `validation_data` has the outputs that the response to each entry must have, in the same form.
 
 Folder: one request, with a file for each input, named like the input. It holds raw numbers in the byte order of the
 protocol or, for BYTES, one string per line.
@@ -30,10 +30,13 @@ from numpy.typing import NDArray
 from inferometer import tensors
 from inferometer.config.data import TensorInput, Tensors
 from inferometer.errors import UserError
-from inferometer.tensors import Tensor
+from inferometer.tensors import Tensor, TensorSpec
+from inferometer.workload import image_tensors, input_files
 
 Payload = tuple[Tensor, ...]
 Entry = dict[str, Any]
+_Input = tuple[str, str, tuple[int, ...], bool]
+"""Name, datatype and shape of an input, and whether it is optional: a key of caches."""
 
 
 @cache
@@ -57,14 +60,38 @@ def content(path: str) -> bytes:
 
 def payloads(spec: Tensors) -> list[Payload]:
     """All requests in the file."""
-    path = spec.fill[1:]
-    inputs = tuple((one.name, one.datatype, tuple(one.shape)) for one in spec.inputs)
+    path = spec.file
+    assert path is not None
+    inputs = tuple((one.name, one.datatype, tuple(one.shape), one.optional) for one in spec.inputs)
     return _payloads(path, inputs, spec.batch)
 
 
+def tensors_of(path: str, one: TensorInput, batch: int) -> list[Tensor]:
+    """The tensors of one input in a file of its own, one per request: a JSON file may have several.
+
+    If the shape of the input has open sizes, a file of raw data has the shape that fits.
+    """
+    return _tensors_of(path, (one.name, one.datatype, tuple(one.shape), False), batch)
+
+
 @cache
-def _payloads(path: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...], batch: int) -> list[Payload]:
-    specs = [TensorInput(name, datatype, list(shape)) for name, datatype, shape in inputs]
+def _tensors_of(path: str, given: _Input, batch: int) -> list[Tensor]:
+    name, datatype, shape, _ = given
+    key, spec = f"data.fill.{name}", TensorSpec(name, datatype, shape)
+    if path.endswith((".json", ".npz")):
+        return [payload[0] for payload in _payloads(path, (given,), batch)]
+    data = input_files.read_bytes(path, key)
+    if path.lower().endswith(image_tensors.SUFFIXES) and datatype != "BYTES":
+        return [image_tensors.to_tensor([path], spec)[0]]
+    try:
+        return [input_files.from_file(path, data, spec, None if -1 in shape else shape)]
+    except UserError as error:
+        raise UserError(f"{path}: {error.what}", error.remedy, key) from None
+
+
+@cache
+def _payloads(path: str, inputs: tuple[_Input, ...], batch: int) -> list[Payload]:
+    specs = [TensorInput(name, datatype, list(shape), optional) for name, datatype, shape, optional in inputs]
     if path.endswith((".npy", ".npz")):
         return [_from_arrays(path, specs)]
     if Path(path).expanduser().is_dir():
@@ -100,10 +127,12 @@ def _entries(path: str) -> list[Entry]:
 
 
 @cache
-def _parsed(path: str) -> list[list[Entry]]:
+def _parsed(path: str, key: str = "data") -> list[list[Entry]]:
     try:
         tree = json.loads(read(path), parse_float=partial(_finite, path))
-        return _streams(tree["data"])
+        if key not in tree and key != "data":
+            return []
+        return _streams(tree[key])
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"data.fill: {path} is not JSON in the format of perf_analyzer's --input-data",
@@ -136,6 +165,8 @@ def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequen
     steps = [(first + j) % len(entries) for j in range(batch)]
     payload = []
     for one in specs:
+        if one.optional and not any(one.name in entries[step] for step in steps):
+            continue
         parts = [_tensor(path, entries[step], step, one) for step in steps]
         data = b"".join(part.data for part in parts)
         shape = parts[0].shape
@@ -151,11 +182,93 @@ def _request(path: str, entries: list[dict[str, Any]], first: int, specs: Sequen
     return tuple(payload)
 
 
+# --- expected outputs ------------------------------------------------------------------------------------------------
+
+
+def expected_names(path: str) -> set[str]:
+    """The outputs that the file has `validation_data` for."""
+    is_json = not path.endswith((".npy", ".npz")) and not Path(path).expanduser().is_dir()
+    found = {
+        name for stream in (_parsed(path, "validation_data") if is_json else ()) for entry in stream for name in entry
+    }
+    if not found:
+        raise UserError(
+            f"{path} has no validation_data to compare responses with",
+            'add "validation_data": [{"OUTPUT0": [...]}, ...] with an entry for each one of data',
+            "data.validate",
+        )
+    return found
+
+
+def expected(spec: Tensors) -> list[Payload]:
+    """The outputs that the response to each request must have. Their shapes are not known: they are flat."""
+    path = spec.file
+    assert path is not None
+    streams, sent = _parsed(path, "validation_data"), _parsed(path)
+    if [len(stream) for stream in streams] != [len(stream) for stream in sent]:
+        counts = (sum(map(len, streams)), sum(map(len, sent)))
+        raise UserError(
+            f"{path}: validation_data has {counts[0]} entries for the {counts[1]} of data, or other sequences",
+            "give an entry with the outputs for each entry of data",
+            "data.validate",
+        )
+    entries = [entry for stream in streams for entry in stream]
+    made = [_outputs(path, entry, step, spec.outputs) for step, entry in enumerate(entries)]
+    batches = [[made[(first + j) % len(made)] for j in range(spec.batch)] for first in range(0, len(made), spec.batch)]
+    return [_joined(batch) for batch in batches]
+
+
+def _outputs(path: str, entry: Entry, step: int, outputs: Sequence[TensorInput]) -> dict[str, Tensor]:
+    found = {}
+    for one in outputs:
+        if one.name in entry:
+            value = entry[one.name]
+            content = value["content"] if isinstance(value, dict) and "content" in value else value
+            count = len(content) if isinstance(content, list) else -1
+            spec = TensorInput(one.name, one.datatype, [count])
+            found[one.name] = _expected_tensor(f"data.fill: {path}, validation_data {step}", content, spec)
+    return found
+
+
+def _expected_tensor(where: str, content: Any, spec: TensorInput) -> Tensor:
+    try:
+        if isinstance(content, dict):
+            data = base64.b64decode(content["b64"], validate=True)
+            size = tensors.datatype_of(spec.name, spec.datatype).size
+            count = len(data) // size if size else tensors.count_bytes(data)
+            return Tensor(spec.name, spec.datatype, (count,), data)
+        return tensors.from_json(spec.name, spec.datatype, spec.shape, content)
+    except UserError as error:
+        raise UserError(f"{where}: {error.what}", error.remedy or "give values of the output's datatype") from None
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise UserError(
+            f"{where}: {spec.name} is neither a list nor base64", 'write [1, 2] or {"b64": "..."}'
+        ) from None
+
+
+def _joined(batch: list[dict[str, Tensor]]) -> Payload:
+    """The outputs of a batch, one entry after the other; only those that every entry has."""
+    names = [name for name in batch[0] if all(name in one for one in batch)]
+    joined = []
+    for name in names:
+        parts = [one[name] for one in batch]
+        data = b"".join(part.data for part in parts)
+        joined.append(Tensor(name, parts[0].datatype, (sum(part.shape[0] for part in parts),), data))
+    return tuple(joined)
+
+
+# --- one tensor ------------------------------------------------------------------------------------------------------
+
 _GIVE_SHAPE = 'give its shape in data.shape, or beside the data: {"content": [...], "shape": [...]}'
 
 
 def _tensor(path: str, entry: dict[str, Any], step: int, spec: TensorInput) -> Tensor:
     where = f"data.fill: {path}, entry {step}"
+    if spec.name not in entry and "payload" in entry:
+        raise UserError(
+            f"data.fill: {path}: its entries are requests of OpenAI's API (`payload`), not tensors",
+            "use {server.api} chat with data.type: jsonl, and one prompt or list of messages per line",
+        )
     if spec.name not in entry:
         raise UserError(f"{where} has no {spec.name}", f"it has {', '.join(entry) or 'no tensors'}")
     value = entry[spec.name]

@@ -11,11 +11,12 @@ import grpc
 import numpy as np
 import pytest
 from grpc_peer import PATIENCE_S, Served, Stub, a_request, dialled, failure, serving
+from tensor_maker import random
 from waiting import until
 
 from inferometer.serve.kserve import backpressure, messages
 from inferometer.serve.settings import Limits
-from inferometer.tensors import DATATYPES, Tensor, random, to_numpy
+from inferometer.tensors import DATATYPES, Tensor, to_numpy
 from inferometer.wire import server_timing
 from inferometer.wire.kserve import grpc as client
 from inferometer.wire.kserve.http import InferOptions, InferResponse

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensor_maker import random
 
 from inferometer.serve.models.batches import join, split
 from inferometer.serve.models.types import Inference, Refused
-from inferometer.tensors import DATATYPES, Tensor, random
+from inferometer.tensors import DATATYPES, Tensor
 
 
 def request(rows: int, tensors: list[Tensor]) -> Inference:

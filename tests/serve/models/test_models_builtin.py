@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_fakes import TENSORS, Call, flat, fp32, run, serving
 from prometheus_client.parser import text_string_to_metric_families
+from tensor_maker import random
 
 from inferometer.errors import UserError
 from inferometer.serve import metrics
 from inferometer.serve.backends import identity
 from inferometer.serve.models.registry import Models
-from inferometer.tensors import DATATYPES, Tensor, random
+from inferometer.tensors import DATATYPES, Tensor
 
 MS = 1_000_000
 

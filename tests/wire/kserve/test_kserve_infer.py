@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from responses import http
+from tensor_maker import random
 
 from inferometer.errors import UserError
-from inferometer.tensors import DATATYPES, Tensor, from_numpy, random, to_json, zeros
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, to_json, zeros
 from inferometer.types import End, Event, Fail
 from inferometer.wire.http1 import ResponseDecoder
 from inferometer.wire.kserve.http import (

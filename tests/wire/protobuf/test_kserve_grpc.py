@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensor_maker import random
 
 from inferometer.errors import UserError
-from inferometer.tensors import DATATYPES, Tensor, from_numpy, random, zeros
+from inferometer.tensors import DATATYPES, Tensor, from_numpy, zeros
 from inferometer.wire import protobuf
 from inferometer.wire.kserve import grpc
 from inferometer.wire.kserve.http import InferOptions, InferResponse, ShmOutput, ShmRef

@@ -4,7 +4,7 @@ from inferometer.config.data.datasets import Csv, Hub, Jsonl, OpenAiBatch, Parqu
 from inferometer.config.data.generated import PrefixTier, Random, SharedPrefix, Synthetic
 from inferometer.config.data.mix import Mix, TrafficClass, Unmixed, class_headers
 from inferometer.config.data.sessions import Conversation
-from inferometer.config.data.tensors import Images, Messages, TensorInput, Tensors
+from inferometer.config.data.tensors import Images, InputFill, Messages, TensorInput, Tensors
 from inferometer.config.data.traces import Trace
 
 Data = Unmixed | Mix
@@ -15,6 +15,7 @@ __all__ = [
     "Data",
     "Hub",
     "Images",
+    "InputFill",
     "Jsonl",
     "Messages",
     "Mix",

@@ -6,12 +6,12 @@ from itertools import islice
 
 from inferometer.apis import APIS
 from inferometer.tensors import Tensor
-from inferometer.types import Calls, Decoder, Request
+from inferometer.types import Calls, Decoder, Request, ResponseCheck
 from inferometer.wire import grpc as grpc_wire
 from inferometer.wire import grpc_method
 from inferometer.wire.context import USER_AGENT, CallContext, model_of, prompt_text
 from inferometer.wire.http1 import BodyDecoder, TimedResponseDecoder, class_heads, numbered
-from inferometer.wire.kserve import generate, grpc, http
+from inferometer.wire.kserve import generate, grpc, http, validation
 from inferometer.wire.kserve.http import CountedResponse, InferOptions
 
 
@@ -29,6 +29,9 @@ def _encode_http(context: CallContext, requests: Sequence[Request]) -> Calls:
     path, headers = http.infer_path(context.model, context.version), USER_AGENT | context.headers
     heads, tails = numbered(context.targets, path, headers, bodies, context.tag)
     own_heads = class_heads(context.targets, path, headers, context.tag, context.class_headers)
+    if context.expected:
+        check = validation.OutputCheck(context.expected, validation.read_http)
+        return _tensor_calls(context, heads, own_heads, tails, check, decoder=validation.KeptDecoder)
     return _tensor_calls(context, heads, own_heads, tails, decoder=partial(_decoder, CountedResponse))
 
 
@@ -40,7 +43,17 @@ def _encode_grpc(context: CallContext, requests: Sequence[Request]) -> Calls:
     path = grpc.STREAM_INFER if context.stream else grpc.INFER
     response = partial(grpc_wire.GrpcResponse, True, grpc.stream_error) if context.stream else grpc_wire.GrpcResponse
     heads, own_heads = grpc_method.heads(context, path), grpc_method.class_heads(context, path)
+    if context.expected:
+        check = validation.OutputCheck(
+            context.expected, validation.read_stream if context.stream else validation.read_grpc
+        )
+        kept = partial(_kept_response, context.stream)
+        return _tensor_calls(context, heads, own_heads, tuple(tails), check, response=kept)
     return _tensor_calls(context, heads, own_heads, tuple(tails), response=response)
+
+
+def _kept_response(streamed: bool) -> validation.KeptResponse:
+    return validation.KeptResponse(streamed, grpc.stream_error if streamed else None, [])
 
 
 def _inferences(
@@ -70,6 +83,7 @@ def _tensor_calls(
     heads: tuple[bytes, ...],
     class_heads: tuple[tuple[bytes, ...], ...],
     tails: tuple[bytes, ...],
+    check: ResponseCheck | None = None,
     **create: Callable[[], object],
 ) -> Calls:
     return Calls(
@@ -80,6 +94,7 @@ def _tensor_calls(
         n_out=(0,) * len(tails),
         counts_tokens=False,
         sequences=context.sequenced.lengths,
+        check=check,
         **create,  # type: ignore[arg-type]
     )
 
