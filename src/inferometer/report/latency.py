@@ -38,7 +38,10 @@ def latency(run: Run, summary: Summary, width: int) -> RenderableType:
     shown = [summary.metrics[name] for name in [*names, *service, "lag"]]
     counts_requests = summary.sessions is not None and run.manifest.plan[0].unit == "requests"
     waiting = "a turn that was due" if counts_requests else "a free user"
-    notes = [_legend(names, is_open, waiting), *_footnotes(shown, [str(column.header).strip() for column in table.columns])]
+    notes = [
+        _legend(names, is_open, waiting),
+        *_footnotes(shown, [str(column.header).strip() for column in table.columns]),
+    ]
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
