@@ -29,7 +29,7 @@ from inferometer.workload import lengths, tokenizer
 from inferometer.workload.datasets import files, hub, python_code
 from inferometer.workload.datasets.conversations import Record
 from inferometer.workload.datasets.selection import select
-from inferometer.workload.datasets.turns import Step, steps
+from inferometer.workload.datasets.steps import Step, steps
 
 DEFAULT_OUTPUT = 128
 """Tokens requested with `output: reference` for a row that has no reference response."""
