@@ -24,6 +24,9 @@ from inferometer.wire.failures import bounded
 from inferometer.wire.http1 import BodyDecoder, ResponseDecoder, class_heads, error_message, not_json, numbered, tail
 from inferometer.wire.sse import EventStream
 
+_LIMITS = {"max_tokens", "max_completion_tokens"}
+"""Fields that limit the response. A request that has one of its own gets no other."""
+
 
 def encode_chat(context: CallContext, requests: Sequence[Request]) -> Calls:
     """Encode requests to `/v1/chat/completions`."""
@@ -90,7 +93,8 @@ def completion_body(context: CallContext, request: Request) -> bytes:
 
 
 def _options(context: CallContext, request: Request) -> dict[str, object]:
-    options: dict[str, object] = {context.max_tokens_field: request.n_out} if request.n_out else {}
+    has_limit = not request.n_out or _LIMITS & request.options.body.keys()
+    options: dict[str, object] = {} if has_limit else {context.max_tokens_field: request.n_out}
     if context.stream:
         options["stream"] = True
         if context.usage:

@@ -1,16 +1,18 @@
 """Prompts, conversations and whole requests from files, hubs and Python code. Request i uses row i modulo their number.
 
-rows.py           rows that are read when they are needed: JSON and lines
-arrow.py          the same for CSV, Parquet and Arrow
-files.py          opens a file in whatever format it is
-hub.py            datasets from a hub
-python_code.py    requests that a user's function generates
-conversations.py  ShareGPT's and OpenAI's messages in one form: exchanges
-shapes.py         which columns are the prompt, the response and so on
-batch.py          lines of OpenAI's batch API
-selection.py      which rows are used: broken ones are skipped, others are filtered by length
-turns.py          what is sent of a conversation
-convert.py        `inferometer data convert`
+    rows.py           rows that are read when they are needed: JSON and lines
+    arrow.py          the same for CSV, Parquet and Arrow
+    files.py          opens a file in whatever format it is
+    hub.py            datasets from a hub
+    python_code.py    requests that a user's function generates
+    conversations.py  ShareGPT's and OpenAI's messages in one form: exchanges
+    shapes.py         which columns are the prompt, the response and so on
+    batch.py          lines of OpenAI's batch API
+    selection.py      which rows are used: broken ones are skipped, others are filtered by length
+    steps.py          what is sent of a conversation
+    convert.py        `inferometer data convert`
+
+A source gives rows, a row becomes a record, and a record becomes a request or a session.
 """
 
 import hashlib
@@ -29,7 +31,7 @@ from inferometer.workload import lengths, tokenizer
 from inferometer.workload.datasets import files, hub, python_code
 from inferometer.workload.datasets.conversations import Record
 from inferometer.workload.datasets.selection import select
-from inferometer.workload.datasets.turns import Step, steps
+from inferometer.workload.datasets.steps import Step, steps
 
 DEFAULT_OUTPUT = 128
 """Tokens requested with `output: reference` for a row that has no reference response."""

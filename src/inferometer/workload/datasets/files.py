@@ -82,8 +82,8 @@ def open_rows(name: str, kind: str) -> Rows:
     ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     reader = _READERS.get(ending)
     if reader is None or (reader is read_text and kind == "csv"):
-        with readable(path):
-            start = path.open("rb").read(4)
+        with readable(path), path.open("rb") as file:
+            start = file.read(4)
         reader = _MAGIC.get(start) or _FALLBACK.get(kind) or read_json
     if reader in (arrow.read_parquet, arrow.read_arrow):
         with readable(path):

@@ -73,11 +73,16 @@ def _download(spec: Hub, file: Path) -> None:
         rows = [msgspec.json.encode(row, enc_hook=_shown) for row in islice(stream, spec.rows)]
     except Exception as error:
         raise _failed(spec, error) from None
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "wb") as written:
-        written.writelines(row + b"\n" for row in rows)
-    Path(temporary).replace(file)  # another process may write the same at the same time
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(descriptor, "wb") as written:
+            written.writelines(row + b"\n" for row in rows)
+        Path(temporary).replace(file)  # another process may write the same at the same time
+    except OSError as error:
+        raise UserError(
+            f"{file.parent} cannot be written: {error.strerror}", "set XDG_CACHE_HOME to a folder with room"
+        ) from None
 
 
 def _shown(value: object) -> str:

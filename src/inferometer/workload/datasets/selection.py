@@ -16,7 +16,7 @@ from inferometer.workload import tokenizer
 from inferometer.workload.datasets import batch, files, hub, python_code, shapes
 from inferometer.workload.datasets.conversations import Record
 from inferometer.workload.datasets.rows import Row, Rows
-from inferometer.workload.datasets.turns import output_length, sends_turns, steps
+from inferometer.workload.datasets.steps import output_length, sends_turns, steps
 
 _BLOCK = 1024
 FORM = '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"turns": ["...", "..."]}'

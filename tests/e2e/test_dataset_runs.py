@@ -140,3 +140,13 @@ def test_a_batch_file_for_another_api_does_not_start_a_run(tmp_path: Path) -> No
         measure(
             tmp_path / "runs", "http://127.0.0.1:9", data={"type": "openai-batch", "path": str(tmp_path / "a.jsonl")}
         )
+
+
+def test_a_request_with_a_limit_of_its_own_gets_no_other(tmp_path: Path) -> None:
+    body = {"messages": MESSAGES, "max_completion_tokens": 2}
+    write_lines(tmp_path / "a.jsonl", {"custom_id": "1", "url": "/v1/chat/completions", "body": body})
+    bodies: list[Any] = []
+    with scripted(noting(bodies)) as url:
+        run, _ = measure(tmp_path / "runs", url, data={"type": "openai-batch", "path": str(tmp_path / "a.jsonl")})
+    assert not any("max_tokens" in body for body in bodies)
+    assert set(run.records.rows["n_want"].tolist()) == {2}
