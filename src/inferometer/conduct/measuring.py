@@ -64,7 +64,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     _check_sessions(config)
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
-    config = _completed(config, reached)
+    config = completed(config, reached)
     probe = probed(config, reached, tag, show)
     plan = schedule.plan(config.load, config.seed, probe.e2e_ns)
     shards, because = process_count(config, plan, probe)
@@ -178,15 +178,15 @@ def _check_sessions(config: Config) -> None:
         )
 
 
-def _completed(config: Config, reached: reach.Reached) -> Config:
+def completed(config: Config, reached: reach.Reached) -> Config:
     """Complete the config with what the server reports about its model."""
     if not isinstance(config.data, Tensors | Images):
         return config
     if isinstance(config.data, Tensors):
         config = _sequenced(config, reached)
-    completed = msgspec.structs.replace(config, data=_completed_data(config, reached))
-    check_streams(completed, longest_sequence(completed))
-    return completed
+    config = msgspec.structs.replace(config, data=_completed_data(config, reached))
+    check_streams(config, longest_sequence(config))
+    return config
 
 
 def _completed_data(config: Config, reached: reach.Reached) -> Tensors | Images:
