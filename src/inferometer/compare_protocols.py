@@ -1,9 +1,10 @@
 """Compares what the protocols cost: the same model over gRPC unary, gRPC streaming, HTTP with binary tensors, and HTTP JSON.
 
-A cell of the comparison is one protocol with one tensor size. Each cell is an ordinary closed-loop run per round, stored and
-checked like any other. All protocols send the same tensor of random numbers, generated once per size. They take turns: in
-each round all protocols run at one size before the next size, and each time a different protocol starts, so that a machine
-that slows down over time does not favor one of them.
+A cell of the comparison is one protocol with one request size. Each cell is an ordinary closed-loop run per round, stored and
+checked like any other. A model with one input of any size is measured with tensors of several sizes, each generated once; any
+other model with the data section that is given, or with random inputs, which have one size. All protocols send the same requests.
+They take turns: in each round all protocols run at one size before the next size, and each time a different protocol starts, so
+that a machine that slows down over time does not favor one of them.
 
     mean = server + network
 
@@ -18,13 +19,15 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
-from inferometer import conduct, tensors, triton_client
+from inferometer import conduct, tensors, triton_client, workload
 from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
+from inferometer.conduct.measuring import completed
 from inferometer.config import from_mapping
 from inferometer.config.schema import Config
 from inferometer.errors import UserError
@@ -32,6 +35,7 @@ from inferometer.probe import reach
 from inferometer.probe.kserve import ModelFacts
 from inferometer.probe.roundtrip import OtherProtocol
 from inferometer.store.folder import disk_errors
+from inferometer.tensors import Tensor
 from inferometer.workload import random_tensors
 
 _NOT_IN_JSON = ("FP16", "BF16", "BYTES")
@@ -46,8 +50,10 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     grpc: str | None = None
     """URLs of the HTTP and the gRPC port; the protocols of a port without a URL are left out."""
     model: str = "identity"
-    sizes: tuple[int, ...] = (1_000, 100_000, 10_000_000)
-    """Sizes of the tensor in bytes."""
+    sizes: tuple[int, ...] = ()
+    """Sizes of the tensor in bytes; empty: SIZES if the model has one input of any size, otherwise those of its random inputs."""
+    data: dict[str, Any] | None = None
+    """The data section of the runs, instead of tensors of these sizes."""
     concurrency: int = 1
     duration: float = 3.0
     """Seconds per run, unless `requests` is given."""
@@ -60,28 +66,35 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Config keys of the server, in the format of `--set`."""
 
 
+SIZES = (1_000, 100_000, 10_000_000)
+"""The default sizes of the tensor in bytes."""
+
 CellKey = tuple[str, int]
 """A protocol and a size."""
+Data = dict[str, Any]
+"""A data section of the config."""
 
 
 def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], None] = lambda *_: None) -> Comparison:
     """Measure all cells. `note` is called when a run starts: its number, the number of runs, its protocol and its size."""
     protocols = protocols_of(options)
-    model, urls = _reach(options, protocols)
-    _check_sizes(options.sizes, model)
-    order = run_order(protocols, options.sizes, options.rounds)
+    reached, urls = _reach(options, protocols)
+    model = reached.facts
+    assert model is not None
     measured: dict[CellKey, list[Measured]] = {}
     interrupted = False
     with _folder(options.out) as folder:
-        payloads = {size: _payload(folder, size, model) for size in options.sizes}
+        data = _data(options, reached, folder)
+        protocols, left_out = _without_json(options, protocols, reached, data)
+        order = run_order(protocols, list(data), options.rounds)
         for number, (protocol, size) in enumerate(order, 1):
             note(number, len(order), protocol, size)
-            run, summary = conduct.measure(config_of(options, protocol, payloads[size], folder, model))
+            run, summary = conduct.measure(_config(options, protocol, data[size], folder))
             measured.setdefault((protocol, size), []).append((run, summary))
             if run.manifest.outcome.interrupted:
                 interrupted = True
                 break
-        keys = [(protocol, size) for size in options.sizes for protocol in protocols if (protocol, size) in measured]
+        keys = [(protocol, size) for size in data for protocol in protocols if (protocol, size) in measured]
         cells = tuple(cell_of(*key, measured[key], options.out is not None) for key in keys)
     first = next(iter(measured.values()))[0][0].manifest
     return Comparison(
@@ -95,6 +108,7 @@ def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], Non
         requests=options.requests,
         rounds=options.rounds,
         interrupted=interrupted,
+        left_out=left_out,
         cells=cells,
     )
 
@@ -121,12 +135,12 @@ def protocols_of(options: ComparisonOptions) -> list[str]:
     return protocols
 
 
-def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[ModelFacts, dict[bool, str]]:
+def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[reach.Reached, dict[bool, str]]:
     """Query both ports for the model, which must be the same.
 
-    Returns its description, and the URLs of the ports without credentials: that of gRPC under True, of HTTP under False.
+    Returns what the first said, and the URLs of the ports without credentials: that of gRPC under True, of HTTP under False.
     """
-    models: list[ModelFacts] = []
+    found: list[reach.Reached] = []
     urls: dict[bool, str] = {}
     for protocol in protocols:
         is_grpc = PROTOCOLS[protocol].grpc
@@ -134,17 +148,16 @@ def _reach(options: ComparisonOptions, protocols: Sequence[str]) -> tuple[ModelF
             reached = reach.reach(_config(options, protocol).server)
         except OtherProtocol as error:
             raise UserError(error.what, _right_port(options, is_grpc)) from None
-        assert reached.facts is not None
-        triton_client.only_input(reached.facts)
-        models.append(reached.facts)
+        found.append(reached)
         urls[is_grpc] = reached.targets[0].url
-    first, last = models[0].metadata, models[-1].metadata
+    assert found[0].facts is not None and found[-1].facts is not None
+    first, last = found[0].facts.metadata, found[-1].facts.metadata
     if (first.inputs, first.outputs) != (last.inputs, last.outputs):
         raise UserError(
             f"{' and '.join(urls.values())} have different models named {options.model}",
             "give two ports of the same server",
         )
-    return models[0], urls
+    return found[0], urls
 
 
 def _right_port(options: ComparisonOptions, grpc: bool) -> str:
@@ -156,12 +169,60 @@ def _right_port(options: ComparisonOptions, grpc: bool) -> str:
     return f"give the URL of the server's HTTP port as the argument, and this one with --grpc: http://HOST:PORT --grpc {swapped}"
 
 
+def _data(options: ComparisonOptions, reached: reach.Reached, folder: Path) -> dict[int, Data]:
+    """The data sections to measure, by the size of a request in bytes."""
+    model = reached.facts
+    assert model is not None
+    if options.data is None and (options.sizes or _has_any_size(model)):
+        triton_client.only_input(model)
+        sizes = options.sizes or SIZES
+        _check_sizes(sizes, model)
+        return {size: _payload(folder, size, model) for size in sizes}
+    data = options.data or {"type": "tensors"}
+    return {sum(len(one.data) for one in _first_request(options, reached, data)): data}
+
+
+def _has_any_size(model: ModelFacts) -> bool:
+    """Whether the model has one input of any size, which JSON can carry as numbers."""
+    try:
+        triton_client.only_input(model)
+    except UserError:
+        return False
+    return model.metadata.inputs[0].datatype not in _NOT_IN_JSON
+
+
+def _first_request(options: ComparisonOptions, reached: reach.Reached, data: Data) -> tuple[Tensor, ...]:
+    config = _config(options, next(iter(protocols_of(options))), data)
+    (request,) = workload.build(completed(config, reached).data, config.seed, [0])
+    assert isinstance(request.payload, tuple)
+    return request.payload
+
+
+def _without_json(
+    options: ComparisonOptions, protocols: list[str], reached: reach.Reached, data: dict[int, Data]
+) -> tuple[list[str], tuple[str, ...]]:
+    """The protocols that can carry the data, and why JSON is left out if it is."""
+    is_json = {name: PROTOCOLS[name].api == "kserve-json" for name in protocols}
+    if not any(is_json.values()):
+        return protocols, ()
+    try:
+        for one in _first_request(options, reached, next(iter(data.values()))):
+            if one.datatype in _NOT_IN_JSON:
+                tensors.to_json(one)
+    except UserError as error:
+        others = [name for name in protocols if not is_json[name]]
+        if others:
+            return others, (f"HTTP JSON was not measured: {error.what}",)
+        raise
+    return protocols, ()
+
+
 def _check_sizes(sizes: Sequence[int], model: ModelFacts) -> None:
     (one,) = model.metadata.inputs
     if one.datatype in _NOT_IN_JSON:
         raise UserError(
             f"the input {one.name} of the model {model.metadata.name} is {one.datatype}, which cannot be sent as JSON numbers",
-            "use a model that takes FP32",
+            "use a model that takes FP32, or leave --sizes out",
         )
     width = tensors.datatype_of(one.name, one.datatype).size
     for size in sizes:
@@ -185,18 +246,22 @@ def _folder(out: str | None) -> Iterator[Path]:
     yield Path(out).resolve()
 
 
-def _payload(folder: Path, size: int, model: ModelFacts) -> Path:
-    """Write the tensor of this size to a file. It is the same for all protocols and in every comparison."""
+def _payload(folder: Path, size: int, model: ModelFacts) -> Data:
+    """Write the tensor of this size to a file, and return the data section that sends it.
+
+    It is the same for all protocols and in every comparison.
+    """
     (one,) = model.metadata.inputs
     count = size // tensors.datatype_of(one.name, one.datatype).size
     shape = [1, count] if model.max_batch else [count]
     path = folder / f"tensor-{size}.npy"
     with disk_errors(folder):
         np.save(path, tensors.to_numpy(random_tensors.random(one.name, one.datatype, shape, _SEED, "comparison")))
-    return path
+    return {"type": "tensors", "fill": f"@{path}", "shape": {one.name: shape}}
 
 
-def _config(options: ComparisonOptions, protocol: str) -> Config:
+def _config(options: ComparisonOptions, protocol: str, data: Data | None = None, folder: Path | None = None) -> Config:
+    """The config of a run."""
     variant = PROTOCOLS[protocol]
     # The first response of each user is left out: TCP slow start delays it.
     ends = {"requests": options.requests + options.concurrency} if options.requests else {"duration": options.duration}
@@ -207,18 +272,10 @@ def _config(options: ComparisonOptions, protocol: str) -> Config:
             "api": variant.api,
             "stream": variant.stream,
         },
-        "data": {"type": "tensors"},
+        "data": data or {"type": "tensors"},
         "load": {"type": "closed", "concurrency": options.concurrency} | ends,
         "client": {"probe": False},
         "measure": {"warmup": str(options.concurrency)},
     }
-    return from_mapping(tree, options.overrides, "command line")
-
-
-def config_of(options: ComparisonOptions, protocol: str, payload: Path, folder: Path, model: ModelFacts) -> Config:
-    """The config of a run that sends the tensor in the file `payload`."""
-    config = _config(options, protocol)
-    (one,) = model.metadata.inputs
-    shape = list(np.load(payload, mmap_mode="r").shape)
-    data = msgspec.structs.replace(config.data, fill=f"@{payload}", shape={one.name: shape})
-    return msgspec.structs.replace(config, data=data, output=str(folder))
+    config = from_mapping(tree, options.overrides, "command line")
+    return config if folder is None else msgspec.structs.replace(config, output=str(folder))

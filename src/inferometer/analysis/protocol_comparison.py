@@ -46,7 +46,7 @@ PROTOCOLS = {
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One protocol with one tensor size, over all rounds, in seconds, bytes and requests per second; null if not known."""
+    """One protocol with one size of the tensors in a request, over all rounds, in seconds, bytes and requests per second; null if not known."""
 
     protocol: str
     size: int
@@ -97,6 +97,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 1
     interrupted: bool = False
     """The comparison ended early: some cells are missing, or have fewer rounds."""
+    left_out: tuple[str, ...] = ()
+    """Why a protocol was not measured although its port was given."""
     cells: tuple[Cell, ...]
     """By size, then in the order of PROTOCOLS."""
 

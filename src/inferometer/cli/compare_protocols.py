@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from inferometer.cli.options import server_settings
+from inferometer.cli.options import image_options, server_settings
 from inferometer.errors import UserError, named
 
 _NAMES = {
@@ -13,6 +14,9 @@ _NAMES = {
     "server.url": "URL and --grpc",
     "server.model": "--model",
     "server.api": "`inferometer run` with server.api",
+    "data.path": "--image",
+    "data.scaling": "--scaling",
+    "data.crop": "--crop",
 }
 """What this command calls its settings."""
 
@@ -24,11 +28,31 @@ _NAMES = {
     "--model",
     default="identity",
     show_default=True,
-    help="The model. It must have one input and one output of one variable size, such as a model that returns its input.",
+    help="The model. One with one input and one output of any size, such as a model that returns its input, is measured with "
+    "tensors of several sizes.",
 )
 @click.option(
-    "--sizes", default="1kB,100kB,10MB", show_default=True, help="The sizes of the tensor, separated by commas."
+    "--sizes",
+    help="The sizes of the tensor, separated by commas, for a model with one input of any size. Default: 1kB,100kB,10MB.",
 )
+@click.option(
+    "--data",
+    metavar="FILE|YAML",
+    help="What to send, for any model: the data section of a config file, or one as text, such as '{batch: 8, length: 128}'. "
+    "Default: random inputs.",
+)
+@click.option(
+    "--fill", metavar="HOW", help="The same as data.fill: zeros, ones, random, @FILE, or '{input_ids: ones}'."
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=1,3,224,224",
+    help="Full shape of an input, including the batch. Can be repeated.",
+)
+@click.option("--image", metavar="FILE|FOLDER", help="Send this image, or those in the folder in turn.")
+@image_options
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
@@ -54,7 +78,13 @@ def command(
     url: str | None,
     grpc_url: str | None,
     model: str,
-    sizes: str,
+    sizes: str | None,
+    data: str | None,
+    fill: str | None,
+    shapes: tuple[str, ...],
+    image: str | None,
+    scaling: str | None,
+    crop: str | None,
     concurrency: int,
     duration: str | None,
     requests: int | None,
@@ -74,8 +104,11 @@ def command(
       inferometer compare-protocols http://127.0.0.1:8000 --grpc 127.0.0.1:8001
     Three rounds with two sizes, and a chart
       inferometer compare-protocols --sizes 1kB,1MB --rounds 3 --chart out.svg
+    Any model, with random inputs or with images
+      inferometer compare-protocols http://127.0.0.1:8000 --model bert --data '{length: 128}'
+      inferometer compare-protocols http://127.0.0.1:8000 --model resnet --image photos/
 
-    URL is the HTTP port of a KServe v2 server, such as Triton. All protocols send the same tensor. Every cell of the table is
+    URL is the HTTP port of a KServe v2 server, such as Triton. All protocols send the same requests. Every cell of the table is
     an ordinary run with a verdict of its own.
 
     Exit status: 0 all cells are VALID, 1 one is INVALID (the report says why), 2 bad input, 3 internal error.
@@ -98,7 +131,8 @@ def command(
 
     options = compare_protocols.ComparisonOptions(
         model=model,
-        sizes=_sizes(sizes),
+        sizes=_sizes(sizes) if sizes is not None else (),
+        data=_data(sizes, data, fill, shapes, {"path": image, "scaling": scaling, "crop": crop}),
         concurrency=concurrency,
         duration=_duration(duration, requests),
         requests=requests,
@@ -116,6 +150,41 @@ def command(
     if chart_path is not None:
         report.draw(found, chart_path)
     return 0 if found.is_valid else 1
+
+
+def _data(
+    sizes: str | None, data: str | None, fill: str | None, shapes: tuple[str, ...], images: dict[str, str | None]
+) -> dict[str, Any] | None:
+    """The data section that the options describe; None if none of them is given."""
+    from inferometer.config import read_tree  # noqa: PLC0415
+
+    given = {name: value for name, value in images.items() if value is not None}
+    tree: dict[str, Any] = {}
+    if data is not None:
+        tree = read_tree(data) if not data.lstrip().startswith("{") else _parsed(data, "--data")
+        tree = tree.get("data", tree)
+    if fill is not None:
+        tree["fill"] = fill if fill.startswith("@") else _parsed(fill, "--fill")
+    for text in shapes:
+        name, _, numbers = text.partition("=")
+        shape = _parsed(f"[{numbers.strip('[] ')}]", "--shape")
+        tree.setdefault("shape", {})[name] = shape
+    if given:
+        if "path" not in given and tree.get("type") != "images":
+            raise UserError(f"--{next(iter(given))} needs --image", "give --image FILE, or leave it out")
+        tree |= given | {"type": "images"}
+    if tree and sizes is not None:
+        raise UserError("--sizes does not go with data of your own, which has its own sizes", "leave it out")
+    return {"type": "tensors"} | tree if tree else None
+
+
+def _parsed(text: str, option: str) -> Any:
+    from inferometer.config import yaml_text  # noqa: PLC0415
+
+    try:
+        return yaml_text.parse(text)
+    except (ValueError, RecursionError):
+        raise UserError(f"{option} {text!r:.60} is not YAML", "quote it: '{name: value}'") from None
 
 
 def _sizes(given: str) -> tuple[int, ...]:

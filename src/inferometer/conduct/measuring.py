@@ -70,7 +70,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     reached = reach.reach(config.server)
     tag = secrets.token_hex(4)
     provide_tokenizer(config, reached)
-    config = _completed(config, reached)
+    config = completed(config, reached)
     probe = probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
     plan = whole_plan(config, probe.e2e_ns, turns)
@@ -214,14 +214,14 @@ def _check_sessions(config: Config) -> None:
             )
 
 
-def _completed(config: Config, reached: reach.Reached) -> Config:
+def completed(config: Config, reached: reach.Reached) -> Config:
     """Complete the config with what the API does, and with what the server reports about its model."""
     data = workload.completed(config.data, APIS[config.server.api].has_chat_template)
     config = msgspec.structs.replace(config, data=data)
     if isinstance(config.data, Mix):
         classes = [
             msgspec.structs.replace(
-                class_, data=_completed(msgspec.structs.replace(config, data=class_.data), reached).data
+                class_, data=completed(msgspec.structs.replace(config, data=class_.data), reached).data
             )
             for class_ in config.data.classes
         ]
@@ -236,9 +236,9 @@ def _completed(config: Config, reached: reach.Reached) -> Config:
         return config
     if isinstance(config.data, Tensors):
         config = _sequenced(config, reached)
-    completed = msgspec.structs.replace(config, data=_completed_data(config, reached))
-    check_streams(completed, longest_sequence(completed))
-    return completed
+    config = msgspec.structs.replace(config, data=_completed_data(config, reached))
+    check_streams(config, longest_sequence(config))
+    return config
 
 
 def _completed_data(config: Config, reached: reach.Reached) -> Tensors | Images:

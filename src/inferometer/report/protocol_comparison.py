@@ -77,6 +77,7 @@ def _title(found: Comparison) -> RenderableType:
         for name, url in missing.items()
         if url is None
     ]
+    lines += [Text(formatting.one_line(reason, 1000), style="yellow") for reason in found.left_out]
     if found.interrupted:
         lines.append(Text("interrupted: not everything was measured", style="bold red"))
     return Group(*lines)
