@@ -64,6 +64,7 @@ def test_samples_of_older_runs_lack_the_columns_that_were_added_later(tmp_path: 
 FEW = {
     "failure": st.integers(0, len(FAILURES)),
     "counted_by": st.integers(0, len(COUNTED_BY) - 1),
+    "in_counted_by": st.integers(0, len(COUNTED_BY) - 1),
     "open_loop": st.integers(0, 1),
 }
 

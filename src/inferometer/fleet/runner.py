@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer import memory, open_files, schedule, workload
+from inferometer.apis import APIS
 from inferometer.config import secret
 from inferometer.config.schema import Config
 from inferometer.engine.shard import Shard, Task
@@ -57,6 +58,8 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
             counter = tokenizer.load(workload.tokenizer_of(config.data))
             counts = counter.count_batch([text for _, text in texts])
             shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
+        if APIS[config.server.api].response == "text":
+            shard.recorder.count_chunks()
     finally:
         shard.close_spool()
     return ShardReport(

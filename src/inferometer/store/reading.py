@@ -35,8 +35,10 @@ from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
-_ADDED = ("session", "turn", "first_content", "first_tokens", "streamed_tokens")
+_ADDED = ("session", "turn", "first_content", "first_tokens", "streamed_tokens", "in_counted_by")
 """Columns that older runs lack: their requests belong to no session, and the rest is not known."""
+_COUNTED_BY = ("counted_by", "in_counted_by")
+"""Columns of words from COUNTED_BY."""
 
 
 def read(folder: str | Path) -> Run:
@@ -94,9 +96,9 @@ def _requests(path: Path) -> tuple[Columns, Any, tuple[Failure, ...]]:
         known = [name for name in NAMES if name in file.schema_arrow.names]
         try:
             table = file.read(columns=[*known, "message", "phase"])
-            columns = {name: _numbers(name, table[name]) for name in known if name not in ("counted_by", "failure")}
+            columns = {name: _numbers(name, table[name]) for name in known if name not in (*_COUNTED_BY, "failure")}
             columns |= {name: np.full(len(table), _unknown(name), ROW[name]) for name in NAMES if name not in known}
-            columns["counted_by"] = _indices(table["counted_by"], COUNTED_BY)
+            columns |= {name: _indices(table[name], COUNTED_BY) for name in _COUNTED_BY if name in known}
             columns["failure"], failures = _failures(table["failure"], table["message"])
             phase = _indices(table["phase"], PHASES)
         except (OSError, pa.ArrowException, ValueError, TypeError) as error:
@@ -115,7 +117,7 @@ def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
 
 def _unknown(name: str) -> int:
     """The value of a column that stands for a time that is missing or a number that is not known."""
-    return MISSING if name in TIMES else -1
+    return MISSING if name in TIMES else 0 if name in _COUNTED_BY else -1
 
 
 def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:

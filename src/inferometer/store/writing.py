@@ -120,7 +120,7 @@ def request_table(records: Records) -> pa.Table:
         elif name == "failure":
             columns["failure"] = _failure_column(values, [failure.code for failure in records.failures])
             columns["message"] = _failure_column(values, [failure.message for failure in records.failures])
-        elif name == "counted_by":
+        elif name in ("counted_by", "in_counted_by"):
             columns[name] = arrow.words(values, COUNTED_BY)
         elif name == "open_loop":
             columns[name] = arrow.booleans(values != 0)
