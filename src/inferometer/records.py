@@ -3,8 +3,8 @@
 This file defines the layout once. The engine packs rows into a spool with `ROW_STRUCT`, numpy views the same bytes through
 `ROW`, and after the merge they are `Columns`. requests.parquet has the columns of `ROW` under the same names, with these
 differences: a value that is MISSING or not known (-1) is null; `failure` is the failure's code, null for success, with the
-server's text in `message`; `counted_by` is a word of COUNTED_BY; `class` and `replica` are the names that they are indices of;
-and `phase` is a word of PHASES.
+server's text in `message`; `counted_by` and `in_counted_by` are words of COUNTED_BY; `class` and `replica` are the names that
+they are indices of; and `phase` is a word of PHASES.
 
 Times are int64 nanoseconds: of CLOCK_MONOTONIC in the spool, since t=0 of the run everywhere else. The time of an event
 that did not happen is MISSING. Such values are left out of the statistics and counted; they are never treated as 0.
@@ -64,6 +64,7 @@ ROW = np.dtype(
         ("status", "<i2"),  # status of the protocol: HTTP 200, 503 ...; 0: no response
         ("failure", "<i4"),  # 0: success; otherwise 1 + index in Records.failures
         ("counted_by", "<i1"),  # where n_out comes from: index in COUNTED_BY
+        ("in_counted_by", "<i1"),  # where n_in comes from: index in COUNTED_BY
         ("attempts", "<i1"),  # times it was sent; 2 if the server closed or refused the first attempt unprocessed
         ("open_loop", "<i1"),  # 1: open loop, the plan set `intended`; 0: closed loop
     ]
@@ -83,8 +84,9 @@ UNKNOWN = (
 """Columns in which -1 means `not known`; on disk that is null."""
 NAMED = {"class": "classes", "replica": "replicas"}
 """Columns with the index of a name, or -1 for none, and the field of Records that has the names. On disk, they are the names."""
-COUNTED_BY = ("nobody", "server", "tokenizer")
-"""Where the number of output tokens comes from: it is not known, the server's usage, or the client's tokenizer."""
+COUNTED_BY = ("nobody", "server", "tokenizer", "chunks")
+"""Where a number of tokens comes from: it is not known, the server's usage, the client's tokenizer, or, for the output of a streamed
+response that neither counted, the number of chunks with tokens. A chunk has at least one token, so that is a lower bound."""
 
 PHASES = ("warmup", "steady", "cooldown", "start")
 """The part of the run that a request belongs to. Only `steady` requests are in the statistics. `start`: while the users of a closed

@@ -66,6 +66,7 @@ WITH_CLASSES = {"data": {"type": "mix", "classes": [{"name": name} for name in C
 FEW = {
     "failure": st.integers(0, len(FAILURES)),
     "counted_by": st.integers(0, len(COUNTED_BY) - 1),
+    "in_counted_by": st.integers(0, len(COUNTED_BY) - 1),
     "open_loop": st.integers(0, 1),
     "class": st.integers(-1, len(CLASSES) - 1),
     "replica": st.integers(-1, len(REPLICAS) - 1),

@@ -14,6 +14,7 @@ from inferometer import __version__, manifest, schedule, store, workload
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.summary import Summary
 from inferometer.apis import APIS
+from inferometer.conduct.context import check_context
 from inferometer.conduct.interrupts import stop_on_ctrl_c
 from inferometer.conduct.observers import observers_of, spool_series, with_observations
 from inferometer.conduct.saving import DRAFT, SPOOL, discard_if_empty, from_spool, save
@@ -74,6 +75,7 @@ def measure(config: Config, show: Show | None = None, start: StartShard | None =
     probe = probed(config, reached, tag, show)
     turns = workload.mean_turns(config.data, config.seed) if workload.has_sessions(config.data) else 0.0
     plan = whole_plan(config, probe.e2e_ns, turns)
+    check_context(config, reached, schedule.total_requests(plan))
     shards, because = process_count(config, plan, probe)
     probe = msgspec.structs.replace(probe, processes_because=because)
     start = start or _transport(config, shards)

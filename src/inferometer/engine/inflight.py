@@ -45,6 +45,7 @@ class Flight(msgspec.Struct, gc=False):
     status: int = 0
     failure: int = 0
     counted_by: int = 0
+    in_counted_by: int = 0
     attempts: int = 0
     open_loop: int = 1
     # not part of the row
@@ -108,7 +109,7 @@ def _count_tokens(flight: Flight, usage: Usage) -> None:
     token that ended the response.
     """
     if usage.n_in >= 0:
-        flight.n_in = usage.n_in
+        flight.n_in, flight.in_counted_by = usage.n_in, _BY_SERVER
     flight.cached, flight.reasoning = usage.cached, usage.reasoning
     if usage.n_out < 0:
         return

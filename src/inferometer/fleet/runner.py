@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from inferometer import memory, open_files, processors, workload
+from inferometer.apis import APIS
 from inferometer.config import secret
 from inferometer.config.data import Tensors, class_headers
 from inferometer.config.schema import Config
@@ -69,6 +70,8 @@ async def _run(job: Job, number: int, spool: Path) -> ShardReport:
             counter = tokenizer.load(workload.tokenizer_of(config.data))
             counts = counter.count_batch([text for _, text in texts])
             shard.recorder.save_counts(counts, COUNTED_BY.index("tokenizer"))
+        if APIS[config.server.api].response == "text":
+            shard.recorder.count_chunks()
     finally:
         shard.close_spool()
     return ShardReport(

@@ -257,7 +257,12 @@ def _tokens(summary: Summary, width: int) -> RenderableType:
 def _token_source(summary: Summary) -> str:
     """Say who counted the output tokens."""
     counted = summary.tokens_counted_by
-    names = {"server": "by the server", "tokenizer": "by the client's tokenizer", "nobody": "by neither side"}
+    names = {
+        "server": "by the server",
+        "tokenizer": "by the client's tokenizer",
+        "chunks": "as chunks, at least one token each",
+        "nobody": "by neither side",
+    }
     if len(counted) == 1:
         only = next(iter(counted))
         return "output tokens were not counted" if only == "nobody" else f"output tokens counted {names[only]}"

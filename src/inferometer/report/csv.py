@@ -37,6 +37,7 @@ def _table(run: Run, part: slice) -> pa.Table:
             columns[f"{metric.name}_s"] = _or_empty(values, np.isnan(values))
     columns |= {name: _or_empty(rows[name], rows[name] < 0) for name in _COUNTS}
     columns["tokens_counted_by"] = np.array(COUNTED_BY)[rows["counted_by"]]
+    columns["input_tokens_counted_by"] = np.array(COUNTED_BY)[rows["in_counted_by"]]
     columns["chunks"] = rows["chunk_count"]
     columns |= {name: rows[name] for name in ("bytes_out", "bytes_in", "status")}
     columns["failure"] = np.array(["", *(failure.code for failure in failures)])[rows["failure"]]

@@ -37,9 +37,14 @@ from inferometer.store.writing import CHUNK_SCHEMA
 
 SCHEMA = 1
 """The newest layout of a run's folder that this version can read."""
-_ADDED = ("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens", "class", "replica")
+_ADDED = (
+    *("session", "turn", "turns", "first_content", "first_tokens", "streamed_tokens"),
+    *("class", "replica", "in_counted_by"),
+)
 """Columns that older runs lack: their requests belong to no session and no class, and the rest is not known."""
-_WORDS = ("counted_by", "failure", *NAMED)
+_COUNTED_BY = ("counted_by", "in_counted_by")
+"""Columns of words from COUNTED_BY."""
+_WORDS = (*_COUNTED_BY, "failure", *NAMED)
 """Columns of words, which are indices in ROW."""
 
 
@@ -102,7 +107,7 @@ def _records(folder: Path, manifest: Manifest) -> Records:
             table = file.read(columns=[*known, "message", "phase"])
             columns = {name: _numbers(name, table[name]) for name in known if name not in _WORDS}
             columns |= {name: np.full(len(table), _unknown(name), ROW[name]) for name in NAMES if name not in known}
-            columns["counted_by"] = _indices(table["counted_by"], COUNTED_BY)
+            columns |= {name: _indices(table[name], COUNTED_BY) for name in _COUNTED_BY if name in known}
             columns["failure"], failures = _failures(table["failure"], table["message"])
             replicas: tuple[str, ...] = ()
             if "replica" in known:
@@ -127,7 +132,7 @@ def _numbers(name: str, column: pa.ChunkedArray) -> NDArray[Any]:
 
 def _unknown(name: str) -> int:
     """The value of a column that stands for a time that is missing or a number that is not known."""
-    return MISSING if name in TIMES else -1
+    return MISSING if name in TIMES else 0 if name in _COUNTED_BY else -1
 
 
 def _indices(column: pa.ChunkedArray, words: tuple[str, ...]) -> NDArray[np.int8]:

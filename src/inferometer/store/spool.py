@@ -278,6 +278,15 @@ class Spool:
         del view
         self.control["recounted"] = 1
 
+    def count_chunks(self, counted_by: int) -> None:
+        """Set the output tokens of complete responses that were not counted to the number of their chunks."""
+        view = np.frombuffer(self._rows.map, ROW, count=self.rows)
+        rows = np.flatnonzero((view["counted_by"] == 0) & (view["failure"] == 0) & (view["chunk_count"] > 0))
+        view["n_out"][rows], view["counted_by"][rows] = view["chunk_count"][rows], counted_by
+        del view
+        if len(rows):
+            self.control["recounted"] = 1
+
     def sample(self, sample: Sample) -> None:
         self._samples.add(sample)
 

@@ -123,7 +123,7 @@ def request_table(records: Records) -> pa.Table:
             columns["message"] = _failure_column(values, [failure.message for failure in records.failures])
         elif name in NAMED:
             columns[name] = arrow.words(np.maximum(values, 0), getattr(records, NAMED[name]), values < 0)
-        elif name == "counted_by":
+        elif name in ("counted_by", "in_counted_by"):
             columns[name] = arrow.words(values, COUNTED_BY)
         elif name == "open_loop":
             columns[name] = arrow.booleans(values != 0)

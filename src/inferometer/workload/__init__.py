@@ -98,6 +98,10 @@ _SAMPLE = 256
 """Requests that go into the digest."""
 _TURNS_SAMPLE = 4096
 """Sessions whose mean number of turns stands for that of all."""
+_LENGTHS = 8192
+"""Generated prompts whose lengths are compared with the model's context."""
+_PLAIN = {"tokenizer": None, "chat_template": "ignore", "corpus": None, "prompt_as": "text", "of": "words"}
+"""Settings of generated prompts that do not change their lengths, with the values that take the least time."""
 _TENSOR_SAMPLE = 4
 """The same for tensors, which may be large."""
 
@@ -252,6 +256,21 @@ def mean_output(spec: Data, seed: int) -> float:
     """Output tokens requested per response, on average over some requests; 0: they are left to the server, or there are none."""
     requests = sample(spec, seed)
     return sum(request.n_out for request in requests) / len(requests)
+
+
+def longest(spec: Data, seed: int, count: int) -> Request:
+    """The request with the most tokens, of the first `count`. Only some are looked at, if there are many."""
+    if isinstance(spec, Synthetic | Random):  # their lengths do not depend on the tokenizer
+        plain: Data = msgspec.structs.replace(spec, **{name: _PLAIN[name] for name in _PLAIN if hasattr(spec, name)})
+        last = min(count, _LENGTHS)
+    else:
+        plain, last = spec, min(count, _SAMPLE, distinct(spec) or _SAMPLE)
+    id, most = 0, -1
+    for start in range(0, last, _SAMPLE):
+        for request in build(plain, seed, range(start, min(start + _SAMPLE, last))):
+            if request.n_in + request.n_out > most:
+                id, most = request.id, request.n_in + request.n_out
+    return build(spec, seed, [id])[0]
 
 
 @memory.enough_for("data")
