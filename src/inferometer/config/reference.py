@@ -47,6 +47,7 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
             deeper.append((name, notes, variants))
         else:
             rows.append(f"| `{name}` | {_type_text(bare, notes)} | {_default(field)} | {_description(notes)} |")
+            rows += _entry_rows(name, bare)
     if rows:
         yield "| key | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     for name, notes, variants in deeper:
@@ -56,6 +57,17 @@ def _section(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]
             if tag:
                 yield f"{'#' * (level + 1)} `{name}: {{type: {tag}}}`\n\n{variant.__doc__}\n"
             yield from _section(name, variant, level + 1 + bool(tag)) if tag != "stages" else _stages(name, variant)
+
+
+def _entry_rows(name: str, hint: Any) -> Iterator[str]:
+    """The keys of each entry of a list of sections, of which N is the number."""
+    entries = _variants(get_args(hint)[0]) if get_origin(hint) is list else []
+    for kind in entries:
+        hints = get_type_hints(kind, include_extras=True)
+        for field in msgspec.structs.fields(kind):
+            bare, notes = _unwrapped(hints[field.name])
+            value = f"a `{field.name}` section" if _variants(bare) else _type_text(bare, notes)
+            yield f"| `{name}.N.{field.name}` | {value} | {_default(field)} | {_description(notes)} |"
 
 
 def _stages(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:

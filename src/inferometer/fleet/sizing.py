@@ -20,6 +20,8 @@ _USERS_PER_PROCESS = 512
 
 # CPU seconds of the client, measured on a machine on which `_work` takes _REFERENCE.
 _PER_REQUEST = {"http": 30e-6, "grpc": 80e-6}
+_PER_CONNECTION = 75e-6
+"""For opening and closing a connection, without TLS."""
 _PER_CHUNK = 10e-6
 _PER_BYTE = 0.5e-9
 """Per byte sent or received: copying it, and the kernel's part."""
@@ -110,6 +112,8 @@ def cpu_per_request(config: Config, probe: Probe, slowness: float) -> float:
     that is more, as with TLS or long JSON. Streams are not measured like that: the probe wakes up for every chunk."""
     chunks, size = _chunks(config, probe), (probe.request_bytes or 0) + (probe.response_bytes or 0)
     per_request = _PER_REQUEST[scheme_of(config.server.urls[0])]
+    if config.client.reuse:
+        per_request += _PER_CONNECTION / config.client.reuse
     by_size = (per_request + chunks * _PER_CHUNK + size * _PER_BYTE) * slowness
     return by_size if chunks or probe.cpu is None else max(by_size, probe.cpu - _WAKE_UP * slowness)
 
