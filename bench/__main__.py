@@ -14,6 +14,7 @@ NAMES = (
     "grpc",
     "triton",
     "server",
+    "workload",
     "soak",
 )
 
