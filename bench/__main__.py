@@ -16,6 +16,7 @@ NAMES = (
     "grpc",
     "triton",
     "server",
+    "workload",
     "soak",
     "large_workload",
 )

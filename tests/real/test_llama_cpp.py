@@ -113,11 +113,24 @@ def test_a_plain_client_sees_the_same_counts(tmp_path: Path, url: str, api: str)
 def test_a_plain_client_sees_the_same_text(tmp_path: Path, url: str) -> None:
     """Records hold no text; but if the server reports no usage, the tokens of the text are counted with the given tokenizer."""
     plain = [stream_request(url, APIS["chat"].path, _body("chat", prompt)) for prompt in PROMPTS]
-    own = {"tokenizer": str(tokenizer.load(None).path)}
+    own = {"tokenizer": tokenizer.BUILTIN_NAME}
     run, _ = measure(tmp_path, url, in_a_row(5), server={"usage": False, "body": GREEDY}, data=_given(PROMPTS) | own)
     rows = run.records.rows
     assert rows["n_out"].tolist() == tokenizer.load(None).count_batch([response.text for response in plain])
     assert set(rows["counted_by"]) == {COUNTED_BY.index("tokenizer")}
+
+
+@pytest.mark.parametrize("n", [5, 30])
+@pytest.mark.parametrize(("prompt_as", "special"), [("text", 1), ("ids", 0)])
+def test_the_servers_own_tokenizer_makes_prompts_of_exact_length(
+    tmp_path: Path, url: str, n: int, prompt_as: str, special: int
+) -> None:
+    """The server puts a special token before a text, but not before token ids."""
+    data = {"type": "synthetic", "input": n, "output": 3, "tokenizer": "server", "prompt_as": prompt_as}
+    run, summary = measure(tmp_path, url, in_a_row(10), server={"api": "completions"}, data=data)
+    assert summary.counts.ok == 10, summary.failures
+    assert set(run.records.rows["n_in"]) == {n + special}
+    assert set(run.records.rows["in_counted_by"]) == {COUNTED_BY.index("server")}
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
