@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from workload.trace_files import TRACES
@@ -422,3 +423,33 @@ def test_a_missing_file_and_an_empty_window_are_errors(tmp_path: Path) -> None:
         workload.build(Trace(path=lengths, end=Seconds(11)), 0, [0])
     with pytest.raises(UserError, match=r"data.sessions: .*l.csv has no sessions"):
         workload.build(Trace(path=lengths, sessions=True), 0, [0])
+
+
+# --- other tokenizers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", small_tokenizers.TOKENIZERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_share_their_blocks_with_every_tokenizer(tmp_path: Path, name: str, seed: int) -> None:
+    rows = [
+        {"input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]},
+        {"input_length": 160, "output_length": 1, "hash_ids": [1, 2, *range(10, 18)]},
+        {"input_length": 41, "output_length": 1, "hash_ids": [1, 2]},
+        {"input_length": 16, "output_length": 1, "hash_ids": [6]},
+        {"input_length": 33, "output_length": 1},
+    ]
+    path = write(tmp_path, "t.jsonl", json_lines(rows))
+    spec = Trace(path=path, block=16, tokenizer=small_tokenizers.saved(name))
+    chosen = tokenizer.load(spec.tokenizer)
+    ids = [chosen.encode(str(request.payload)) for request in workload.build(spec, seed, range(len(rows)))]
+    assert [len(each) for each in ids] == [row["input_length"] for row in rows]
+    assert ids[0][:32] == ids[1][:32] == ids[2][:32]
+    assert ids[0][32:] != ids[1][32:40]
+    assert ids[1][32:41] != ids[2][32:]
+    assert ids[3] != ids[0][:16]
+
+
+def test_the_arrivals_of_a_trace_are_those_of_its_sessions(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "time,input,output\n0,1,1\n")
+    with pytest.raises(UserError, match=r"load.unit: the arrivals of a trace are those of its sessions"):
+        plan_of({"path": path}, unit="requests")

@@ -84,7 +84,11 @@ def _check_replay(config: Config) -> None:
                     "use it alone, as load.type: trace",
                     f"load.stages.{number}.type",
                 )
-    if not isinstance(config.load, Replay) or isinstance(config.data, Trace):
+    if not isinstance(config.load, Replay):
+        return
+    if config.load.unit == "requests":
+        raise UserError("the arrivals of a trace are those of its sessions", "leave it out", "load.unit")
+    if isinstance(config.data, Trace):
         return
     what = "a trace within a mix has no arrivals of its own" if isinstance(config.data, Mix) else "there is no trace"
     raise UserError(what, "set data.type: trace and data.path, or use another load, such as load.rate", "load.type")

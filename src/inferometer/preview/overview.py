@@ -113,7 +113,7 @@ def survey(
     """
     spec = _complete(config.data)
     arrivals = workload.arrivals(spec) if isinstance(config.load, Replay) else None
-    plan = schedule.plan(config.load, config.seed, arrivals=arrivals) if has_load else None
+    plan = schedule.plan(config.load, config.seed, arrivals=arrivals) if has_load or arrivals is not None else None
     planned = schedule.total_requests(plan) if plan is not None else None
     distinct = workload.distinct(spec)
     there_are = planned or distinct or _DEFAULT

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from inferometer.config.data.trace_formats import ColumnName, FormatName
-from inferometer.config.fields import Count, Positive, Seconds, Section
+from inferometer.config.fields import Count, Positive, Salt, Seconds, Section, TokenizerName
 
 
 class Trace(Section, tag_field="type", tag="trace"):
@@ -81,16 +81,5 @@ class Trace(Section, tag_field="type", tag="trace"):
         int,
         Meta(description="Tokens requested per response, for rows without a length; 0 leaves it to the server.", ge=0),
     ] = 128
-    tokenizer: Annotated[
-        str | None,
-        Meta(
-            description="Folder with the model's `tokenizer.json`, or that file. It also counts tokens if the server does not. Default: prompts are made with a built-in tokenizer, and only the server counts."
-        ),
-    ] = None
-    salt: Annotated[
-        str,
-        Meta(
-            description="What the first words of each prompt, or of each block of a hash id, depend on besides the seed. `run`: every run has its own, so that it does not meet what an earlier run left in the server's prefix cache. `none`: the same seed gives the same prompts. Any other word: the same word gives the same prompts; the manifest records the word of every run.",
-            min_length=1,
-        ),
-    ] = "run"
+    tokenizer: TokenizerName = None
+    salt: Salt = "run"

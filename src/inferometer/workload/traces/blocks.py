@@ -59,15 +59,38 @@ class _BlockTexts:
         self._salt = salt
         self._block = block
         self._texts: OrderedDict[_Key, str] = OrderedDict()
+        self._seams: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """What follows a text in place of a part that does not fit there."""
 
     def prompts(self, rows: Sequence[tuple[NDArray[np.uint64], int, int]]) -> list[str]:
         keys = [self._keys(ids, tokens) for ids, tokens, _ in rows]
         self._make(dict.fromkeys(key for row in keys for key in row))
         rests = self._rests(rows)
-        made = ["".join(self._text(key) for key in row) + rest for row, rest in zip(keys, rests, strict=True)]
+        parts = [[self._text(key) for key in row] + [rest] * bool(rest) for row, rest in zip(keys, rests, strict=True)]
+        if not self._tokenizer.adds_up:
+            sizes = [self._sizes(row, tokens) for row, (_, tokens, _) in zip(keys, rows, strict=True)]
+            parts = [self._fitted(each, own) for each, own in zip(parts, sizes, strict=True)]
+        made = ["".join(each) for each in parts]
         while len(self._texts) * self._block > _KEPT_TOKENS:
             self._texts.popitem(last=False)
         return made
+
+    def _sizes(self, keys: list[_Key], tokens: int) -> list[int]:
+        """Tokens of each part of a prompt."""
+        return [*(key[1] for key in keys), tokens - len(keys) * self._block]
+
+    def _fitted(self, parts: list[str], sizes: list[int]) -> list[str]:
+        """The parts of a prompt, each of which adds its number of tokens to the part before it, for tokenizers whose tokens span
+        words. What is farther away does not matter, so that a block after the same blocks is always the same."""
+        fitted = parts[:1]
+        for part, size in zip(parts[1:], sizes[1:], strict=False):
+            seam = (fitted[-1], part)
+            if seam not in self._seams:
+                self._seams[seam] = text.fit(self._tokenizer, [fitted[-1]], [part], [size])[0]
+            fitted.append(self._seams[seam])
+        while len(self._seams) * self._block > _KEPT_TOKENS:
+            self._seams.popitem(last=False)
+        return fitted
 
     def _keys(self, ids: NDArray[np.uint64], tokens: int) -> list[_Key]:
         sizes = (min(self._block, tokens - start) for start in range(0, len(ids) * self._block, self._block))
