@@ -16,17 +16,11 @@
     encodings/        the libraries and files behind them
     text.py           texts with an exact number of tokens, composed from what material.py has measured of a corpus
 
-Each kind of data is a module with three functions: build(spec, seed, ids) returns the requests with these ids,
-distinct(spec) returns how many different ones there are, and content(spec) returns the bytes outside the spec that they
-depend on, such as a file. Optional are has_sessions(spec), which says whether requests are the turns of sessions; turns(spec, seed,
-ids), how many turns each has, without building them; notes(spec), what the manifest says about the data; check(spec, api), which
-raises UserError if it is for another API; and pinned(spec), the same spec without anything that may change from one process to
-the next.
+kinds.py has a row for each kind of data, with the functions that build its requests.
 """
 
 import hashlib
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -35,65 +29,13 @@ from numpy.typing import NDArray
 
 from inferometer import memory
 from inferometer.apis import Api
-from inferometer.config.data import (
-    Conversation,
-    Csv,
-    Data,
-    Hub,
-    Images,
-    Jsonl,
-    Messages,
-    Mix,
-    OpenAiBatch,
-    Parquet,
-    Prompts,
-    PythonCode,
-    Random,
-    SharedPrefix,
-    ShareGpt,
-    Synthetic,
-    Tensors,
-    Trace,
-)
+from inferometer.config.data import Data, Images, Mix, Random, Synthetic, Tensors, Trace
 from inferometer.types import Messages as ChatMessages
 from inferometer.types import Request
-from inferometer.workload import (
-    chat_template,
-    conversation,
-    datasets,
-    images,
-    lengths,
-    messages,
-    mix,
-    number_files,
-    prompts,
-    random_tokens,
-    shared_prefix,
-    synthetic,
-    tensors,
-    tokenizer,
-    traces,
-)
+from inferometer.workload import chat_template, kinds, lengths, mix, number_files, tensors, tokenizer, traces
 
-KINDS: dict[type, ModuleType] = {
-    Synthetic: synthetic,
-    Random: random_tokens,
-    SharedPrefix: shared_prefix,
-    Conversation: conversation,
-    Prompts: prompts,
-    Jsonl: datasets,
-    ShareGpt: datasets,
-    Csv: datasets,
-    Parquet: datasets,
-    Hub: datasets,
-    OpenAiBatch: datasets,
-    PythonCode: datasets,
-    Trace: traces,
-    Mix: mix,
-    Tensors: tensors,
-    Images: images,
-    Messages: messages,
-}
+KINDS = kinds.KINDS | {Mix: kinds.kind(mix, has_sessions=mix.has_sessions)}
+"""Every kind of data, mixes included."""
 _SAMPLE = 256
 """Requests that go into the digest."""
 _TURNS_SAMPLE = 4096
@@ -109,8 +51,22 @@ _TENSOR_SAMPLE = 4
 @memory.enough_for("data")
 def build(spec: Data, seed: int, ids: Sequence[int]) -> list[Request]:
     """Build the requests with these ids."""
-    requests: list[Request] = KINDS[type(spec)].build(spec, seed, ids)
+    requests = KINDS[type(spec)].build(spec, seed, ids)
     return _with_template(spec, requests) if getattr(spec, "chat_template", "") == "count" else requests
+
+
+def _parts(spec: Data) -> Sequence[Data]:
+    """The data, or that of each class of a mix."""
+    return [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]
+
+
+def _changed(spec: Data, change: Callable[[Any], Any]) -> Data:
+    """The data after a change or, if it is a mix, after the same change of each class's data."""
+    if not isinstance(spec, Mix):
+        changed: Data = change(spec)
+        return changed
+    classes = [msgspec.structs.replace(each, data=change(each.data)) for each in spec.classes]
+    return msgspec.structs.replace(spec, classes=classes)
 
 
 def _with_template(spec: Data, requests: list[Request]) -> list[Request]:
@@ -124,29 +80,30 @@ def _with_template(spec: Data, requests: list[Request]) -> list[Request]:
 
 def completed(spec: Data, has_chat_template: bool) -> Data:
     """Decide `chat_template: auto`. `has_chat_template`: the API puts prompts into the model's template."""
-    if isinstance(spec, Mix):
-        classes = [msgspec.structs.replace(each, data=completed(each.data, has_chat_template)) for each in spec.classes]
-        return msgspec.structs.replace(spec, classes=classes)
-    if getattr(spec, "chat_template", "") != "auto":
-        return spec
-    name = tokenizer_of(spec)
-    is_counted = has_chat_template and name is not None and chat_template.is_available(tokenizer.load(name))
-    return msgspec.structs.replace(spec, chat_template="count" if is_counted else "ignore")
+
+    def decided(part: Any) -> Any:
+        if getattr(part, "chat_template", "") != "auto":
+            return part
+        name = tokenizer_of(part)
+        is_counted = has_chat_template and name is not None and chat_template.is_available(tokenizer.load(name))
+        return msgspec.structs.replace(part, chat_template="count" if is_counted else "ignore")
+
+    return _changed(spec, decided)
 
 
 def salted(spec: Data, word: str, instead_of: str | None = "run") -> Data:
     """Replace `salt: run` by the run's own word, if this kind of data has a salt. `instead_of` None replaces any salt."""
-    if isinstance(spec, Mix):
-        classes = [msgspec.structs.replace(each, data=salted(each.data, word, instead_of)) for each in spec.classes]
-        return msgspec.structs.replace(spec, classes=classes)
-    has_salt = hasattr(spec, "salt") and instead_of in (None, spec.salt)
-    return msgspec.structs.replace(spec, salt=word) if has_salt else spec
+
+    def changed(part: Any) -> Any:
+        has_salt = hasattr(part, "salt") and instead_of in (None, part.salt)
+        return msgspec.structs.replace(part, salt=word) if has_salt else part
+
+    return _changed(spec, changed)
 
 
 def salt_of(spec: Data) -> str | None:
     """The salt of the prompts, after `salted`; None if they have none."""
-    kinds = [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]
-    salts = (getattr(each, "salt", "none") for each in kinds)
+    salts = (getattr(each, "salt", "none") for each in _parts(spec))
     return next((salt for salt in salts if salt != "none"), None)
 
 
@@ -162,8 +119,7 @@ def tokenizer_of(spec: Data) -> str | None:
 
 def uses_tokenizer(spec: Data, name: str) -> bool:
     """Whether the data, or that of one of its classes, names this tokenizer."""
-    kinds = [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]
-    return any(getattr(each, "tokenizer", None) == name for each in kinds)
+    return any(getattr(each, "tokenizer", None) == name for each in _parts(spec))
 
 
 def probe_requests(spec: Data, seed: int, count: int, word: str) -> list[Request]:
@@ -185,8 +141,7 @@ def arrivals(spec: Data) -> NDArray[np.int64] | None:
 
 def has_sessions(spec: Data) -> bool:
     """Whether requests are the turns of sessions."""
-    kind = KINDS[type(spec)]
-    return hasattr(kind, "has_sessions") and bool(kind.has_sessions(spec))
+    return KINDS[type(spec)].has_sessions(spec)
 
 
 def mean_turns(spec: Data, seed: int) -> float:
@@ -194,12 +149,8 @@ def mean_turns(spec: Data, seed: int) -> float:
     if not has_sessions(spec):
         return 1.0
     ids = range(min(_TURNS_SAMPLE, distinct(spec) or _TURNS_SAMPLE))
-    kind = KINDS[type(spec)]
-    counts = (
-        kind.turns(spec, seed, ids)
-        if hasattr(kind, "turns")
-        else [1 + len(request.later) for request in build(spec, seed, ids)]
-    )
+    turns = KINDS[type(spec)].turns
+    counts = turns(spec, seed, ids) if turns else [1 + len(request.later) for request in build(spec, seed, ids)]
     return float(sum(counts)) / len(counts)
 
 
@@ -219,32 +170,23 @@ def notes(spec: Data) -> dict[str, Any]:
         lines = [f"{name}: {line}" for name, noted in each.items() for line in noted.get("notes", ())]
         skipped = {name: noted["skipped"] for name, noted in each.items() if "skipped" in noted}
         return ({"notes": lines} if lines else {}) | ({"skipped": skipped} if skipped else {})
-    kind = KINDS[type(spec)]
-    noted: dict[str, Any] = kind.notes(spec) if hasattr(kind, "notes") else {}
-    return noted
+    return KINDS[type(spec)].notes(spec)
 
 
 def check(spec: Data, api: Api) -> None:
     """Raise UserError if the data is for another API."""
-    for part in [each.data for each in spec.classes] if isinstance(spec, Mix) else [spec]:
-        kind = KINDS[type(part)]
-        if hasattr(kind, "check"):
-            kind.check(part, api)
+    for part in _parts(spec):
+        KINDS[type(part)].check(part, api)
 
 
 def pinned(spec: Data) -> Data:
     """Replace what may change from one process to the next, such as a branch of a dataset on a hub."""
-    if isinstance(spec, Mix):
-        classes = [msgspec.structs.replace(each, data=pinned(each.data)) for each in spec.classes]
-        return msgspec.structs.replace(spec, classes=classes)
-    kind = KINDS[type(spec)]
-    return kind.pinned(spec) if hasattr(kind, "pinned") else spec
+    return _changed(spec, lambda part: KINDS[type(part)].pinned(part))
 
 
 def distinct(spec: Data) -> int | None:
     """How many different requests there are; None if every id has its own."""
-    count: int | None = KINDS[type(spec)].distinct(spec)
-    return count
+    return KINDS[type(spec)].distinct(spec)
 
 
 def sample(spec: Data, seed: int) -> list[Request]:
