@@ -338,6 +338,10 @@ class Calls(msgspec.Struct, frozen=True):
     """Checks the content of responses; None: it is not checked."""
     encode: Callable[[Request], bytes] | None = None
     """The tail of a request that is made while the run is on: a session's next turn."""
+    content: Callable[[Any], str] | None = None
+    """Sessions: the text that the next turn contains, from the decoder of a response."""
+    session_classes: frozenset[int] | None = None
+    """The traffic classes whose requests are the first turns of sessions. None: all requests are."""
     classes: Sequence[int] = ()
     """Parallel to the tails: the index of each one's traffic class. Empty: there are no classes."""
     class_heads: tuple[tuple[bytes, ...], ...] = ()

@@ -53,6 +53,34 @@ def talk(folder: Path, respond: Callable[[int], bytes], **sections: Any) -> tupl
 # --- what prompts contain ---------------------------------------------------------------------------------------------
 
 
+def test_reasoning_is_not_sent_back(tmp_path: Path) -> None:
+    def respond(n: int) -> bytes:
+        deltas = ({"reasoning_content": "hm"}, {"reasoning_content": " so"}, {"content": "reply"}, {"content": f" {n}"})
+        chunks = [json.dumps({"choices": [{"delta": delta}]}).encode() for delta in deltas]
+        return http_response(b"".join(b"data: %b\n\n" % chunk for chunk in chunks) + b"data: [DONE]\n\n")
+
+    heard, _, _ = talk(tmp_path, respond)
+    replies = [
+        message["content"] for _, body in heard[:4] for message in body["messages"] if message["role"] == "assistant"
+    ]
+    assert replies == ["reply 1", "reply 1", "reply 2", "reply 1", "reply 2", "reply 3"]
+
+
+def test_single_requests_beside_conversations_belong_to_no_session(tmp_path: Path) -> None:
+    classes = [
+        {"name": "talk", "data": {"type": "conversation", "turns": 2, "input": 5, "output": 3}},
+        {"name": "single", "data": {"type": "synthetic", "input": 5, "output": 3}},
+    ]
+    heard: list[Sent] = []
+    with scripted(answering(heard, lambda n: stream("yes"))) as url:
+        run, _ = measure(tmp_path, url, data={"type": "mix", "classes": classes}, load=ALONE | {"requests": 20})
+    rows = run.records.rows
+    is_single = rows["class"] == 1
+    assert 0 < is_single.sum() < len(rows) == len(heard)
+    assert (rows["session"][is_single] == -1).all() and (rows["turn"][is_single] == -1).all()
+    assert sorted(rows["turn"][~is_single]) == sorted([0, 1] * ((~is_single).sum() // 2))
+
+
 def test_chat_prompts_contain_the_live_responses(tmp_path: Path) -> None:
     heard, run, summary = talk(tmp_path, lambda n: stream(f'reply "{n}"'))
     assert summary.counts.ok == len(heard) == 8

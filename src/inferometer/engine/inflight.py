@@ -53,6 +53,8 @@ class Flight(msgspec.Struct, gc=False):
     """Closed loop: the user who sent it."""
     index: int = -1
     """The index of the shard's encoded request that it was made from, if it is still needed (sessions, checks)."""
+    content: str = ""
+    """Sessions: the text of the response that the next turn contains."""
     data: bytes = b""
     arrivals: list[int] = []
     counts: list[int] = []
@@ -63,7 +65,7 @@ class Flight(msgspec.Struct, gc=False):
 
 
 Ended = tuple[Flight, End | Fail, str | None]
-"""A request that ended, how it ended, and the text of its response if that is still needed (no usage reported, or a session)."""
+"""A request that ended, how it ended, and the text of its response if its tokens have to be counted."""
 
 COLUMNS = len(ROW.names or ())
 assert tuple(name.removesuffix("_") for name in Flight.__struct_fields__[:COLUMNS]) == ROW.names  # class_ is `class`

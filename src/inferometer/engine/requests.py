@@ -61,6 +61,7 @@ class Requests:
         self._period = calls.period or 1 << 62
         self._encode = calls.encode
         self._has_sessions = calls.session is not None
+        self._session_classes = calls.session_classes
         self._session_header = calls.session_header
         self._counts_tokens = calls.counts_tokens
         self._has_checks = calls.check is not None
@@ -106,7 +107,7 @@ class Requests:
                 user=user,
                 data=b"".join((head, b"%d" % id, tail)) if is_plain else self._data(head, id, id, tail),
             )
-            if self._has_sessions:
+            if self._has_sessions and (self._session_classes is None or class_ in self._session_classes):
                 flight.session, flight.turn, flight.index = id, 0, n
             elif self._has_checks:
                 flight.index = n

@@ -54,10 +54,13 @@ class Sessions:
         free = []
         for each in ended:
             self._deadlines.catch_up()  # making a turn may take long
-            flight, event, text = each
+            flight, event, _ = each
+            if flight.session < 0:  # a single request, of another traffic class
+                free.append(each)
+                continue
             following = None
             if self._goes_on(event) and stages.may_continue(flight):
-                following = self._next(flight, text or "", isinstance(event, Fail))
+                following = self._next(flight, isinstance(event, Fail))
             if following is None:
                 self._live.pop(flight.session, None)
             else:
@@ -69,7 +72,7 @@ class Sessions:
     def _goes_on(self, event: End | Fail) -> bool:
         return not isinstance(event, Fail) or not (self._is_failure_final or event.code in _FINAL)
 
-    def _next(self, flight: Flight, text: str, is_failed: bool) -> Flight | None:
+    def _next(self, flight: Flight, is_failed: bool) -> Flight | None:
         """Return the turn after this one, or None if it was the last."""
         session = self._live.get(flight.session)
         if session is None:
@@ -78,7 +81,7 @@ class Sessions:
             flight.turns = 1 + len(first.later)
         n_out = flight.n_out if flight.n_out >= 0 else sum(flight.counts) or -1
         try:
-            request = session.send(TurnResponse(text, flight.n_in if flight.usage else -1, n_out, is_failed))
+            request = session.send(TurnResponse(flight.content, flight.n_in if flight.usage else -1, n_out, is_failed))
         except StopIteration:
             return None
         return self._requests.make_turn(flight, flight.id + TURN_STEP, request)

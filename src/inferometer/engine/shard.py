@@ -224,8 +224,10 @@ class Shard:
             flight.status = response.status
         else:
             flight.status = 200
-            if self._sessions is not None or (self._task.calls.counts_tokens and not flight.counted_by):
+            if self._task.calls.counts_tokens and not flight.counted_by:
                 text = response.text
+            if flight.session >= 0 and self._task.calls.content is not None:
+                flight.content = self._task.calls.content(response)
             if self._check is not None:
                 self._unchecked[flight.id] = self._check.keep(response)
         if not self._ended and not self._reader.is_decoding:

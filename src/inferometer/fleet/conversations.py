@@ -24,6 +24,7 @@ def with_sessions(encoded: Calls, first: Callable[[int], Request], settings: Ses
         encoded,
         session=start,
         encode=calls.turn_encoder(context),
+        content=calls.CODECS[context.api].content,
         session_header=f"\r\n{settings.header}: {context.tag}-".encode() if settings.header else b"",
         is_failure_final=settings.on_failure == "end",
     )

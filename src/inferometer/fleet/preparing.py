@@ -207,7 +207,8 @@ class _Prepared:
             first, tails=self._tails.mapped(), n_in=self._n_in, n_out=self._n_out, classes=self._classes
         )
         if len(sessions := self._sessions.mapped()):
-            return with_sessions(prepared, partial(_stored_request, sessions), source.sessions, source.context)
+            prepared = with_sessions(prepared, partial(_stored_request, sessions), source.sessions, source.context)
+            return msgspec.structs.replace(prepared, session_classes=workload.session_classes(source.data))
         return prepared
 
     def close(self) -> None:

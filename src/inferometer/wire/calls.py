@@ -8,7 +8,7 @@ import msgspec
 from inferometer.types import Calls, Request
 from inferometer.wire import embeddings, grpc_method, openai
 from inferometer.wire.context import CallContext
-from inferometer.wire.http1 import BodyDecoder
+from inferometer.wire.http1 import BodyDecoder, ResponseDecoder
 from inferometer.wire.kserve import calls as kserve
 
 
@@ -17,13 +17,15 @@ class Codec(msgspec.Struct, frozen=True):
     """Encode a shard's requests."""
     tail: Callable[[CallContext, Request], bytes] | None = None
     """Encode a later turn of a session as a tail of Calls. None: the API has no sessions."""
+    content: Callable[[ResponseDecoder], str] | None = None
+    """The text of a response that the next turn of a session contains. None: the API has no sessions."""
     body: Callable[[bool], BodyDecoder] | None = None
     """Make the decoder of one response body, streamed or not. None: the API has no such decoder of its own."""
 
 
 CODECS: dict[str, Codec] = {
-    "chat": Codec(openai.encode_chat, openai.chat_tail, openai.body_decoder),
-    "completions": Codec(openai.encode_completions, openai.completions_tail, openai.body_decoder),
+    "chat": Codec(openai.encode_chat, openai.chat_tail, openai.content_of, openai.body_decoder),
+    "completions": Codec(openai.encode_completions, openai.completions_tail, openai.content_of, openai.body_decoder),
     "embeddings": Codec(embeddings.encode, body=embeddings.body_decoder),
     "kserve": Codec(kserve.encode),
     "kserve-json": Codec(kserve.encode),

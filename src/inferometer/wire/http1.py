@@ -125,6 +125,11 @@ class ResponseDecoder:
     def text(self) -> str:
         return self._body.text
 
+    @property
+    def body(self) -> BodyDecoder:
+        """The decoder of the body."""
+        return self._body
+
     def feed(self, data: bytes) -> Sequence[Event]:
         events: list[Event] = []
         self._events = events

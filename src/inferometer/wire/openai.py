@@ -170,7 +170,14 @@ def _usage(usage: _Usage, is_per_chunk: bool = False, is_stopped: bool = False) 
     )
 
 
-def _content(choice: _Choice) -> str:
+def content_of(response: ResponseDecoder) -> str:
+    """The text of a response without its reasoning, which a client does not send back in the next turn."""
+    body = response.body
+    assert isinstance(body, StreamedResponse | UnstreamedResponse)
+    return body.content
+
+
+def _content(choice: _Choice, has_reasoning: bool = True) -> str:
     """The text of a choice; "+" stands for a tool call, whose text is not assembled here."""
     delta = choice.delta or choice.message
     if delta is None:
@@ -179,8 +186,13 @@ def _content(choice: _Choice) -> str:
     if content.__class__ is str and content and delta.reasoning_content is delta.reasoning is delta.refusal is None:
         return content
     if content.__class__ is list:
-        content = "".join(str(part.get("text", "+")) if isinstance(part, dict) else str(part) for part in content or ())
-    text = f"{content or ''}{delta.reasoning_content or delta.reasoning or ''}{delta.refusal or ''}"
+        content = "".join(
+            str(part.get("text", "+")) if isinstance(part, dict) else str(part)
+            for part in content or ()
+            if has_reasoning or not isinstance(part, dict) or part.get("type") != "thinking"
+        )
+    reasoning = (delta.reasoning_content or delta.reasoning or "") if has_reasoning else ""
+    text = f"{content or ''}{reasoning}{delta.refusal or ''}"
     return text or ("+" if delta.tool_calls or delta.function_call else "")
 
 
@@ -212,7 +224,7 @@ class StreamedResponse:
 
     __slots__ = (
         *("_counted", "_ended", "_finish_reason", "_has_content", "_head", "_is_per_chunk", "_messages", "_stream"),
-        *("_texts", "_usage"),
+        *("_reasoning", "_texts", "_usage"),
     )
 
     def __init__(self) -> None:
@@ -223,6 +235,7 @@ class StreamedResponse:
         self._stream.reset()
         self._texts: list[str] = []
         self._has_content = False  # a chunk has arrived that carries more than reasoning
+        self._reasoning = 0  # texts before that chunk
         self._counted = 0  # tokens so far, by the server's continuous usage
         self._is_per_chunk = True  # the server has reported the tokens of every chunk so far
         self._usage: _Usage | None = None
@@ -234,6 +247,10 @@ class StreamedResponse:
     @property
     def text(self) -> str:
         return "".join(self._texts)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts[self._reasoning :])
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         data = self._stream.single(piece)
@@ -284,6 +301,7 @@ class StreamedResponse:
                 tokens = True
                 if not self._has_content:
                     self._has_content = _is_content(choice)
+                    self._reasoning = len(self._texts) - self._has_content
             if choice.finish_reason is not None:
                 self._ended = True
                 self._finish_reason = choice.finish_reason
@@ -323,7 +341,15 @@ class UnstreamedResponse:
 
     @property
     def text(self) -> str:
-        return "".join(_content(choice) for choice in (self._response and self._response.choices) or ())
+        return "".join(map(_content, self._choices))
+
+    @property
+    def content(self) -> str:
+        return "".join(_content(choice, has_reasoning=False) for choice in self._choices)
+
+    @property
+    def _choices(self) -> list[_Choice]:
+        return (self._response and self._response.choices) or []
 
     def feed(self, piece: bytes, events: list[Event]) -> None:
         self._body += piece

@@ -144,6 +144,13 @@ def has_sessions(spec: Data) -> bool:
     return KINDS[type(spec)].has_sessions(spec)
 
 
+def session_classes(spec: Data) -> frozenset[int] | None:
+    """The traffic classes whose requests are the turns of sessions; None: there are no classes."""
+    if not isinstance(spec, Mix):
+        return None
+    return frozenset(index for index, class_ in enumerate(spec.classes) if has_sessions(class_.data))
+
+
 def mean_turns(spec: Data, seed: int) -> float:
     """Turns per session, on average over some sessions; 1 without sessions."""
     if not has_sessions(spec):
