@@ -13,6 +13,7 @@ BACKENDS = {
     "onnx": ("onnx", "onnxruntime"),
     "transformers": ("torch", "transformers", "safetensors"),
     "tokenizers": ("tiktoken", "sentencepiece"),
+    "hub": ("datasets",),
 }
 """Markers and the Python packages that they stand for (`make backends`)."""
 

@@ -197,8 +197,8 @@ def test_a_missing_library_is_an_error_with_the_extra(cache: Path, monkeypatch: 
     assert error.value.remedy == "pip install 'inferometer[hub]'"
 
 
-def test_the_library_reads_a_local_folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets", reason="the library `datasets` is not installed")
+@pytest.mark.hub
+def test_the_library_reads_a_local_folder(cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(9)))
