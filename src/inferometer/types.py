@@ -250,6 +250,17 @@ class StreamResponse(Protocol):
     def text(self) -> str: ...
 
 
+class PersistentResponse(StreamResponse, Protocol):
+    """Decodes the responses on a stream that carries many requests, one after the other."""
+
+    is_usable: bool
+    """Whether the stream can carry another request."""
+
+    def request(self, id: int, message: bytes) -> bytes:
+        """Encode the next request; the events that follow are those of its response."""
+        ...
+
+
 class ResponseCheck(Protocol):
     """Checks the content of responses, after the requests that follow them have been sent."""
 
@@ -282,6 +293,9 @@ class Calls(msgspec.Struct, frozen=True):
     """HTTP/1.1: creates the decoder of a connection."""
     response: Callable[[], StreamResponse] | None = None
     """HTTP/2: creates the decoder of a stream."""
+    is_persistent: bool = False
+    """HTTP/2: a stream carries many requests, one after the other. `response` creates the decoder of a stream, which also encodes
+    the requests on it from their tails (PersistentResponse)."""
     ids: tuple[int, ...] = ()
     """Parallel to the tails: the id of the request that each is made for. Requests with other
     ids use the tails in turn, as all requests do if this is empty."""

@@ -82,12 +82,27 @@ def _check_server(server: Server, api: Api) -> None:
     if server.stream and scheme_of(server.urls[0]) not in api.stream_schemes:
         remedy = "use a grpc:// URL, or {server.api} generate" if api.request == "tensors" else "leave it out"
         raise UserError(f"{api.name} cannot be streamed over HTTP", remedy, "server.stream")
+    if server.stream == "persistent":
+        _check_persistent(server, api)
     if server.shared_memory and api.request != "tensors":
         tensor_apis = " or ".join(names(request="tensors"))
         raise UserError(
             f"{api.name} does not send tensors",
             f"leave it out, or use {{server.api}} {tensor_apis}",
             "server.shared_memory",
+        )
+
+
+def _check_persistent(server: Server, api: Api) -> None:
+    if api.request != "tensors" or scheme_of(server.urls[0]) != "grpc":
+        raise UserError(
+            "persistent streams are those of KServe over gRPC",
+            "use a grpc:// URL with {server.api} kserve, or true",
+            "server.stream",
+        )
+    if server.compression != "none":
+        raise UserError(
+            "requests on a persistent stream are not compressed", "leave {server.compression} out", "server.stream"
         )
 
 

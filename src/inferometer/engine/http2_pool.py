@@ -13,7 +13,7 @@ import msgspec
 
 from inferometer.engine.connector import OPENED_AT_ONCE, Connector, Countdown
 from inferometer.engine.http1_pool import NEVER, Connection, OnEnded
-from inferometer.engine.http2_connection import Http2Connection
+from inferometer.engine.http2_connection import MANY, Http2Connection
 from inferometer.engine.inflight import Flight, keep_first_attempt
 from inferometer.timing.clock import now
 from inferometer.types import End, Fail, StreamResponse
@@ -35,12 +35,20 @@ class Http2Pool:
         response: Callable[[], StreamResponse],
         on_ended: OnEnded,
         deadline: float = 0,
+        is_persistent: bool = False,
     ) -> None:
-        """`deadline`: seconds from sending a call within which its response must be complete; 0: none."""
+        """`deadline`: seconds from sending a call within which its response must be complete; 0: none.
+
+        `is_persistent`: each connection has one stream, which carries one request at a time; each user has a connection.
+        """
         self._connector = connector
         self._head = head
         self._new_response = response
         self._on_ended = on_ended
+        self._is_persistent = is_persistent
+        self._by_user: dict[
+            int, Http2Connection
+        ] = {}  # persistent streams: the connection that each user sent over last
         self._deadline = int(deadline * NS)
         self._missed_deadline = deadline_passed(deadline)
         self._countdown = Countdown(connector.loop)
@@ -75,6 +83,12 @@ class Http2Pool:
     def _send(self, flight: Flight) -> None:
         """Send the request over an idle connection, over the next one that has room, or over a new one."""
         idle = self._idle
+        if self._is_persistent and flight.user >= 0:
+            own = self._by_user.get(flight.user)
+            if own is not None and own.has_room and own in idle:
+                idle.remove(own)
+                self._start(own, flight)
+                return
         while idle:
             connection = idle.pop()
             if not connection.calls and connection.has_room:
@@ -88,11 +102,15 @@ class Http2Pool:
                 self._start(connection, flight)
                 return
         self._waiting.append((flight, now()))
-        if not self._opening:
+        if not self._opening or (self._is_persistent and len(self._opening) < len(self._waiting)):
             self._open()
 
     def _start(self, connection: Http2Connection, flight: Flight) -> None:
-        connection.start(flight, self._head, self._new_response())
+        if self._is_persistent:
+            connection.start_on_stream(flight, self._head, self._new_response)
+            self._by_user[flight.user] = connection
+        else:
+            connection.start(flight, self._head, self._new_response())
         self._unflushed.append(connection)
 
     def flush(self) -> None:
@@ -129,10 +147,11 @@ class Http2Pool:
 
     def close(self) -> None:
         for connection in (*self._ready, *self._opening, *self._closing):
+            connection.end_stream()
             connection.transport.close()
 
     def _open(self) -> None:
-        connection = Http2Connection(self)
+        connection = Http2Connection(self, 1 if self._is_persistent else MANY)
         connection.transport = self._connector.new_transport(connection)
         self._opening.add(connection)
         self._connector.open(connection.transport)

@@ -107,7 +107,9 @@ class Shard:
         context = task.context if target.tls else None
         connector = Connector(self._loop, target, task.addresses[index], self._reader, context)
         if calls.response is not None:
-            return Http2Pool(connector, calls.heads[index], calls.response, self._on_ended, task.deadline)
+            return Http2Pool(
+                connector, calls.heads[index], calls.response, self._on_ended, task.deadline, calls.is_persistent
+            )
         assert calls.decoder is not None
         return Http1Pool(connector, calls.decoder, self._on_ended)
 

@@ -92,7 +92,8 @@ def make_task(job: Job, shard: int, spool: Path) -> Task:
         expected=_expected_outputs(config, requests),
     )
     connections = connections_to_open(config, plan, job.probe, job.shards)
-    own = 0 if reached.targets[0].grpc else max(map(max_in_flight, plan.stages))  # gRPC: requests share them
+    shares = reached.targets[0].grpc and config.server.stream != "persistent"  # gRPC: requests share connections
+    own = 0 if shares else max(map(max_in_flight, plan.stages))
     open_files.raise_file_limit(max(connections, own))
     encoded = calls.encode(context, requests)
     if workload.tokenizer_of(config.data) is None:  # another vocabulary would give other counts

@@ -87,7 +87,7 @@ def estimate(
 def _trials(
     server: Server, reached: Reached, requests: Sequence[Request], tag: str, shared: SharedRefs | None
 ) -> Iterable[_Trial]:
-    context = msgspec.structs.replace(reach.call_context(server, reached, tag), shared=shared)
+    context = msgspec.structs.replace(reach.call_context(server, reached, tag), shared=shared, persistent=False)
     encoded = calls.encode(context, requests)
     peers = [
         msgspec.structs.replace(peer, timeout=0.0, connect_timeout=min(peer.connect_timeout or SECONDS, SECONDS))

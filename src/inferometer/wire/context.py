@@ -61,6 +61,10 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     """Includes the API key's header: must not be stored."""
     stream: bool = False
+    persistent: bool = False
+    """gRPC: a stream carries many requests, one after the other."""
+    decoupled: bool = False
+    """KServe: a request may have any number of responses."""
     body: dict[str, Any] = {}
     usage: bool = True
     ignore_eos: bool = False
